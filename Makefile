@@ -1,0 +1,57 @@
+# Works with plain pip; uses uv where it is on PATH.
+PYTHON ?= python3.11
+BIN    := .venv/bin
+INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install)
+META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check fix golden bench fuzz docs wheels clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+.venv/.run: $(BIN)/python $(META)
+	$(INSTALL) -q -r requirements.txt
+	@touch $@
+.venv/.dev: .venv/.run
+	$(INSTALL) -q -r requirements-dev.txt
+	@touch $@
+
+demo: .venv/.run  ## stream a recorded turn through the parser, live in the terminal
+	@$(BIN)/python examples/demo.py
+
+test: .venv/.dev  ## every test of every package
+	$(BIN)/python -m pytest
+
+test-all: check test fuzz wheels  ## check, test, fuzz and wheels
+
+check: .venv/.dev  ## format, lint, types, imports, sizes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_sizes.py
+
+fix: .venv/.dev  ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+golden: docs  ## rewrite every generated file that is kept in the repository; read the diff
+
+bench: .venv/.dev  ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+fuzz: .venv/.dev  ## throw random model output at every family
+	$(BIN)/python tools/fuzz.py
+
+docs: .venv/.dev  ## rewrite docs/models.md from the families themselves
+	$(BIN)/python tools/render_models_doc.py
+
+wheels: .venv/.dev  ## build each wheel into dist/, install it alone in a clean venv, import it
+	$(BIN)/python tools/wheels.py dist
+
+clean:  ## remove everything that was made here, .venv too
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,100 @@
+"""A request as every part of Dovetail sees it, whichever API it came by."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail_model.block import Block
+from dovetail_model.tool import ToolChoice, ToolSpec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One party's contribution, its blocks in the order they were spoken."""
+
+    role: Role
+    blocks: tuple[Block, ...] = ()
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to draw tokens. None leaves it to the served model's own defaults."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    n: int = 1
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """What the client asked about reasoning. None means it did not ask: the template decides."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    keep: Literal["all", "template"] | int = "template"
+    summary: str | None = None
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """The form that the visible answer must have."""
+
+    kind: Literal["text", "json_object", "json_schema"] = "text"
+    schema: Mapping[str, Any] | None = None
+    name: str | None = None
+    strict: bool = False
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who is speaking, as far as headers and metadata tell. Never reaches the prompt."""
+
+    tenant: str = ""
+    session: str | None = None
+    parent: str | None = None
+    agent: str | None = None
+    user: str | None = None
+    compaction: bool = False
+    final: bool = False
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """What a harness knows that helps scheduling, and the side channels it wants."""
+
+    priority: int | None = None
+    strict_priority: int | None = None
+    osl: int | None = None
+    latency_sensitivity: float | None = None
+    speculative_prefill: bool = False
+    cache_salt: str | None = None
+    dispatch: frozenset[Literal["tools", "reasoning"]] = frozenset()
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One generation that a client asked for.
+
+    `echo` is opaque: what the codec that decoded the request needs to answer in kind. Nothing
+    between decode and encode may look into it.
+    """
+
+    model: str
+    turns: tuple[Turn, ...] = ()
+    system: tuple[Block, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    sampling: Sampling = Sampling()
+    thinking: Thinking = Thinking()
+    output: OutputFormat = OutputFormat()
+    identity: Identity = Identity()
+    hints: Hints = Hints()
+    stream: bool = False
+    echo: object = None

@@ -1,0 +1,19 @@
+"""Token accounting of one generation."""
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True, tag="usage", gc=False):
+    """Cumulative counts. `input_tokens` is the whole prompt, `cached_tokens` what was reused."""
+
+    type: ClassVar[Literal["usage"]] = "usage"
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens

@@ -1,0 +1,1 @@
+"""Decoders of call arguments: each notation becomes append-only JSON text as it streams."""

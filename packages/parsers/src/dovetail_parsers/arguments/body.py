@@ -1,0 +1,55 @@
+"""Notations that end by themselves, and how the machine talks to their decoders."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from dovetail_model import ToolCallBlock
+
+
+class Progress(Enum):
+    MORE = auto()  # the notation goes on; text that was not read waits for more
+    END = auto()  # the notation has ended where reading stopped
+    FAIL = auto()  # it is malformed there
+
+
+class Sink(Protocol):
+    """Where a decoder reports. Each report says what raw text it accounts for."""
+
+    def skip(self, raw: str) -> None: ...
+    def open_call(self, name: str, own_id: str | None) -> None: ...
+    def add_arguments(self, text: str, raw: str) -> None: ...
+    def close_call(self) -> None: ...
+    def diagnose(self, code: str) -> None: ...
+    def knows(self, name: str) -> bool: ...
+    def schema(self) -> Mapping[str, Any]: ...
+    @property
+    def call_is_open(self) -> bool: ...
+
+
+class Decoder(Protocol):
+    """Reads one body. Plain text may be fed in any pieces."""
+
+    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]: ...
+
+    def finish(self, sink: Sink) -> bool:
+        """The output ends here. True if what was read is complete enough to stand."""
+        ...
+
+
+class Body(Protocol):
+    """A notation: it can be decoded, and written."""
+
+    def decoder(self) -> Decoder: ...
+
+    def write(self, calls: Sequence[ToolCallBlock]) -> str:
+        """The body of these calls: all that one body can hold."""
+        ...
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether names stand inside (whole calls), or only the arguments of the open call."""
+        ...
+
+    @property
+    def holds_many(self) -> bool: ...

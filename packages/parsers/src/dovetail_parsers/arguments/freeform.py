@@ -1,0 +1,44 @@
+"""Custom tools: the model is shown a function with one string; the client gets that string.
+
+Reads the JSON arguments that another decoder produced, `{"input": "..."}`, and gives the free
+text inside. Arguments of another shape pass as they are.
+"""
+
+import re
+
+from dovetail_parsers.arguments.json_string import JsonString
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_MAY_BE_HEAD = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?\Z')
+
+
+class Freeform:
+    """JSON arguments in, free text out."""
+
+    __slots__ = ("_head", "_string", "_verbatim")
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._string: JsonString | None = None
+        self._verbatim = False
+
+    def feed(self, text: str) -> str:
+        if self._verbatim:
+            return text
+        if self._string is not None:
+            return self._string.feed(text)[0]
+        self._head += text
+        found = _HEAD.match(self._head)
+        if found:
+            self._string = JsonString()
+            return self._string.feed(self._head, found.end())[0]
+        if _MAY_BE_HEAD.match(self._head):
+            return ""
+        self._verbatim = True
+        return self._head
+
+    def finish(self) -> str:
+        """What is still held when the call closes: arguments that never took the known shape."""
+        if self._verbatim or self._string is not None or self._head.strip() in ("", "{}"):
+            return ""
+        return self._head

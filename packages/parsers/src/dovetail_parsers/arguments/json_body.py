@@ -1,0 +1,124 @@
+"""Arguments as one JSON value: the object itself, or a string that holds it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail_model import ToolCallBlock
+from dovetail_parsers.arguments.body import Progress, Sink
+from dovetail_parsers.arguments.json_string import JsonString
+from dovetail_parsers.arguments.json_text import JSON, Dialect, JsonText
+from dovetail_parsers.arguments.notation import write_dialect
+
+
+class JsonArguments:
+    """Reads a value that should be an object, and gives the object's JSON text.
+
+    An object passes verbatim. A string is decoded and its text read as the object; null and the
+    empty string are the empty object. Anything else fails.
+    """
+
+    __slots__ = ("_blank", "_inner", "_json", "_kind", "_string", "done", "failed")
+
+    def __init__(self, dialect: Dialect = JSON) -> None:
+        self._json = JsonText(dialect)
+        self._kind = ""  # the first character of the value
+        self._string = JsonString()
+        self._blank = True
+        self._inner = JsonText()
+        self.done = False
+        self.failed = False
+
+    def feed(self, text: str, start: int = 0) -> tuple[str, int]:
+        out, at = self._json.feed(text, start)
+        if out and self._kind != "{":
+            out = self._other(out)
+        self._update()
+        return out, at
+
+    def finish(self) -> str:
+        out = self._json.finish()
+        if out and self._kind != "{":
+            out = self._other(out)
+        self._update()
+        return out
+
+    @property
+    def repairs(self) -> list[str]:
+        return self._json.repairs
+
+    def _other(self, out: str) -> str:
+        """Output that is not, or not yet known to be, an object's."""
+        if not self._kind:
+            self._kind = out[0]
+            if self._kind == "{":
+                return out
+            self._json.repairs.append("arguments_not_an_object")
+            if self._kind == '"':
+                out = out[1:]
+        if self._kind == "n":
+            return "{}"
+        if self._kind != '"':
+            return ""
+        decoded = self._string.feed(out)[0]
+        inner = self._inner.feed(decoded)[0]
+        self._blank &= not decoded.strip()
+        if self._string.done and self._blank:
+            self._kind = "n"
+            return "{}"
+        return inner
+
+    def _update(self) -> None:
+        """A value that is no object fails at its end, wherever the chunks were cut."""
+        self.failed = self._json.failed
+        if self._json.done:
+            self.done = self._kind in "{n" or (self._kind == '"' and self._inner.done)
+            self.failed = not self.done
+
+
+@dataclass(frozen=True)
+class JsonBody:
+    """`{"city": "Paris"}`: the arguments of a call that is already open."""
+
+    dialect: Dialect = JSON
+    holds_calls: bool = False
+    holds_many: bool = False
+
+    def decoder(self) -> "_JsonBodyDecoder":
+        return _JsonBodyDecoder(self.dialect)
+
+    def write(self, calls: Sequence[ToolCallBlock]) -> str:
+        return write_dialect(calls[0].arguments, self.dialect)
+
+
+class _JsonBodyDecoder:
+    __slots__ = ("_arguments",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._arguments = JsonArguments(dialect)
+
+    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+        arguments = self._arguments
+        out, at = arguments.feed(text, start)
+        sink.add_arguments(out, text[start:at] if start or at < len(text) else text)
+        if arguments.repairs:
+            report(arguments.repairs, sink)
+        if arguments.failed:
+            return Progress.FAIL, at
+        if arguments.done:
+            sink.close_call()
+            return Progress.END, at
+        return Progress.MORE, at
+
+    def finish(self, sink: Sink) -> bool:
+        out = self._arguments.finish()
+        sink.add_arguments(out, "")
+        if self._arguments.done:
+            sink.close_call()
+        return self._arguments.done
+
+
+def report(repairs: list[str], sink: Sink) -> None:
+    """Hands the repairs made so far to the sink, once."""
+    for code in repairs:
+        sink.diagnose(code)
+    repairs.clear()

@@ -1,0 +1,325 @@
+"""An incremental JSON validator: text in, the same text out as far as it is valid.
+
+What the model wrote passes verbatim. Small faults are mended going forward, never by taking
+anything back: a raw newline in a string, a comma before a closing bracket, single quotes, bare
+keys, the literals of Python. What cannot be mended ends in `failed`. Cost per feed is bounded
+by the text fed: held state is one scalar, one escape or one comma.
+"""
+
+import re
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A notation that differs from JSON in how strings, keys and sequences are written."""
+
+    quote: str = ""  # a delimiter whose strings are raw text without escapes
+    bare_keys: bool = False
+    parens: bool = False  # tuples become arrays, and a closing one ends a scalar
+
+
+JSON = Dialect()
+PYTHON = Dialect(parens=True)
+
+# What may come next.
+_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER = range(6)
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\Z")
+_LITERALS = {"true": "true", "false": "false", "null": "null"}
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+_BARE_KEY = re.compile(r"[\w$.\-/@]+\Z")
+_TOKEN = re.compile(r"([ \t\n\r]+)|([{}\[\]:,\"'])|([\w$.+\-/@]+)")
+_TOKEN_PARENS = re.compile(r"([ \t\n\r]+)|([{}\[\]():,\"'])|([\w$.+\-/@]+)")
+_IN_DOUBLE = re.compile(r'[^"\\\x00-\x1f]*')
+_IN_SINGLE = re.compile(r"[^'\"\\\x00-\x1f]*")
+_PLAIN_ESCAPES = frozenset('"\\/bfnrt')
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CLOSES = {"}": "{", "]": "["}
+
+
+def escape(text: str) -> str:
+    """The text as it stands inside a JSON string."""
+    return encode_basestring(text)[1:-1]
+
+
+class JsonText:
+    """Reads one value. `done` when it is complete, `failed` when it cannot become valid."""
+
+    __slots__ = (
+        "_comma",
+        "_dialect",
+        "_escape",
+        "_expect",
+        "_is_key",
+        "_quote",
+        "_scalar",
+        "_stack",
+        "_stalled",
+        "_token",
+        "done",
+        "failed",
+        "repairs",
+    )
+
+    def __init__(self, dialect: Dialect = JSON) -> None:
+        self._dialect = dialect
+        self._token = _TOKEN_PARENS if dialect.parens else _TOKEN
+        self._stack: list[str] = []
+        self._expect = _VALUE
+        self._quote = ""  # the delimiter of the string we are in
+        self._is_key = False
+        self._escape = ""  # an escape sequence that is not complete yet
+        self._scalar = ""  # a number, literal or bare key that is not complete yet
+        self._stalled = False  # a string's delimiter is cut at the end of the text
+        self._comma = ""  # a comma, with the white space behind it, that may have to go
+        self.done = False
+        self.failed = False
+        self.repairs: list[str] = []
+
+    def feed(self, text: str, start: int = 0) -> tuple[str, int]:
+        """Valid JSON decoded from `text[start:]`, and how far was read."""
+        if self._quote == '"' and not self._escape:
+            end = _IN_DOUBLE.match(text, start).end()  # type: ignore[union-attr]
+            if end == len(text):
+                return (text[start:] if start else text), end
+        out: list[str] = []
+        at, size = start, len(text)
+        self._stalled = False
+        while at < size and not (self.done or self.failed or self._stalled):
+            if self._escape:
+                at = self._in_escape(text, at, out)
+            elif self._quote:
+                at = self._in_string(text, at, out)
+            else:
+                at = self._outside(text, at, out)
+        return "".join(out), at
+
+    def finish(self) -> str:
+        """The end of the text: a scalar that stands alone is complete now."""
+        out: list[str] = []
+        if not (self.done or self.failed) and self._scalar:
+            self._end_scalar(out)
+        return "".join(out)
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        if self._quote == self._dialect.quote:
+            return self._in_raw_string(text, at, out)
+        plain = _IN_DOUBLE if self._quote == '"' else _IN_SINGLE
+        end = plain.match(text, at).end()  # type: ignore[union-attr]
+        if end > at:
+            out.append(text[at:end])
+        if end == len(text):
+            return end
+        char = text[end]
+        if char == self._quote:
+            self._end_string(out)
+        elif char == "\\":
+            self._escape = "\\"
+        else:
+            if char != '"':
+                self.repairs.append("control_character_in_string")
+            out.append(escape(char))
+        return end + 1
+
+    def _in_raw_string(self, text: str, at: int, out: list[str]) -> int:
+        """A string between delimiters of their own; one that is cut at the end waits."""
+        end = text.find(self._quote, at)
+        if end < 0:
+            end = len(text) - overlap(text, self._quote, at)
+            self._stalled = True
+            out.append(escape(text[at:end]))
+            return end
+        out.append(escape(text[at:end]))
+        self._end_string(out)
+        return end + len(self._dialect.quote)
+
+    def _in_escape(self, text: str, at: int, out: list[str]) -> int:
+        char = text[at]
+        seen = self._escape + char
+        kind = seen[1]
+        if len(seen) == 2 and kind not in "ux":
+            self._escape = ""
+            if kind in _PLAIN_ESCAPES:
+                out.append(seen)
+            elif kind == "'":
+                out.append("'")
+                if self._quote == '"':
+                    self.repairs.append("invalid_escape")
+            else:
+                out.append("\\\\" + escape(char))
+                self.repairs.append("invalid_escape")
+            return at + 1
+        if len(seen) > 2 and char not in _HEX:
+            self._escape = ""
+            out.append("\\" + self._escape_text(seen[:-1]))
+            self.repairs.append("invalid_escape")
+            return at
+        self._escape = seen
+        if len(seen) == (6 if kind == "u" else 4):
+            self._escape = ""
+            out.append(seen if kind == "u" else "\\u00" + seen[2:])
+            if kind == "x":
+                self.repairs.append("invalid_escape")
+        return at + 1
+
+    @staticmethod
+    def _escape_text(seen: str) -> str:
+        return "\\" + seen[1:]
+
+    def _end_string(self, out: list[str]) -> None:
+        self._quote = ""
+        out.append('"')
+        if self._is_key:
+            self._expect = _COLON
+        else:
+            self._end_value()
+
+    def _end_value(self) -> None:
+        if self._stack:
+            self._expect = _AFTER
+        else:
+            self.done = True
+
+    def _outside(self, text: str, at: int, out: list[str]) -> int:
+        quote = self._dialect.quote
+        if quote and text[at] == quote[0]:
+            if self._scalar and (not self._end_scalar(out) or self.done):
+                return at
+            return self._open_raw(text, at, out)
+        found = self._token.match(text, at)
+        if found is None:
+            self.failed = True
+            return at
+        token, kind = found.group(), found.lastindex
+        if kind == 3:
+            if not self._scalar and self._expect in (_COLON, _AFTER):
+                self.failed = True
+                return at
+            self._scalar += token
+            return found.end()
+        if self._scalar and (not self._end_scalar(out) or self.done):
+            return at
+        if kind == 1:
+            self._white(token, out)
+        else:
+            self._punctuation(token, out)
+            if self.failed:
+                return at
+        return found.end()
+
+    def _white(self, token: str, out: list[str]) -> None:
+        if self._comma:
+            self._comma += token
+        elif self._stack:
+            out.append(token)
+
+    def _open_raw(self, text: str, at: int, out: list[str]) -> int:
+        """Reads a string's opening delimiter; one that is cut at the end waits for its rest."""
+        quote = self._dialect.quote
+        part = text[at : at + len(quote)]
+        if self._expect in (_COLON, _AFTER) or not quote.startswith(part):
+            self.failed = True
+        elif part == quote:
+            self._open_string(quote, out)
+            return at + len(quote)
+        else:
+            self._stalled = True
+        return at
+
+    def _end_scalar(self, out: list[str]) -> bool:
+        """The held scalar is complete: pass it on, mended if need be. False if it is nothing."""
+        scalar, self._scalar = self._scalar, ""
+        if self._expect in (_KEY, _FIRST_KEY):
+            if not _BARE_KEY.match(scalar):
+                self.failed = True
+                return False
+            if not self._dialect.bare_keys:
+                self.repairs.append("bare_key")
+            out.append(self._comma + '"' + scalar + '"')
+            self._comma = ""
+            self._expect = _COLON
+            return True
+        value = self._scalar_value(scalar)
+        if value is None:
+            self.failed = True
+            return False
+        out.append(self._comma + value)
+        self._comma = ""
+        self._end_value()
+        return True
+
+    def _scalar_value(self, scalar: str) -> str | None:
+        if NUMBER.match(scalar):
+            return scalar
+        if scalar in _LITERALS:
+            return scalar
+        if scalar in _PYTHON_LITERALS:
+            if not self._dialect.parens:
+                self.repairs.append("python_literal")
+            return _PYTHON_LITERALS[scalar]
+        if self._dialect.quote:
+            self.repairs.append("bare_string")
+            return encode_basestring(scalar)
+        return None
+
+    def _punctuation(self, token: str, out: list[str]) -> None:
+        expect = self._expect
+        if token in "\"'":
+            if expect in (_COLON, _AFTER):
+                self.failed = True
+            else:
+                self._open_string(token, out)
+        elif token in "{[(":
+            self._open(token, out)
+        elif token in "}])":
+            self._close(token, out)
+        elif token == ":" and expect == _COLON:
+            out.append(":")
+            self._expect = _VALUE
+        elif token == "," and expect == _AFTER:
+            self._comma = ","
+            self._expect = _KEY if self._stack[-1] == "{" else _VALUE
+        else:
+            self.failed = True
+
+    def _open_string(self, quote: str, out: list[str]) -> None:
+        self._is_key = self._expect in (_KEY, _FIRST_KEY)
+        self._quote = quote
+        if quote == "'" and not self._dialect.parens:
+            self.repairs.append("single_quotes")
+        out.append(self._comma + '"')
+        self._comma = ""
+
+    def _open(self, token: str, out: list[str]) -> None:
+        if self._expect not in (_VALUE, _FIRST_ITEM):
+            self.failed = True
+            return
+        bracket = "[" if token == "(" else token
+        out.append(self._comma + bracket)
+        self._comma = ""
+        self._stack.append(bracket)
+        self._expect = _FIRST_KEY if bracket == "{" else _FIRST_ITEM
+
+    def _close(self, token: str, out: list[str]) -> None:
+        bracket = "]" if token == ")" else token
+        may_end = self._expect in (_AFTER, _FIRST_ITEM, _FIRST_KEY) or bool(self._comma)
+        if not self._stack or self._stack[-1] != _CLOSES[bracket] or not may_end:
+            self.failed = True
+            return
+        if self._comma:
+            out.append(self._comma[1:])
+            self._comma = ""
+            self.repairs.append("trailing_comma")
+        self._stack.pop()
+        out.append(bracket)
+        self._end_value()
+
+
+def overlap(text: str, marker: str, start: int = 0) -> int:
+    """How many characters at the end of `text[start:]` could be the beginning of `marker`."""
+    for size in range(min(len(marker) - 1, len(text) - start), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0

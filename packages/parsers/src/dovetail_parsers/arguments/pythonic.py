@@ -1,0 +1,179 @@
+"""Whole calls as Python: `[get_weather(city="Paris", days=3), now()]`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail_model import ToolCallBlock
+from dovetail_parsers.arguments.body import Progress, Sink
+from dovetail_parsers.arguments.json_body import report
+from dovetail_parsers.arguments.json_text import PYTHON, JsonText
+from dovetail_parsers.arguments.notation import load, write_python
+
+_SPACE = re.compile(r"\s*")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_TOO_LONG = 200
+
+
+@dataclass(frozen=True)
+class Pythonic:
+    """`brackets`: the calls stand in a list; else one on each line, up to the closing marker.
+
+    `bare` is for formats without an opening marker: only tools that were offered are calls.
+    """
+
+    brackets: bool = True
+    bare: bool = False
+    holds_calls: bool = True
+    holds_many: bool = True
+
+    def decoder(self) -> "_PythonicDecoder":
+        return _PythonicDecoder(self)
+
+    def write(self, calls: Sequence[ToolCallBlock]) -> str:
+        written = [_write_one(call) for call in calls]
+        return "[" + ", ".join(written) + "]" if self.brackets else "\n".join(written)
+
+
+def _write_one(call: ToolCallBlock) -> str:
+    pairs = (f"{key}={write_python(value)}" for key, value in load(call.arguments).items())
+    return f"{call.name}({', '.join(pairs)})"
+
+
+_START, _NAME_OF_CALL, _PAREN, _NAME_OF_PARAMETER, _EQUALS, _VALUE, _AFTER, _NEXT = range(8)
+
+
+class _PythonicDecoder:
+    __slots__ = ("_bare", "_empty", "_listed", "_name", "_opened", "_state", "_value", "_word")
+
+    def __init__(self, body: Pythonic) -> None:
+        self._bare = body.bare
+        self._listed = body.brackets
+        self._state = _START if body.brackets else _NAME_OF_CALL
+        self._word = ""  # a name that may not be complete yet
+        self._name = ""  # of the call being read
+        self._opened = False
+        self._empty = True  # the call has no parameter yet
+        self._value = JsonText(PYTHON)
+
+    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+        at = start
+        while at < len(text):
+            if self._state == _VALUE:
+                progress, at = self._feed_value(text, at, sink)
+            else:
+                progress, at = self._feed_mark(text, at, sink)
+            if progress is not Progress.MORE:
+                return progress, at
+        return Progress.MORE, at
+
+    def finish(self, sink: Sink) -> bool:
+        """A call is complete only with its closing parenthesis; a list may lack its bracket."""
+        if self._state == _NEXT:
+            return True
+        return self._state == _NAME_OF_CALL and not self._listed and not self._word
+
+    def _feed_value(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+        value = self._value
+        out, end = value.feed(text, at)
+        sink.add_arguments(out, text[at:end] if at or end < len(text) else text)
+        if value.repairs:
+            report(value.repairs, sink)
+        if value.done:
+            self._state = _AFTER
+        return (Progress.FAIL if value.failed else Progress.MORE), end
+
+    def _feed_mark(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+        """One name or mark of punctuation, with the white space before it."""
+        end = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if end > at:
+            if self._word:
+                self._end_word()
+            sink.skip(text[at:end])
+            return Progress.MORE, end
+        if self._state in (_NAME_OF_CALL, _NAME_OF_PARAMETER):
+            found = _NAME.match(self._word + text[at:])
+            if found is not None:
+                return self._feed_word(found.group(), at, sink)
+            if self._word:
+                self._end_word()
+        return self._punctuation(text[at], at, sink)
+
+    def _feed_word(self, word: str, at: int, sink: Sink) -> tuple[Progress, int]:
+        grown = word[len(self._word) :]
+        if not grown:
+            self._end_word()
+        elif len(word) > _TOO_LONG:
+            return Progress.FAIL, at
+        else:
+            self._word = word
+            sink.skip(grown)
+        return Progress.MORE, at + len(grown)
+
+    def _end_word(self) -> None:
+        if self._state == _NAME_OF_CALL:
+            self._name, self._word = self._word, ""
+            self._state = _PAREN
+        else:
+            self._state = _EQUALS
+
+    def _punctuation(self, char: str, at: int, sink: Sink) -> tuple[Progress, int]:
+        match self._state, char:
+            case (4, "="):
+                self._begin_value(sink)
+                return Progress.MORE, at + 1
+            case (3 | 6, ")") if self._may_close():
+                self._close(sink)
+                return Progress.MORE, at + 1
+            case (7, "]") if self._listed:
+                sink.skip(char)
+                return Progress.END, at + 1
+            case (1, _) if not self._listed:
+                return Progress.END, at
+            case (7, other) if not self._listed and other not in ",;":
+                self._state = _NAME_OF_CALL
+                return Progress.MORE, at
+        follows = _FOLLOWS.get((self._state, char))
+        if follows is None or (follows == _NAME_OF_PARAMETER and not self._accepts(sink)):
+            return Progress.FAIL, at
+        if self._state == _PAREN:
+            self._opened, self._empty = False, True
+        self._state = follows
+        sink.skip(char)
+        return Progress.MORE, at + 1
+
+    def _accepts(self, sink: Sink) -> bool:
+        return not self._bare or self._opened or sink.knows(self._name)
+
+    def _may_close(self) -> bool:
+        return self._state == _AFTER or not self._word
+
+    def _open(self, sink: Sink) -> None:
+        """A name, a parenthesis, and what must follow it: only now is it surely a call."""
+        if not self._opened:
+            sink.open_call(self._name, None)
+            self._opened = True
+
+    def _begin_value(self, sink: Sink) -> None:
+        self._open(sink)
+        lead = "{" if self._empty else ", "
+        sink.add_arguments(f'{lead}"{self._word}": ', "=")
+        self._word, self._empty = "", False
+        self._value = JsonText(PYTHON)
+        self._state = _VALUE
+
+    def _close(self, sink: Sink) -> None:
+        self._open(sink)
+        sink.add_arguments("{}" if self._empty else "}", ")")
+        sink.close_call()
+        self._word = ""
+        self._state = _NEXT
+
+
+_FOLLOWS = {
+    (_START, "["): _NAME_OF_CALL,
+    (_PAREN, "("): _NAME_OF_PARAMETER,
+    (_AFTER, ","): _NAME_OF_PARAMETER,
+    (_NEXT, ","): _NAME_OF_CALL,
+    (_NEXT, ";"): _NAME_OF_CALL,
+}

@@ -1,0 +1,110 @@
+"""What a tool's JSON schema says about a parameter: the JSON types that its value may have."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+STRING = frozenset({"string"})
+ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_KNOWN = ANY
+_DEPTH = 16  # of references and combinations: a schema may refer to itself
+
+
+def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
+    """The schema of one property, through references and combinations; empty if it says nothing."""
+    for part in _parts(schema, root, _DEPTH):
+        found = _mapping(part.get("properties")).get(key)
+        if isinstance(found, Mapping):
+            return found
+    for part in _parts(schema, root, _DEPTH):
+        rest = part.get("additionalProperties")
+        if isinstance(rest, Mapping):
+            return rest
+    return {}
+
+
+def item_schema(schema: Schema, root: Schema) -> Schema:
+    """The schema of an array's items; empty if it says nothing."""
+    for part in _parts(schema, root, _DEPTH):
+        items = part.get("items")
+        if isinstance(items, Mapping):
+            return items
+    return {}
+
+
+def types(schema: Schema, root: Schema) -> frozenset[str]:
+    """The JSON types that a value may have. A schema that does not say allows any."""
+    found: set[str] = set()
+    for part in _parts(schema, root, _DEPTH):
+        found |= _own_types(part)
+    return frozenset(found & _KNOWN) or ANY
+
+
+def _own_types(schema: Schema) -> set[str]:
+    found: set[str] = set()
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        found.add(declared.lower())
+    elif isinstance(declared, list | tuple):
+        found |= {name.lower() for name in declared if isinstance(name, str)}
+    if not found:
+        values = schema.get("enum")
+        if isinstance(values, list | tuple):
+            found |= {_type_of(value) for value in values}
+        if "const" in schema:
+            found.add(_type_of(schema["const"]))
+        if isinstance(schema.get("properties"), Mapping):
+            found.add("object")
+    if found and schema.get("nullable") is True:
+        found.add("null")
+    return found
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case None:
+            return "null"
+        case Mapping():
+            return "object"
+        case _:
+            return "array"
+
+
+def _parts(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
+    """The schema and all that it refers to or combines."""
+    if depth == 0:
+        return
+    yield schema
+    target = _resolve(schema.get("$ref"), root)
+    if target is not None:
+        yield from _parts(target, root, depth - 1)
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        if isinstance(options, list | tuple):
+            for option in options:
+                if isinstance(option, Mapping):
+                    yield from _parts(option, root, depth - 1)
+
+
+def _resolve(reference: object, root: Schema) -> Schema | None:
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node: object = root
+    for step in reference[1:].split("/")[1:]:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(step.replace("~1", "/").replace("~0", "~"))
+    return node if isinstance(node, Mapping) else None
+
+
+def _mapping(value: object) -> Schema:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,17 @@
+"""Apertus: a JSON list of one-key objects, the key being the name."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import ReasoningFormat
+from dovetail_parsers.shapes import enveloped
+
+FAMILY = Family(
+    name="apertus",
+    sample='<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>',
+    tool_names=("apertus", "apertus2509"),
+    reasoning_names=("apertus2509", "apertus"),
+    models={"*apertus*": "apertus2509"},
+    marks=("<|tools_prefix|>",),
+    tools=enveloped(Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}),
+    reasoning=ReasoningFormat(openers=("<|inner_prefix|>",), closers=("<|inner_suffix|>",)),
+)

@@ -1,0 +1,39 @@
+"""Cohere Command R7B, A and later: an action with a JSON list; thoughts and text in tokens."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, ReasoningFormat, To, ToolFormat
+
+_FRAMES = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+FAMILY = Family(
+    name="cohere_command3",
+    sample=(
+        "<|START_THINKING|>The user wants the weather.<|END_THINKING|><|START_ACTION|>"
+        '[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}]'
+        "<|END_ACTION|>"
+    ),
+    tool_names=("cohere_command3", "cohere_command4"),
+    reasoning_names=("cohere_command3", "cohere_command4"),
+    models={"*command-a*": "cohere_command3", "*command-r7b*": "cohere_command3"},
+    marks=("<|START_ACTION|>",),
+    tools=ToolFormat(
+        modes={
+            "text": Mode(Channel.TEXT, on={"<|START_ACTION|>": To("calls")}),
+            "calls": Mode(
+                Channel.BODY,
+                body=Envelope(
+                    name=("tool_name", "name"),
+                    arguments=("parameters", "arguments"),
+                    id=("tool_call_id",),
+                    many=True,
+                    write_id=True,
+                ),
+                end=To("done"),
+            ),
+            "done": Mode(Channel.GAP, on={"<|END_ACTION|>": To("text")}),
+        },
+        orphans=("<|END_ACTION|>", *_FRAMES),
+    ),
+    reasoning=ReasoningFormat(openers=("<|START_THINKING|>",), closers=("<|END_THINKING|>",)),
+)

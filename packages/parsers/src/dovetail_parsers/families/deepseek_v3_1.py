@@ -1,0 +1,42 @@
+"""DeepSeek-V3.1: name, separator, JSON object."""
+
+from dovetail_parsers.arguments.json_body import JsonBody
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+
+TOOLS = ToolFormat(
+    modes={
+        "text": Mode(Channel.TEXT, on={_BEGIN: To("section")}, tolerate={_CALL: To("name")}),
+        "section": Mode(Channel.GAP, on={_CALL: To("name")}),
+        "name": Mode(Channel.NAME, on={"<｜tool▁sep｜>": To("args", Act.OPEN)}),
+        "args": Mode(
+            Channel.BODY,
+            body=JsonBody(),
+            tolerate={_CALL_END: To("done", Act.CLOSE)},
+            end=To("end"),
+        ),
+        "end": Mode(
+            Channel.GAP,
+            on={_CALL_END: To("done")},
+            tolerate={_CALL: To("name"), _END: To("text")},
+        ),
+        "done": Mode(Channel.GAP, on={_CALL: To("name"), _END: To("text")}),
+    },
+    orphans=(_END, _CALL_END),
+)
+
+FAMILY = Family(
+    name="deepseek_v3_1",
+    sample=(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    tool_names=("deepseek_v3_1", "deepseek_v31", "deepseekv31"),
+    pairs_with="deepseek_v3_1",
+    models={"*deepseek-v3.1*": "deepseek_v3_1"},
+    marks=("<｜tool▁calls▁begin｜>",),
+    tools=TOOLS,
+)

@@ -1,0 +1,21 @@
+"""Ernie 4.5: Hermes calls; the answer stands in an element of its own."""
+
+from dovetail_parsers.families.hermes import FAMILY as HERMES
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import ReasoningFormat
+
+FAMILY = Family(
+    name="ernie45",
+    sample='<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+    tool_names=("ernie45",),
+    reasoning_names=("ernie45",),
+    models={"*ernie-4.5*": "ernie45"},
+    marks=("<response>", "<tool_call>"),
+    tools=HERMES.tools,
+    reasoning=ReasoningFormat(
+        openers=("<think>",),
+        closers=("</think>",),
+        pads=("\n", "\n", "\n\n"),
+        frames=("<response>", "</response>"),
+    ),
+)

@@ -1,0 +1,22 @@
+"""Granite 3: a marker and a JSON list of calls; thoughts announced in words."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import ReasoningFormat
+from dovetail_parsers.shapes import enveloped
+
+FAMILY = Family(
+    name="granite",
+    sample='<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+    tool_names=("granite",),
+    reasoning_names=("granite",),
+    models={"*granite-3*": "granite"},
+    marks=("<|tool_call|>", "granite"),
+    tools=enveloped(Envelope(many=True), {"<|tool_call|>": "", "<tool_call>": ""}),
+    reasoning=ReasoningFormat(
+        openers=("Here's my thought process:", "Here is my thought process:"),
+        closers=("Here's my response:", "Here is my response:"),
+        pads=("\n", "\n", "\n"),
+        orphans=(),
+    ),
+)

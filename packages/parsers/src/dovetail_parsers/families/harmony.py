@@ -1,0 +1,79 @@
+"""gpt-oss (harmony): messages with a header; the channel in it says what the message is.
+
+`analysis` is thought, `final` and a `commentary` without recipient are text, a recipient
+`functions.NAME` makes the message a call.
+"""
+
+import re
+from collections.abc import Sequence
+
+from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
+from dovetail_parsers.arguments.json_body import JsonBody
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Act, Channel, Mode, Route, To, ToolFormat
+
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<>{}\"'=,;|]+)")
+_HEADER = {"<|start|>": To("header"), "<|channel|>": To("header")}
+_ENDS = {marker: To("text") for marker in ("<|end|>", "<|return|>", "<|call|>")}
+_STRAY = {marker: To("text") for marker in ("<|message|>", "<|constrain|>")}
+
+
+def route(header: str) -> Route | None:
+    recipient = _RECIPIENT.search(header)
+    if recipient is not None and recipient[1] != "assistant":
+        return Route("call", recipient[1])
+    return Route("reasoning" if "analysis" in header else "text")
+
+
+def write(blocks: Sequence[OutputBlock]) -> str:
+    return "<|start|>assistant".join(map(_write_one, blocks))
+
+
+def _write_one(block: OutputBlock) -> str:
+    if isinstance(block, ToolCallBlock):
+        header = f"<|channel|>commentary to=functions.{block.name} <|constrain|>json"
+        return f"{header}<|message|>{block.arguments}<|call|>"
+    channel = "analysis" if isinstance(block, ReasoningBlock) else "final"
+    return f"<|channel|>{channel}<|message|>{block.text}<|end|>"
+
+
+FAMILY = Family(
+    name="harmony",
+    sample=(
+        "<|channel|>analysis<|message|>The user wants the weather.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
+        '<|message|>{"city": "Paris"}<|call|>'
+    ),
+    tool_names=("harmony", "openai", "gpt-oss"),
+    reasoning_names=("gpt_oss", "openai_gptoss", "gpt-oss"),
+    pairs_with="gpt_oss",
+    models={"*gpt-oss*": "gpt_oss"},
+    marks=("<|channel|>", "<|message|>"),
+    unified=write,
+    tools=ToolFormat(
+        entry="start",
+        modes={
+            # the prompt ends with `<|start|>assistant`, so a recipient may come first
+            "start": Mode(Channel.GAP, on=_HEADER, tolerate={"to=": To("header", peek=True)}),
+            "text": Mode(Channel.TEXT, on=_HEADER | _ENDS, tolerate=_STRAY),
+            "header": Mode(
+                Channel.HEADER,
+                on={
+                    "<|channel|>": To("header"),
+                    "<|constrain|>": To("header"),
+                    "<|message|>": To("text"),
+                },
+                tolerate={"<|start|>": To("header")},
+                route=route,
+            ),
+            "reasoning": Mode(Channel.REASONING, on=_HEADER | _ENDS),
+            "call": Mode(
+                Channel.BODY,
+                body=JsonBody(),
+                tolerate={"<|call|>": To("text", Act.CLOSE), "<|end|>": To("text", Act.CLOSE)},
+                end=To("done"),
+            ),
+            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_HEADER, otherwise=To("text")),
+        },
+    ),
+)

@@ -1,0 +1,61 @@
+"""Hunyuan 3: GLM's pairs in a section, the name set off by a separator.
+
+Released checkpoints suffix every tag (`<tool_call:opensource>`); a list of JSON calls in the
+section is the older models' form. Both are read, neither is written.
+"""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+
+SUFFIX = ":opensource"
+
+
+def _mode(channel: Channel, edges: dict[str, To]) -> Mode:
+    """A mode with these edges, and the same with suffixed tags."""
+    suffixed = {marker[:-1] + SUFFIX + ">": edge for marker, edge in edges.items()}
+    return Mode(channel, on=edges, tolerate=suffixed)
+
+
+def _parameters(opens: Act, closes: Act) -> Mode:
+    return _mode(
+        Channel.GAP,
+        {"<arg_key>": To("key", opens), "</tool_call>": To("done", closes, pad="\n")},
+    )
+
+
+TOOLS = ToolFormat(
+    modes={
+        "text": _mode(Channel.TEXT, {"<tool_calls>": To("section", pad="\n")}),
+        "section": Mode(
+            Channel.GAP,
+            on={"<tool_call>": To("name")},
+            tolerate={f"<tool_call{SUFFIX}>": To("name"), "[": To("list", peek=True)},
+        ),
+        "name": _mode(Channel.NAME, {"<tool_sep>": To("head", pad="\n")}),
+        "head": _parameters(Act.OPEN, Act.OPEN | Act.CLOSE),
+        "args": _parameters(Act.NONE, Act.CLOSE),
+        "key": _mode(Channel.KEY, {"</arg_key>": To("between", pad="\n")}),
+        "between": _mode(Channel.GAP, {"<arg_value>": To("value")}),
+        "value": _mode(Channel.VALUE, {"</arg_value>": To("args", pad="\n")}),
+        "list": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+        "done": _mode(Channel.GAP, {"<tool_call>": To("name"), "</tool_calls>": To("text")}),
+    },
+    orphans=("</tool_calls>", f"</tool_calls{SUFFIX}>"),
+)
+
+FAMILY = Family(
+    name="hy_v3",
+    sample=(
+        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
+        "<arg_value>Paris</arg_value>\n</tool_call>\n</tool_calls>"
+    ),
+    tool_names=("hy_v3", "hunyuan"),
+    reasoning_names=("hy_v3", "hunyuan"),
+    models={"*hy3*": "hy_v3", "*hunyuan-3*": "hy_v3"},
+    marks=("tool_sep",),
+    tools=TOOLS,
+    reasoning=ReasoningFormat(
+        openers=("<think>", f"<think{SUFFIX}>"), closers=("</think>", f"</think{SUFFIX}>")
+    ),
+)

@@ -1,0 +1,55 @@
+"""Inkling: messages whose first token says what they hold."""
+
+from collections.abc import Sequence
+
+from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+_ENVELOPE = Envelope(arguments=("args", "arguments"))
+_KINDS = {
+    "<|content_thinking|>": To("reasoning"),
+    "<|content_text|>": To("text"),
+    "<|content_invoke_tool_json|>": To("call"),
+}
+_MESSAGE = {"<|message_model|>": To("header")}
+_ENDS = {"<|end_message|>": To("text"), "<|content_model_end_sampling|>": To("text")}
+
+
+def write(blocks: Sequence[OutputBlock]) -> str:
+    return "".join(map(_write_one, blocks))
+
+
+def _write_one(block: OutputBlock) -> str:
+    if isinstance(block, ToolCallBlock):
+        body = "<|content_invoke_tool_json|>" + _ENVELOPE.write([block])
+    elif isinstance(block, ReasoningBlock):
+        body = "<|content_thinking|>" + block.text
+    else:
+        body = "<|content_text|>" + block.text
+    return f"<|message_model|>{body}<|end_message|>"
+
+
+FAMILY = Family(
+    name="inkling",
+    sample=(
+        "<|message_model|><|content_thinking|>The user wants the weather.<|end_message|>"
+        '<|message_model|><|content_invoke_tool_json|>{"name": "get_weather", '
+        '"args": {"city": "Paris"}}<|end_message|>'
+    ),
+    tool_names=("inkling",),
+    reasoning_names=("inkling",),
+    models={"*inkling*": "inkling"},
+    marks=("<|message_model|>",),
+    unified=write,
+    tools=ToolFormat(
+        modes={
+            "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS, tolerate=_KINDS),
+            "header": Mode(Channel.HEADER, on=_KINDS, tolerate=_ENDS),
+            "reasoning": Mode(Channel.REASONING, on=_ENDS, tolerate=_MESSAGE | _KINDS),
+            "call": Mode(Channel.BODY, body=_ENVELOPE, end=To("done")),
+            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_MESSAGE, otherwise=To("text")),
+        },
+    ),
+)

@@ -1,0 +1,30 @@
+"""InternLM 2 and Intern-S1: a plugin action with a JSON call."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+FAMILY = Family(
+    name="internlm",
+    sample=(
+        '<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"city": "Paris"}}'
+        "<|action_end|>"
+    ),
+    tool_names=("internlm", "interns1"),
+    pairs_with="interns1",
+    models={"*internlm*": None, "*intern-s1*": "interns1"},
+    marks=("<|action_start|>",),
+    tools=ToolFormat(
+        modes={
+            "text": Mode(Channel.TEXT, on={"<|action_start|>": To("action")}),
+            "action": Mode(Channel.GAP, on={"<|plugin|>": To("call")}),
+            "call": Mode(
+                Channel.BODY,
+                body=Envelope(arguments=("parameters", "arguments")),
+                end=To("done"),
+            ),
+            "done": Mode(Channel.GAP, on={"<|action_end|>": To("text")}),
+        },
+        orphans=("<|action_end|>",),
+    ),
+)

@@ -1,0 +1,31 @@
+"""Jamba, Hunyuan-A13B, Apriel: a JSON list of calls between tags. MiniMax-M1 writes no list."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+FAMILY = Family(
+    name="jamba",
+    sample='<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>',
+    tool_names=("jamba", "hunyuan_a13b", "apriel"),
+    models={
+        "*jamba*": None,
+        "*hunyuan-a13b*": "hunyuan_a13b",
+        "*apriel*": "apriel",
+        "*minimax-m1*": "qwen3",
+    },
+    marks=("<tool_calls>",),
+    tools=ToolFormat(
+        modes={
+            "text": Mode(Channel.TEXT, on={"<tool_calls>": To("calls")}),
+            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+            "done": Mode(
+                Channel.GAP,
+                on={"</tool_calls>": To("text")},
+                tolerate={"{": To("calls", peek=True)},
+            ),
+        },
+        orphans=("</tool_calls>",),
+        lead="\n",
+    ),
+)

@@ -1,0 +1,13 @@
+"""Kimi-VL and the first Kimi thinkers: thoughts between triangles."""
+
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import ReasoningFormat
+
+FAMILY = Family(
+    name="kimi",
+    sample="◁think▷The user wants the weather.◁/think▷It is sunny.",
+    reasoning_names=("kimi",),
+    models={"*kimi-vl*": "kimi"},
+    marks=("◁think▷",),
+    reasoning=ReasoningFormat(openers=("◁think▷",), closers=("◁/think▷",)),
+)

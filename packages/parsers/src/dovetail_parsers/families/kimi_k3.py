@@ -1,0 +1,85 @@
+"""Kimi K3: elements opened and closed by tokens; arguments say their type.
+
+A call may instead hold one JSON object, in an element `json`.
+"""
+
+from dovetail_parsers.arguments.json_body import JsonBody
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+
+_OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
+_END_OF_MESSAGE = (f"{_CLOSE}message{_SEP}", "<|end_of_msg|>")
+_TYPES = ("number", "boolean", "null", "object", "array", "integer")
+
+
+def _number(_: str, index: int) -> str:
+    return str(index + 1)
+
+
+def _parameters(opens: Act, closes: Act) -> dict[str, To]:
+    return {
+        f'{_OPEN}argument key="': To("key", opens),
+        f"{_CLOSE}call{_SEP}": To("done", closes),
+    }
+
+
+TOOLS = ToolFormat(
+    modes={
+        "text": Mode(
+            Channel.TEXT,
+            on={f"{_OPEN}tools{_SEP}": To("section")},
+            tolerate={f'{_OPEN}call tool="': To("name")},
+        ),
+        "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': To("name")}),
+        "name": Mode(
+            Channel.NAME, on={'" index="': To("index")}, tolerate={f'"{_SEP}': To("head")}
+        ),
+        "index": Mode(Channel.ATTRIBUTE, on={f'"{_SEP}': To("head")}, spell=_number),
+        "head": Mode(
+            Channel.GAP,
+            on=_parameters(Act.OPEN, Act.OPEN | Act.CLOSE),
+            tolerate={f'{_OPEN}json type="object"{_SEP}': To("json", Act.OPEN)},
+        ),
+        "args": Mode(Channel.GAP, on=_parameters(Act.NONE, Act.CLOSE)),
+        "key": Mode(
+            Channel.KEY,
+            on={
+                f'" type="string"{_SEP}': To("string"),
+                **{f'" type="{kind}"{_SEP}': To("literal") for kind in _TYPES},
+            },
+            tolerate={f'"{_SEP}': To("value")},
+        ),
+        "string": Mode(Channel.STRING, on={f"{_CLOSE}argument{_SEP}": To("args")}),
+        "literal": Mode(Channel.LITERAL, on={f"{_CLOSE}argument{_SEP}": To("args")}),
+        "value": Mode(Channel.VALUE, on={f"{_CLOSE}argument{_SEP}": To("args")}),
+        "json": Mode(Channel.BODY, body=JsonBody(), end=To("json_end")),
+        "json_end": Mode(
+            Channel.GAP, on={f"{_CLOSE}json{_SEP}": To("done"), f"{_CLOSE}call{_SEP}": To("done")}
+        ),
+        "done": Mode(
+            Channel.GAP,
+            on={f'{_OPEN}call tool="': To("name"), f"{_CLOSE}tools{_SEP}": To("text")},
+            tolerate={f"{_CLOSE}call{_SEP}": To("done")},
+        ),
+    },
+    orphans=(f"{_CLOSE}tools{_SEP}", f"{_CLOSE}call{_SEP}", *_END_OF_MESSAGE),
+)
+
+FAMILY = Family(
+    name="kimi_k3",
+    sample=(
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
+    tool_names=("kimi_k3",),
+    reasoning_names=("kimi_k3",),
+    models={"*kimi-k3*": "kimi_k3"},
+    marks=("<|open|>", "<|sep|>"),
+    tools=TOOLS,
+    reasoning=ReasoningFormat(
+        openers=(f"{_OPEN}think{_SEP}",),
+        closers=(f"{_CLOSE}think{_SEP}",),
+        frames=(f"{_OPEN}response{_SEP}", f"{_CLOSE}response{_SEP}"),
+    ),
+)

@@ -1,0 +1,24 @@
+"""LFM2: a Python list of calls between tokens."""
+
+from dovetail_parsers.arguments.pythonic import Pythonic
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+_BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+
+FAMILY = Family(
+    name="lfm2",
+    sample='<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>',
+    tool_names=("lfm2",),
+    pairs_with="qwen3",
+    models={"*lfm2*": None, "*lfm2.5*": "qwen3"},
+    marks=(_BEGIN,),
+    tools=ToolFormat(
+        modes={
+            "text": Mode(Channel.TEXT, on={_BEGIN: To("calls")}),
+            "calls": Mode(Channel.BODY, body=Pythonic(), end=To("done")),
+            "done": Mode(Channel.GAP, on={_END: To("text")}),
+        },
+        orphans=(_END,),
+    ),
+)

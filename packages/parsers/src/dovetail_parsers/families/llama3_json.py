@@ -1,0 +1,38 @@
+"""Llama 3 and 4 with JSON calls: behind a token, or as the whole answer, split by semicolons."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+_KEYS = ("parameters", "arguments")
+
+FAMILY = Family(
+    name="llama3_json",
+    sample='<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+    tool_names=("llama3_json", "llama3", "llama4_json"),
+    models={"*llama-3*": None, "*llama3*": None},
+    marks=("<|python_tag|>", '"parameters": '),
+    tools=ToolFormat(
+        entry="start",
+        modes={
+            "start": Mode(
+                Channel.GAP,
+                on={"<|python_tag|>": To("call"), "{": To("bare", peek=True)},
+            ),
+            "text": Mode(Channel.TEXT, on={"<|python_tag|>": To("call")}),
+            "call": Mode(Channel.BODY, body=Envelope(arguments=_KEYS), end=To("done")),
+            "bare": Mode(Channel.BODY, body=Envelope(arguments=_KEYS, bare=True), end=To("done")),
+            "done": Mode(
+                Channel.GAP,
+                on={";": To("more", pad=" ")},
+                tolerate={"{": To("bare", peek=True), "<|python_tag|>": To("call")},
+                otherwise=To("text"),
+            ),
+            "more": Mode(
+                Channel.GAP,
+                on={"{": To("call", peek=True)},
+                tolerate={"<|python_tag|>": To("call")},
+            ),
+        },
+    ),
+)

@@ -1,0 +1,28 @@
+"""Llama 4: a Python list of calls between tokens, or as the whole answer."""
+
+from dovetail_parsers.arguments.pythonic import Pythonic
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+_BEGIN, _END = "<|python_start|>", "<|python_end|>"
+
+FAMILY = Family(
+    name="llama4_pythonic",
+    sample='<|python_start|>[get_weather(city="Paris")]<|python_end|>',
+    tool_names=("llama4_pythonic",),
+    models={"*llama-4*": None},
+    marks=(_BEGIN,),
+    tools=ToolFormat(
+        entry="start",
+        modes={
+            "start": Mode(
+                Channel.GAP, on={_BEGIN: To("calls")}, tolerate={"[": To("bare", peek=True)}
+            ),
+            "text": Mode(Channel.TEXT, on={_BEGIN: To("calls")}),
+            "calls": Mode(Channel.BODY, body=Pythonic(), end=To("done")),
+            "bare": Mode(Channel.BODY, body=Pythonic(bare=True), end=To("done")),
+            "done": Mode(Channel.GAP, on={_END: To("text")}, otherwise=To("text")),
+        },
+        orphans=(_END,),
+    ),
+)

@@ -1,0 +1,17 @@
+"""LongCat: Hermes with its own tags."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.shapes import enveloped
+
+FAMILY = Family(
+    name="longcat",
+    sample='<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+    "</longcat_tool_call>",
+    tool_names=("longcat",),
+    models={"*longcat*": None},
+    marks=("<longcat_tool_call>",),
+    tools=enveloped(
+        Envelope(), {"<longcat_tool_call>": "</longcat_tool_call>"}, pad="\n", lead="\n"
+    ),
+)

@@ -1,0 +1,24 @@
+"""MiniMax-M2: one section of invocations with named parameters."""
+
+from dovetail_parsers.family import Family
+from dovetail_parsers.shapes import Tagged, raw
+
+FAMILY = Family(
+    name="minimax_m2",
+    sample=(
+        '<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Paris</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    tool_names=("minimax_m2", "minimax-m2"),
+    pairs_with="minimax_m2",
+    models={"*minimax-m2*": "minimax_m2"},
+    marks=("<minimax:tool_call>",),
+    tools=Tagged(
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        name=('<invoke name="', '">'),
+        key='<parameter name="',
+        values={'">': raw("</parameter>")},
+        end="</invoke>",
+        many=True,
+    ).format(),
+)

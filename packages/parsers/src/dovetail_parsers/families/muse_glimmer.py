@@ -1,0 +1,84 @@
+"""Muse Glimmer: messages to a recipient. To itself it thinks, to the user it speaks, to a tool
+it writes an invocation; only there is an invocation a call.
+"""
+
+import re
+from collections.abc import Sequence
+
+from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
+from dovetail_parsers.arguments.notation import load, write_raw
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, Route, To, ToolFormat
+from dovetail_parsers.shapes import Tagged, raw
+
+_RECIPIENT = re.compile(r"\bto=([^\s<>{}\"'=,;|]+)")
+_MESSAGE = {"<|start|>": To("header")}
+_ENDS = {"<|eom|>": To("text"), "<|eot|>": To("text")}
+
+_INVOKE = Tagged(
+    section=("<atem:function_calls>", "</atem:function_calls>"),
+    name=('<atem:invoke name="', '">'),
+    key='<atem:parameter name="',
+    values={'">': raw("</atem:parameter>")},
+    end="</atem:invoke>",
+    many=True,
+).format()
+
+
+def route(header: str) -> Route | None:
+    recipient = _RECIPIENT.search(header)
+    if recipient is None or recipient[1] == "user":
+        return Route("text")
+    return Route("reasoning" if recipient[1] == "self" else "tool")
+
+
+def write(blocks: Sequence[OutputBlock]) -> str:
+    return "<|eom|><|start|>assistant".join(map(_write_one, blocks)) + "<|eot|>"
+
+
+def _write_one(block: OutputBlock) -> str:
+    if isinstance(block, ToolCallBlock):
+        return f" to={block.name}<|message|>{_write_call(block)}"
+    recipient = "self" if isinstance(block, ReasoningBlock) else "user"
+    return f" to={recipient}<|message|>{block.text}"
+
+
+def _write_call(call: ToolCallBlock) -> str:
+    parameters = "".join(
+        f'<atem:parameter name="{key}">{write_raw(value)}</atem:parameter>\n'
+        for key, value in load(call.arguments).items()
+    )
+    invoke = f'<atem:invoke name="{call.name}">\n{parameters}</atem:invoke>'
+    return f"<atem:function_calls>\n{invoke}\n</atem:function_calls>"
+
+
+FAMILY = Family(
+    name="muse_glimmer",
+    sample=(
+        " to=self<|message|>The user wants the weather.<|eom|><|start|>assistant to=get_weather"
+        '<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+        '<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eot|>"
+    ),
+    tool_names=("muse_glimmer", "muse"),
+    reasoning_names=("muse_glimmer",),
+    models={"*muse*": "muse_glimmer"},
+    marks=("<atem:invoke",),
+    unified=write,
+    tools=ToolFormat(
+        entry="start",
+        modes={
+            **_INVOKE.modes,
+            # the prompt ends with `<|start|>assistant`, so a recipient comes first
+            "start": Mode(
+                Channel.GAP,
+                on=_MESSAGE,
+                tolerate={"to=": To("header", peek=True), "<|message|>": To("text")},
+            ),
+            "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS),
+            "header": Mode(Channel.HEADER, on={"<|message|>": To("text")}, route=route),
+            "reasoning": Mode(Channel.REASONING, on=_ENDS | _MESSAGE),
+            "tool": Mode(Channel.GAP, on={"<atem:function_calls>": To("section")}),
+        },
+    ),
+)

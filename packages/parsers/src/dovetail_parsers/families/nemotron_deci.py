@@ -1,0 +1,15 @@
+"""Llama-Nemotron: a JSON list of calls between tags."""
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.family import Family
+from dovetail_parsers.shapes import enveloped
+
+FAMILY = Family(
+    name="nemotron_deci",
+    sample='<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>',
+    tool_names=("nemotron_deci",),
+    pairs_with="nemotron_deci",
+    models={"*nemotron*": "nemotron_deci", "*nemotron-nano-*-v2*": "nemotron_nano"},
+    marks=("<TOOLCALL>",),
+    tools=enveloped(Envelope(many=True), {"<TOOLCALL>": "</TOOLCALL>"}),
+)

@@ -1,0 +1,21 @@
+"""Llama 3.2, ToolACE and others: a Python list of calls as the whole answer."""
+
+from dovetail_parsers.arguments.pythonic import Pythonic
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+
+FAMILY = Family(
+    name="pythonic",
+    sample='[get_weather(city="Paris", days=3)]',
+    tool_names=("pythonic",),
+    models={"*toolace*": None},
+    tools=ToolFormat(
+        entry="start",
+        modes={
+            "start": Mode(Channel.GAP, on={"[": To("calls", peek=True)}),
+            "text": Mode(Channel.TEXT),
+            "calls": Mode(Channel.BODY, body=Pythonic(bare=True), end=To("done")),
+            "done": Mode(Channel.GAP, otherwise=To("text")),
+        },
+    ),
+)

@@ -1,0 +1,28 @@
+"""Seed-OSS: Qwen3-Coder's form under its own wrapper and thought tags."""
+
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import ReasoningFormat
+from dovetail_parsers.shapes import Tagged, raw
+
+FAMILY = Family(
+    name="seed_oss",
+    sample=(
+        "<seed:think>The user wants the weather.</seed:think><seed:tool_call>\n"
+        "<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n"
+        "</seed:tool_call>"
+    ),
+    tool_names=("seed_oss",),
+    reasoning_names=("seed_oss",),
+    models={"*seed-oss*": "seed_oss"},
+    marks=("<seed:tool_call>",),
+    tools=Tagged(
+        section=("<seed:tool_call>", "</seed:tool_call>"),
+        name=("<function=", ">"),
+        key="<parameter=",
+        values={">": raw("</parameter>")},
+        end="</function>",
+    ).format(),
+    reasoning=ReasoningFormat(
+        openers=("<seed:think>",), closers=("</seed:think>",), pads=("", "", "\n")
+    ),
+)

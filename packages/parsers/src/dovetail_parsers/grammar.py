@@ -1,0 +1,166 @@
+"""The vocabulary in which a family's format is written down.
+
+A family is a table of modes. A mode says what plain text means while it is active (its channel)
+and which markers lead where. `on` holds what the format prescribes, `tolerate` what models also
+write; only `on` is ever written by us. The same table is read by the machine, by the writer and
+by the table lint.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, Flag, auto
+
+from dovetail_parsers.arguments.body import Body
+from dovetail_parsers.scan import Scanner
+
+
+class Channel(Enum):
+    """What the plain text of a mode is."""
+
+    TEXT = auto()  # shown to the user
+    REASONING = auto()  # thought
+    GAP = auto()  # framing: white space only, anything else leaves by `otherwise`
+    HEADER = auto()  # decides by `route` what the following body is
+    NAME = auto()  # the tool's name
+    ID = auto()  # the model's own id of the call
+    ATTRIBUTE = auto()  # says nothing that is not known
+    KEY = auto()  # a parameter's name
+    VALUE = auto()  # its value, typed by the tool's schema
+    STRING = auto()  # its value, surely a string
+    LITERAL = auto()  # its value, surely JSON
+    BODY = auto()  # arguments or whole calls in a notation that ends by itself
+    LOST = auto()  # the rest of a broken call, kept only as raw text
+
+
+class Act(Flag):
+    """What crossing an edge does to the call."""
+
+    NONE = 0
+    OPEN = auto()  # name known and arguments begun
+    CLOSE = auto()  # complete: it may run
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    """An edge. `pad` is white space the format puts behind the marker; `peek` leaves it unread."""
+
+    mode: str
+    act: Act = Act.NONE
+    pad: str = ""
+    peek: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a header leads, and the tool's name if it holds one."""
+
+    mode: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    channel: Channel
+    on: Mapping[str, To] = field(default_factory=dict)
+    tolerate: Mapping[str, To] = field(default_factory=dict)
+    otherwise: To | None = None  # GAP: where other text leads (default: it is plain text)
+    end: To | None = None  # BODY: where it leads when the notation has ended
+    body: Body | None = None  # BODY: the notation
+    route: Callable[[str], Route | None] | None = None  # HEADER
+    read: Callable[[str], tuple[str, str | None]] | None = None  # NAME: text -> name, own id
+    spell: Callable[[str, int], str] | None = None  # NAME: name, index -> text
+
+    @property
+    def edges(self) -> dict[str, To]:
+        return {**self.tolerate, **self.on}
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family writes calls. `entry` is the mode in which visible output begins."""
+
+    modes: Mapping[str, Mode]
+    entry: str = "text"
+    orphans: tuple[str, ...] = ()  # outer closers: dropped where nothing is open
+    lead: str = ""  # white space written before a call that follows something
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a family writes thoughts. The first opener and closer are the ones it prescribes."""
+
+    openers: tuple[str, ...]
+    closers: tuple[str, ...]
+    starts_inside: bool = False  # where nobody knows how the prompt ended
+    pads: tuple[str, str, str] = ("", "", "")  # behind the opener, before and behind the closer
+    frames: tuple[str, ...] = ()  # markers around the visible answer, dropped
+    orphans: tuple[str, ...] | None = (
+        None  # closers dropped where no thought is open (default: all)
+    )
+
+
+#: Markers that begin with a special token of the vocabulary. `<｜DSML｜` begins with a plain `<`.
+_SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
+
+
+class State:
+    """A mode made ready to run."""
+
+    __slots__ = ("channel", "edges", "mode", "name", "scanner")
+
+    def __init__(self, name: str, mode: Mode) -> None:
+        self.name = name
+        self.mode = mode
+        self.channel = mode.channel
+        self.edges = mode.edges
+        self.scanner = Scanner(self.edges)
+
+
+class Grammar:
+    """A tool format and a reasoning format made one table, ready for the machine."""
+
+    def __init__(
+        self, name: str, tools: ToolFormat | None, reasoning: ReasoningFormat | None
+    ) -> None:
+        self.name = name
+        self.tools = tools
+        self.reasoning = reasoning
+        self.entry = tools.entry if tools else "text"
+        self.states = {key: State(key, mode) for key, mode in combine(tools, reasoning).items()}
+        self.starts_inside = reasoning is not None and reasoning.starts_inside
+        markers = {marker for state in self.states.values() for marker in state.edges}
+        self.special = frozenset(filter(_SPECIAL.match, markers))
+
+
+PLAIN: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
+
+
+def combine(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, Mode]:
+    """One table. A well-formed call inside a thought ends the thought."""
+    modes = dict(tools.modes if tools else PLAIN)
+    entry = tools.entry if tools else "text"
+    orphans = {marker: To("text") for marker in (tools.orphans if tools else ())}
+    text = modes["text"]
+    if reasoning is not None:
+        thought = {marker: To("reasoning") for marker in reasoning.openers}
+        shut = {marker: To(entry) for marker in reasoning.closers}
+        orphans_of_thought = reasoning.closers if reasoning.orphans is None else reasoning.orphans
+        stray = {marker: To(entry) for marker in orphans_of_thought}
+        frames = {marker: To("text") for marker in reasoning.frames}
+        calls = {marker: edge for marker, edge in text.edges.items() if edge.mode != "text"}
+        modes["reasoning"] = Mode(
+            Channel.REASONING,
+            on=shut,
+            tolerate=calls | thought | {m: To("reasoning") for m in orphans},
+        )
+        text = replace(
+            text, on={**text.on, **thought, **frames}, tolerate={**text.tolerate, **stray}
+        )
+        if entry != "text":
+            start = modes[entry]
+            modes[entry] = replace(start, tolerate={**start.tolerate, **thought, **stray, **frames})
+    modes["text"] = replace(text, tolerate={**orphans, **text.tolerate})
+    calls = modes["text"].edges if tools is None else {**orphans, **tools.modes["text"].edges}
+    modes["lost"] = Mode(Channel.LOST, on=calls)
+    return modes

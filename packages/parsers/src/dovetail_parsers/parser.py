@@ -1,0 +1,91 @@
+"""The parser that users hold, and the fold over it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from dovetail_model import Event, Message, ToolSpec, fold
+from dovetail_parsers.machine import Machine
+from dovetail_parsers.plugin import plugged
+from dovetail_parsers.registry import grammar
+
+Tool = ToolSpec | Mapping[str, Any]
+
+
+class Stream(Protocol):
+    """What a parser does with one output. Third parties' parsers do the same."""
+
+    def feed(self, text: str, special: bool | None = None) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
+class Parser:
+    """One model output, in any pieces, into one ordered stream of events.
+
+    `tools` type the values of formats that do not (OpenAI-style tool objects or `ToolSpec`s).
+    `in_reasoning` says whether the prompt ended inside an open thought; None leaves it to what
+    is usual for the reasoning parser.
+    """
+
+    __slots__ = ("_stream",)
+
+    def __init__(
+        self,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        *,
+        tools: Iterable[Tool] = (),
+        in_reasoning: bool | None = None,
+    ) -> None:
+        specs = tuple(map(tool_spec, tools))
+        factory = plugged(tool_parser) or plugged(reasoning_parser)
+        self._stream: Stream
+        if factory is not None:
+            self._stream = factory(tools=specs, in_reasoning=in_reasoning)
+        else:
+            named = {spec.model_name: spec for spec in specs}
+            self._stream = Machine(grammar(tool_parser, reasoning_parser), named, in_reasoning)
+
+    def feed(self, text: str, special: bool | None = None) -> list[Event]:
+        """Events that this piece of output completes.
+
+        `special` says whether the piece came from special tokens, where the caller knows: in
+        families whose markers are special tokens, a marker spelled out in plain text is prose.
+        """
+        return self._stream.feed(text, special)
+
+    def finish(self) -> list[Event]:
+        """Events that the end of the output completes."""
+        return self._stream.finish()
+
+
+def parse(
+    output: str | Iterable[str],
+    *,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    tools: Iterable[Tool] = (),
+    in_reasoning: bool | None = None,
+) -> Message:
+    """The finished message of a whole output: feed, finish, fold, and nothing else."""
+    parser = Parser(tool_parser, reasoning_parser, tools=tools, in_reasoning=in_reasoning)
+    events: list[Event] = []
+    for piece in (output,) if isinstance(output, str) else output:
+        events += parser.feed(piece)
+    return fold(events + parser.finish())
+
+
+def tool_spec(tool: Tool) -> ToolSpec:
+    """A tool as the model of Dovetail has it, from any of the shapes that APIs use."""
+    if isinstance(tool, ToolSpec):
+        return tool
+    inner = tool.get("function") or tool.get("custom")
+    body: Mapping[str, Any] = inner if isinstance(inner, Mapping) else tool
+    schema = body.get("parameters") or body.get("input_schema")
+    return ToolSpec(
+        name=str(body.get("name", "")),
+        description=str(body.get("description") or ""),
+        parameters=schema if isinstance(schema, Mapping) else {},
+        custom=tool.get("type") == "custom",
+        strict=bool(body.get("strict")),
+    )

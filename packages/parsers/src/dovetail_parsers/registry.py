@@ -1,0 +1,117 @@
+"""Names to families: by parser name, by model id, by the markers in a chat template."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+
+from dovetail_parsers.families import FAMILIES
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Grammar
+
+
+def families() -> tuple[Family, ...]:
+    """Every family with its names, pairing and a raw sample."""
+    return FAMILIES
+
+
+def resolve(query: str) -> Family | None:
+    """The family that a parser name, a model id or the text of a chat template means.
+
+    For a model id or a template the result's `reasoning_parser` is the one those models use.
+    """
+    if "{%" in query or "{{" in query:
+        return _by_template(query)
+    return _by_name(query) or _by_model(query)
+
+
+def tool_family(name: str) -> Family:
+    """The family that writes calls under this parser name."""
+    return _named(name, _tool_names(), "tool")
+
+
+def reasoning_family(name: str) -> Family:
+    """The family that writes thoughts under this parser name."""
+    return _named(name, _reasoning_names(), "reasoning")
+
+
+@cache
+def grammar(tool: str | None, reasoning: str | None) -> Grammar:
+    """The one table of a tool parser and a reasoning parser. Refuses pairs that do not fit."""
+    tools = tool_family(tool) if tool else None
+    thoughts = reasoning_family(reasoning) if reasoning else None
+    unified = next((f for f in (tools, thoughts) if f is not None and f.unified is not None), None)
+    if unified is not None:
+        if (tools or unified) is not unified or (thoughts or unified) is not unified:
+            raise ValueError(
+                f"tool parser {tool!r} and reasoning parser {reasoning!r} do not fit: "
+                f"{unified.name} writes thoughts and calls in one format. "
+                f"Use {unified.tool_parser!r} with {unified.reasoning_parser!r}."
+            )
+        return Grammar(unified.name, unified.tools, unified.reasoning)
+    name = "+".join(f.name for f in (tools, thoughts) if f is not None) or "plain"
+    return Grammar(name, tools.tools if tools else None, thoughts.reasoning if thoughts else None)
+
+
+def key(name: str) -> str:
+    """Names differ between projects in case and in hyphens only."""
+    return name.strip().lower().replace("-", "_")
+
+
+@cache
+def _tool_names() -> Mapping[str, Family]:
+    return {key(name): family for family in FAMILIES for name in family.tool_names}
+
+
+@cache
+def _reasoning_names() -> Mapping[str, Family]:
+    return {key(name): family for family in FAMILIES for name in family.reasoning_names}
+
+
+def _named(name: str, names: Mapping[str, Family], kind: str) -> Family:
+    family = names.get(key(name))
+    if family is None:
+        close = difflib.get_close_matches(key(name), names, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(
+            f"no {kind} parser is named {name!r}.{hint} Known: {', '.join(sorted(names))}"
+        )
+    return family
+
+
+def _by_name(name: str) -> Family | None:
+    return _tool_names().get(key(name)) or _reasoning_names().get(key(name))
+
+
+def is_known(name: str) -> bool:
+    """Whether one of our own families has this name."""
+    return _by_name(name) is not None
+
+
+def _by_model(model: str) -> Family | None:
+    """By the most specific pattern that the id matches, the organisation's name left out or in."""
+    folded = model.lower()
+    best: tuple[int, Family, str | None] | None = None
+    for family in FAMILIES:
+        for pattern, reasoning in family.models.items():
+            if fnmatchcase(folded, pattern) and (best is None or len(pattern) > best[0]):
+                best = (len(pattern), family, reasoning)
+    return None if best is None else replace(best[1], pairs_with=best[2])
+
+
+def _by_template(template: str) -> Family | None:
+    """By the markers that the template contains; of several, the family with the most of them."""
+    tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
+    thoughts = _best_marked(template, [f for f in FAMILIES if f.reasoning_names])
+    if tools is None or tools.unified is not None:
+        return tools or thoughts
+    own = reasoning_family(tools.pairs_with) if tools.pairs_with else None
+    if own is not None and own.reasoning is not None and own.reasoning.closers[0] in template:
+        return tools
+    return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
+
+
+def _best_marked(template: str, candidates: list[Family]) -> Family | None:
+    marked = [f for f in candidates if f.marks and all(mark in template for mark in f.marks)]
+    return max(marked, key=lambda f: sum(map(len, f.marks)), default=None)

@@ -1,0 +1,99 @@
+"""Tables that several families share but for their markers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+
+_BOTH = Act.OPEN | Act.CLOSE
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Calls as tags: a name, then parameters with raw values.
+
+        <section> <name>NAME</name-end> <key>KEY<value-begin>VALUE<value-end> ... <end> </section>
+
+    `values` maps what stands between key and value to the value's channel and its closers.
+    With `many` a section holds all calls, else each call has its own. `pad` is the white space
+    that the format puts between tags.
+    """
+
+    name: tuple[str, str]
+    key: str
+    values: Mapping[str, tuple[Channel, tuple[str, ...]]]
+    end: str
+    section: tuple[str, str] | None = None
+    many: bool = False
+    pad: str = "\n"
+    lead: str = "\n"
+
+    def format(self) -> ToolFormat:
+        modes = {
+            "name": Mode(Channel.NAME, on={self.name[1]: To("head", pad=self.pad)}),
+            "head": self._parameters(Act.OPEN, _BOTH),
+            "args": self._parameters(Act.NONE, Act.CLOSE),
+            "key": Mode(Channel.KEY, on={mark: To(self._value_mode(mark)) for mark in self.values}),
+        }
+        for mark, (channel, closers) in self.values.items():
+            modes[self._value_mode(mark)] = Mode(
+                channel, on={closer: To("args", pad=self.pad) for closer in closers}
+            )
+        return ToolFormat(
+            modes=modes | self._outer(),
+            orphans=(self.section[1],) if self.section else (self.end,),
+            lead=self.lead,
+        )
+
+    def _value_mode(self, mark: str) -> str:
+        """Marks that begin the same kind of value share a mode."""
+        kinds = list(dict.fromkeys(self.values.values()))
+        return f"value{kinds.index(self.values[mark])}"
+
+    def _parameters(self, opens: Act, closes: Act) -> Mode:
+        """Between parameters: the next one, or the end of the call. A missing end is forgiven."""
+        after = "done" if self.section else "text"
+        pad = self.pad if self.section else ""
+        missing = {self.section[1]: To("text", closes)} if self.section else {}
+        return Mode(
+            Channel.GAP,
+            on={self.key: To("key", opens), self.end: To(after, closes, pad=pad)},
+            tolerate=missing,
+        )
+
+    def _outer(self) -> dict[str, Mode]:
+        name = self.name[0]
+        if self.section is None:
+            return {"text": Mode(Channel.TEXT, on={name: To("name")})}
+        begin, end = self.section
+        again = {name: To("name")}
+        return {
+            "text": Mode(Channel.TEXT, on={begin: To("section", pad=self.pad)}, tolerate=again),
+            "section": Mode(Channel.GAP, on=again),
+            "done": Mode(
+                Channel.GAP,
+                on={**(again if self.many else {}), end: To("text")},
+                tolerate=again | {self.end: To("done")},
+            ),
+        }
+
+
+def raw(*closers: str) -> tuple[Channel, tuple[str, ...]]:
+    """A value typed by the tool's schema, up to one of these closers."""
+    return Channel.VALUE, closers
+
+
+def enveloped(
+    envelope: Envelope, wraps: Mapping[str, str], *, pad: str = "", lead: str = ""
+) -> ToolFormat:
+    """Calls as JSON between an opener and its closer ("" where the format has none)."""
+    closers = {closer: To("text") for closer in wraps.values() if closer}
+    end = To("done", pad=pad) if closers else To("text")
+    modes = {
+        "text": Mode(Channel.TEXT, on={opener: To("call", pad=pad) for opener in wraps}),
+        "call": Mode(Channel.BODY, body=envelope, end=end),
+    }
+    if closers:
+        modes["done"] = Mode(Channel.GAP, on=closers)
+    return ToolFormat(modes=modes, orphans=tuple(closers), lead=lead)

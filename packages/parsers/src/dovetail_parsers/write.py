@@ -1,0 +1,187 @@
+"""The tables run backwards: a message as the model would have written it.
+
+Only what a format prescribes is written (`on` edges), by the shortest way from mode to mode.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from dovetail_model import Message, OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_parsers.arguments.notation import load, type_name, write_raw
+from dovetail_parsers.family import Family
+from dovetail_parsers.grammar import Act, Channel, Grammar, Mode, To
+from dovetail_parsers.registry import grammar, resolve
+
+_PASSABLE = (Channel.GAP, Channel.ID, Channel.ATTRIBUTE, Channel.TEXT)
+_VALUES = (Channel.VALUE, Channel.STRING, Channel.LITERAL)
+
+
+def write(message: Message | Sequence[OutputBlock], family: str | Family) -> str:
+    """The raw text of a message in a family's format, thoughts in the format it pairs with."""
+    found = resolve(family) if isinstance(family, str) else family
+    if found is None:
+        raise ValueError(f"no family is named {family!r}")
+    blocks = message.blocks if isinstance(message, Message) else message
+    if found.unified is not None:
+        return found.unified([_wrap(block) for block in blocks])
+    return _Writer(grammar(found.tool_parser, found.reasoning_parser)).write(blocks)
+
+
+def _wrap(block: OutputBlock) -> OutputBlock:
+    """A custom tool's free text goes to the model, and comes from it, as one string."""
+    if isinstance(block, ToolCallBlock) and block.custom:
+        wrapped = json.dumps({"input": block.arguments}, ensure_ascii=False)
+        return ToolCallBlock(block.id, block.name, wrapped, block.namespace)
+    return block
+
+
+class _Writer:
+    def __init__(self, table: Grammar) -> None:
+        self._modes = {name: state.mode for name, state in table.states.items()}
+        self._table = table
+        self._out: list[str] = []
+        self._at = table.entry
+        self._calls = 0
+
+    def write(self, blocks: Sequence[OutputBlock]) -> str:
+        for kind, group in groupby(blocks, key=lambda block: block.type):
+            for block in self._leave_calls(kind, list(group)):
+                if isinstance(block, TextBlock):
+                    self._out.append(block.text)
+                    self._at = "text"
+                elif isinstance(block, ReasoningBlock):
+                    self._thought(block)
+        self._end_calls()
+        return "".join(self._out)
+
+    def _leave_calls(self, kind: str, group: list[OutputBlock]) -> list[OutputBlock]:
+        """Writes a group of calls; any other group is handed back, the section of calls closed."""
+        if kind == "tool_call":
+            self._write_calls([b for b in map(_wrap, group) if isinstance(b, ToolCallBlock)])
+            return []
+        self._end_calls()
+        return group
+
+    def _end_calls(self) -> None:
+        if self._at != self._table.entry:
+            self._go(lambda mode: mode.channel is Channel.TEXT)
+
+    def _thought(self, block: ReasoningBlock) -> None:
+        form = self._table.reasoning
+        if form is None:
+            raise ValueError(f"{self._table.name} has no format for thoughts")
+        behind_opener, before_closer, behind_closer = form.pads
+        self._out += [form.openers[0], behind_opener, block.text]
+        self._out += [before_closer, form.closers[0], behind_closer]
+        self._at = self._table.entry
+
+    def _write_calls(self, calls: list[ToolCallBlock]) -> None:
+        whole = self._modes[self._first_of_call()]
+        if whole.body is not None:
+            groups = [calls] if whole.body.holds_many else [[call] for call in calls]
+            for group in groups:
+                self._go(lambda mode: mode is whole)
+                self._write_body(group)
+            return
+        for call in calls:
+            self._go(lambda mode: mode.channel is Channel.NAME, call)
+            spell = self._modes[self._at].spell
+            self._out.append(spell(call.name, self._calls) if spell else call.name)
+            self._calls += 1
+            self._write_arguments(call)
+
+    def _first_of_call(self) -> str:
+        """The mode in which a call's name stands: its own, or a body that holds whole calls."""
+        way = self._way(
+            lambda mode: mode.channel is Channel.NAME or bool(mode.body and mode.body.holds_calls)
+        )
+        return way[-1][1].mode
+
+    def _write_body(self, calls: list[ToolCallBlock]) -> None:
+        mode = self._modes[self._at]
+        assert mode.body is not None
+        self._out.append(mode.body.write(calls))
+        self._follow("", mode.end or To("text"))
+
+    def _write_arguments(self, call: ToolCallBlock) -> None:
+        way = self._way(lambda mode: mode.channel in (Channel.BODY, Channel.KEY))
+        if self._modes[way[-1][1].mode].channel is Channel.BODY:
+            self._go(lambda mode: mode.channel is Channel.BODY)
+            self._write_body([call])
+            return
+        for key, value in load(call.arguments).items():
+            self._go(lambda mode: mode.channel is Channel.KEY)
+            self._out.append(key)
+            self._go_to_value(value)
+            self._out.append(write_raw(value))
+            self._follow(*next(iter(self._modes[self._at].on.items())))
+        self._go(lambda mode: False, until=Act.CLOSE)
+
+    def _go_to_value(self, value: Any) -> None:
+        """From the key to its value: by the way that names the value's type, if there is one."""
+        kind = type_name(value)
+        wrong = Channel.LITERAL if kind == "string" else Channel.STRING
+        fitting = [
+            (marker, edge)
+            for marker, edge in self._modes[self._at].on.items()
+            if self._modes[edge.mode].channel in _VALUES and self._modes[edge.mode].channel != wrong
+        ]
+        if not fitting:
+            self._go(lambda mode: mode.channel in _VALUES)
+            return
+        self._follow(*next(((m, e) for m, e in fitting if f'"{kind}"' in m), fitting[0]))
+
+    def _go(
+        self,
+        goal: Callable[[Mode], bool],
+        call: ToolCallBlock | None = None,
+        until: Act = Act.NONE,
+    ) -> None:
+        """Writes the shortest way to a mode, or across an edge with an act."""
+        if goal(self._modes[self._at]):
+            return
+        for marker, edge in self._way(goal, until):
+            mode = self._modes[self._at]
+            if mode.channel is Channel.TEXT:
+                self._write_lead()
+            elif mode.channel is Channel.ID:
+                self._out.append(call.id if call else "")
+            elif mode.spell is not None and mode.channel is Channel.ATTRIBUTE:
+                self._out.append(mode.spell("", self._calls - 1))
+            self._follow(marker, edge)
+
+    def _write_lead(self) -> None:
+        before = next((part for part in reversed(self._out) if part), "")
+        if self._table.tools is not None and before and not before.endswith("\n"):
+            self._out.append(self._table.tools.lead)
+
+    def _follow(self, marker: str, edge: To) -> None:
+        self._out.append(edge.pad if edge.peek else marker + edge.pad)
+        self._at = edge.mode
+
+    def _way(self, goal: Callable[[Mode], bool], until: Act = Act.NONE) -> list[tuple[str, To]]:
+        ways: deque[tuple[str, list[tuple[str, To]]]] = deque([(self._at, [])])
+        seen = {self._at}
+        while ways:
+            name, way = ways.popleft()
+            for marker, edge in self._edges(self._modes[name]):
+                there = [*way, (marker, edge)]
+                if edge.act & until or (not until and goal(self._modes[edge.mode])):
+                    return there
+                if edge.mode not in seen and self._passable(edge):
+                    seen.add(edge.mode)
+                    ways.append((edge.mode, there))
+        raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
+
+    def _passable(self, edge: To) -> bool:
+        return self._modes[edge.mode].channel in _PASSABLE
+
+    @staticmethod
+    def _edges(mode: Mode) -> list[tuple[str, To]]:
+        edges = list(mode.on.items())
+        if mode.otherwise is not None:
+            edges.append(("", mode.otherwise))
+        return edges

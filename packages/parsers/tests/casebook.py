@@ -1,0 +1,98 @@
+"""Reads the YAML cases. One file a family; every file is the oracle for all who implement it.
+
+A case gives the model's `text` and the `blocks` it must become:
+
+    - text: visible text
+    - reasoning: a thought
+    - call: name                # with `args` (exact JSON text) or `json` (compared as JSON),
+      args: '{"a": 1}'          # `id` where the format has one, `cut: true` if it never closes
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_parsers import Parser
+
+FOLDER = Path(__file__).parent / "cases"
+TOOLS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "tools.yaml").read_text())
+
+
+@dataclass(frozen=True)
+class Case:
+    id: str
+    family: str
+    text: str
+    blocks: list[dict[str, Any]]
+    tool_parser: str | None
+    reasoning_parser: str | None
+    in_reasoning: bool | None = None
+    tools: list[dict[str, Any]] = field(default_factory=lambda: TOOLS, repr=False)
+    diagnostics: list[str] | None = None
+    finish: str | None = None
+
+    def parser(self) -> Parser:
+        return Parser(
+            self.tool_parser,
+            self.reasoning_parser,
+            tools=self.tools,
+            in_reasoning=self.in_reasoning,
+        )
+
+
+def load() -> list[Case]:
+    found: list[Case] = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        if path.name == "tools.yaml":
+            continue
+        book = yaml.safe_load(path.read_text())
+        shared = {"tool_parser": book.get("tool_parser")}
+        shared["reasoning_parser"] = book.get("reasoning_parser")
+        found += [Case(**{**shared, "family": path.stem, **case}) for case in book["cases"]]
+    return found
+
+
+def check(case: Case, message: Message) -> None:
+    """The message must be what the case says, block by block."""
+    seen = [_shown(block, want) for block, want in _pairs(message.blocks, case.blocks)]
+    assert seen == case.blocks
+    if case.finish is not None:
+        assert message.finish == case.finish
+    if case.diagnostics is not None:
+        assert sorted({d.code for d in message.diagnostics}) == sorted(case.diagnostics)
+
+
+def _pairs(blocks: tuple[Any, ...], wanted: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    padded = wanted + [{}] * (len(blocks) - len(wanted))
+    return list(zip(blocks, padded, strict=False))
+
+
+def _shown(block: object, want: dict[str, Any]) -> dict[str, Any]:
+    """The block in the form of the case, with as many of its fields as the case names."""
+    match block:
+        case TextBlock(text=text):
+            return {"text": text}
+        case ReasoningBlock(text=text):
+            return {"reasoning": text}
+        case ToolCallBlock():
+            return _shown_call(block, want)
+    raise TypeError(type(block))
+
+
+def _shown_call(block: ToolCallBlock, want: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {"call": block.name}
+    if "json" in want and block.complete:
+        shown["json"] = json.loads(block.arguments)
+    else:
+        shown["args"] = block.arguments
+    if "id" in want:
+        shown["id"] = block.id
+    if not block.complete:
+        shown["cut"] = True
+    if block.custom:
+        shown["custom"] = True
+    return shown

@@ -1,0 +1,61 @@
+"""Build every package's wheel into a folder, then prove that each one stands alone.
+
+Each wheel is installed by name into a clean venv, from a shelf that holds only our wheels and what
+they declare, so nothing undeclared can help it; then every module of it is imported.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+IMPORT_ALL = """
+import importlib, importlib.metadata, importlib.resources, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+assert importlib.resources.files(package).joinpath("py.typed").is_file(), "no py.typed"
+names = sorted(dist.name for dist in importlib.metadata.distributions())
+print(package.__name__, "imports; installed for it:", *names)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build each wheel and try it alone.")
+    parser.add_argument("folder", type=Path, help="where the wheels go")
+    wheels = build(parser.parse_args().folder.resolve())
+    with tempfile.TemporaryDirectory() as scratch:
+        shelf = Path(scratch) / "shelf"
+        constraints = str(ROOT / "constraints.txt")
+        pip("download", "--dest", str(shelf), "--constraint", constraints, *map(str, wheels))
+        for wheel in wheels:
+            name = wheel.name.split("-")[0]
+            stand_alone(name, shelf, Path(scratch) / name)
+
+
+def build(folder: Path) -> list[Path]:
+    for old in folder.glob("dovetail*.whl"):
+        old.unlink()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    for home in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        subprocess.run([*command, str(home.parent)], check=True, stdout=subprocess.DEVNULL)
+    return sorted(folder.glob("dovetail*.whl"))
+
+
+def stand_alone(name: str, shelf: Path, home: Path) -> None:
+    venv.create(home, with_pip=False, symlinks=True)
+    python = str(home / "bin" / "python")
+    pip("--python", python, "install", "--no-index", "--find-links", str(shelf), name)
+    subprocess.run([python, "-I", "-c", IMPORT_ALL, name], check=True)
+
+
+def pip(*arguments: str) -> None:
+    quiet = ["--quiet", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", *quiet, *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()
