@@ -12,7 +12,7 @@ from typing import Any
 from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, Event, SpanEnd, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Decoder, Progress
-from dovetail_parsers.arguments.freeform import Freeform
+from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA, Freeform
 from dovetail_parsers.arguments.json_text import escape
 from dovetail_parsers.arguments.value import Value
 from dovetail_parsers.grammar import Act, Channel, Grammar, State, To
@@ -473,7 +473,9 @@ class Machine:
         self._call_open = True
         self._spec = spec = self._tools.get(name)
         self._schema = spec.parameters if spec else {}
-        self._freeform = Freeform() if spec and spec.custom else None
+        self._freeform = None
+        if spec is not None and spec.custom:
+            self._freeform, self._schema = Freeform(), FREEFORM_SCHEMA
         self._own_id = None
         self._spans.events.append(
             CallOpen(

@@ -107,8 +107,9 @@ def _by_template(template: str) -> Family | None:
     if tools is None or tools.unified is not None:
         return tools or thoughts
     own = reasoning_family(tools.pairs_with) if tools.pairs_with else None
-    if own is not None and own.reasoning is not None and own.reasoning.closers[0] in template:
-        return tools
+    if own is not None and own.reasoning is not None:
+        if any(closer in template for closer in own.reasoning.closers):
+            return tools
     return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
 
 

@@ -11,6 +11,13 @@ from dovetail_parsers.arguments.json_string import JsonString
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAY_BE_HEAD = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?\Z')
 
+#: What the model is shown in place of a custom tool's grammar.
+FREEFORM_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
 
 class Freeform:
     """JSON arguments in, free text out."""

@@ -10,6 +10,7 @@ FAMILY = Family(
     sample='<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>',
     tool_names=("apertus", "apertus2509"),
     reasoning_names=("apertus2509", "apertus"),
+    pairs_with="apertus2509",
     models={"*apertus*": "apertus2509"},
     marks=("<|tools_prefix|>",),
     tools=enveloped(Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}),

@@ -15,6 +15,7 @@ FAMILY = Family(
     ),
     tool_names=("cohere_command3", "cohere_command4"),
     reasoning_names=("cohere_command3", "cohere_command4"),
+    pairs_with="cohere_command3",
     models={"*command-a*": "cohere_command3", "*command-r7b*": "cohere_command3"},
     marks=("<|START_ACTION|>",),
     tools=ToolFormat(

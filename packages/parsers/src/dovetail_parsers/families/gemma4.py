@@ -29,6 +29,7 @@ FAMILY = Family(
     sample='<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
     tool_names=("gemma4",),
     reasoning_names=("gemma4",),
+    pairs_with="gemma4",
     models={"*gemma-4*": "gemma4"},
     marks=("<|tool_call>call:",),
     tools=braced("<|tool_call>", "<tool_call|>", '<|"|>'),

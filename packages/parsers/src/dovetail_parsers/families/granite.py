@@ -10,6 +10,7 @@ FAMILY = Family(
     sample='<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     tool_names=("granite",),
     reasoning_names=("granite",),
+    pairs_with="granite",
     models={"*granite-3*": "granite"},
     marks=("<|tool_call|>", "granite"),
     tools=enveloped(Envelope(many=True), {"<|tool_call|>": "", "<tool_call>": ""}),

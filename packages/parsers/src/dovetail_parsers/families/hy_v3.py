@@ -52,6 +52,7 @@ FAMILY = Family(
     ),
     tool_names=("hy_v3", "hunyuan"),
     reasoning_names=("hy_v3", "hunyuan"),
+    pairs_with="hy_v3",
     models={"*hy3*": "hy_v3", "*hunyuan-3*": "hy_v3"},
     marks=("tool_sep",),
     tools=TOOLS,

@@ -40,6 +40,7 @@ FAMILY = Family(
     ),
     tool_names=("inkling",),
     reasoning_names=("inkling",),
+    pairs_with="inkling",
     models={"*inkling*": "inkling"},
     marks=("<|message_model|>",),
     unified=write,

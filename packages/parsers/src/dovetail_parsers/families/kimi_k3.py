@@ -74,6 +74,7 @@ FAMILY = Family(
     ),
     tool_names=("kimi_k3",),
     reasoning_names=("kimi_k3",),
+    pairs_with="kimi_k3",
     models={"*kimi-k3*": "kimi_k3"},
     marks=("<|open|>", "<|sep|>"),
     tools=TOOLS,

@@ -34,8 +34,9 @@ FAMILY = Family(
     ),
     tool_names=("minimax_m3", "minimax-m3"),
     reasoning_names=("minimax_m3",),
+    pairs_with="minimax_m3",
     models={"*minimax-m3*": "minimax_m3"},
-    marks=(TOKEN,),
+    marks=(TOKEN, "<mm:think>"),
     tools=tree_format(TOKEN),
     reasoning=ReasoningFormat(openers=("<mm:think>",), closers=("</mm:think>",)),
 )

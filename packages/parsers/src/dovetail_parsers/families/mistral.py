@@ -35,6 +35,7 @@ FAMILY = Family(
     sample='[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
     tool_names=("mistral",),
     reasoning_names=("mistral",),
+    pairs_with="mistral",
     models={
         "*mistral*": None,
         "*devstral*": None,

@@ -62,6 +62,7 @@ FAMILY = Family(
     ),
     tool_names=("muse_glimmer", "muse"),
     reasoning_names=("muse_glimmer",),
+    pairs_with="muse_glimmer",
     models={"*muse*": "muse_glimmer"},
     marks=("<atem:invoke",),
     unified=write,

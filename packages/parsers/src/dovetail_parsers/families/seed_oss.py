@@ -7,12 +7,13 @@ from dovetail_parsers.shapes import Tagged, raw
 FAMILY = Family(
     name="seed_oss",
     sample=(
-        "<seed:think>The user wants the weather.</seed:think><seed:tool_call>\n"
+        "<seed:think>The user wants the weather.</seed:think>\n<seed:tool_call>\n"
         "<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n"
         "</seed:tool_call>"
     ),
     tool_names=("seed_oss",),
     reasoning_names=("seed_oss",),
+    pairs_with="seed_oss",
     models={"*seed-oss*": "seed_oss"},
     marks=("<seed:tool_call>",),
     tools=Tagged(

@@ -14,6 +14,7 @@ FAMILY = Family(
     ),
     tool_names=("solar",),
     reasoning_names=("solar",),
+    pairs_with="solar",
     models={"*solar-open*": "solar"},
     marks=("<|tool_call:begin|>",),
     tools=ToolFormat(
