@@ -103,7 +103,7 @@ def _is_bare(family: Family) -> bool:
         return False
     bodies = [mode.body for mode in family.tools.modes.values()]
     first = next((body for body in bodies if body is not None), None)
-    return isinstance(first, Pythonic) and first.bare or family.name == "xlam"
+    return (isinstance(first, Pythonic) and first.bare) or family.name == "xlam"
 
 
 def soup(family: Family) -> st.SearchStrategy[str]:

@@ -5,31 +5,150 @@ import pytest
 from dovetail_parsers import families, parse, resolve
 from dovetail_parsers.registry import grammar, reasoning_family, tool_family
 
-TOOL_NAMES = """
-hermes qwen25 nemotron_deci nemotron_nano llama3_json mistral phi4 pythonic harmony deepseek_v3
-deepseek_v3_1 deepseek_v3_2 deepseek_v4 qwen3_coder jamba minimax_m2 minimax_m3 minimax_m3_nom glm47
-kimi_k2 kimi_k3 gemma4 inkling muse_glimmer default
-apertus cohere_command3 cohere_command4 deepseek_v31 deepseek_v32 dots ernie45 functiongemma gigachat3
-glm45 granite granite-20b-fc granite4 hunyuan_a13b hy_v3 internlm lfm2 ling3 llama4_json
-llama4_pythonic longcat mimo minicpm5 olmo3 openai phi4_mini_json poolside_v1 qwen3_xml seed_oss step3
-step3p5 xlam
-deepseekv3 deepseekv31 deepseekv32 deepseekv4 glm gpt-oss hunyuan interns1 llama3 minimax-m2
-minimax-m3 muse qwen trinity apertus2509
-""".split()
+TOOL_NAMES = [
+    "hermes",
+    "qwen25",
+    "nemotron_deci",
+    "nemotron_nano",
+    "llama3_json",
+    "mistral",
+    "phi4",
+    "pythonic",
+    "harmony",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "deepseek_v3_2",
+    "deepseek_v4",
+    "qwen3_coder",
+    "jamba",
+    "minimax_m2",
+    "minimax_m3",
+    "minimax_m3_nom",
+    "glm47",
+    "kimi_k2",
+    "kimi_k3",
+    "gemma4",
+    "inkling",
+    "muse_glimmer",
+    "default",
+    "apertus",
+    "cohere_command3",
+    "cohere_command4",
+    "deepseek_v31",
+    "deepseek_v32",
+    "dots",
+    "ernie45",
+    "functiongemma",
+    "gigachat3",
+    "glm45",
+    "granite",
+    "granite-20b-fc",
+    "granite4",
+    "hunyuan_a13b",
+    "hy_v3",
+    "internlm",
+    "lfm2",
+    "ling3",
+    "llama4_json",
+    "llama4_pythonic",
+    "longcat",
+    "mimo",
+    "minicpm5",
+    "olmo3",
+    "openai",
+    "phi4_mini_json",
+    "poolside_v1",
+    "qwen3_xml",
+    "seed_oss",
+    "step3",
+    "step3p5",
+    "xlam",
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "deepseekv4",
+    "glm",
+    "gpt-oss",
+    "hunyuan",
+    "interns1",
+    "llama3",
+    "minimax-m2",
+    "minimax-m3",
+    "muse",
+    "qwen",
+    "trinity",
+    "apertus2509",
+]
 
-REASONING_NAMES = """
-basic deepseek_r1 deepseek_v3 deepseek_v3_1 deepseek_v3_2 deepseek_v4 gemma4 glm45 gpt_oss granite
-inkling kimi kimi_k25 kimi_k3 minimax_append_think minimax_m2 minimax_m3 mistral muse_glimmer
-nemotron3 nemotron_deci nemotron_nano nemotron_v3 qwen3 step3
-cohere_command3 cohere_command4 ernie45 glm47 holo2 hunyuan_a13b hunyuan hy_v3 kimi_k2 ling3 mimo olmo3
-openai_gptoss poolside_v1 seed_oss step3p5 deepseek-r1 deepseek-v3 deepseek-v4 dots gpt-oss interns1
-minimax minimax-append-think qwen3-thinking nemotron_3 apertus2509
-""".split()
+REASONING_NAMES = [
+    "basic",
+    "deepseek_r1",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "deepseek_v3_2",
+    "deepseek_v4",
+    "gemma4",
+    "glm45",
+    "gpt_oss",
+    "granite",
+    "inkling",
+    "kimi",
+    "kimi_k25",
+    "kimi_k3",
+    "minimax_append_think",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "muse_glimmer",
+    "nemotron3",
+    "nemotron_deci",
+    "nemotron_nano",
+    "nemotron_v3",
+    "qwen3",
+    "step3",
+    "cohere_command3",
+    "cohere_command4",
+    "ernie45",
+    "glm47",
+    "holo2",
+    "hunyuan_a13b",
+    "hunyuan",
+    "hy_v3",
+    "kimi_k2",
+    "ling3",
+    "mimo",
+    "olmo3",
+    "openai_gptoss",
+    "poolside_v1",
+    "seed_oss",
+    "step3p5",
+    "deepseek-r1",
+    "deepseek-v3",
+    "deepseek-v4",
+    "dots",
+    "gpt-oss",
+    "interns1",
+    "minimax",
+    "minimax-append-think",
+    "qwen3-thinking",
+    "nemotron_3",
+    "apertus2509",
+]
 
-STARTS_INSIDE = """
-deepseek_r1 deepseek_v3 deepseek_v3_1 deepseek_v3_2 step3 kimi_k25 mistral minimax_m2
-minimax_append_think nemotron_nano nemotron3 nemotron_v3
-""".split()
+STARTS_INSIDE = [
+    "deepseek_r1",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "deepseek_v3_2",
+    "step3",
+    "kimi_k25",
+    "mistral",
+    "minimax_m2",
+    "minimax_append_think",
+    "nemotron_nano",
+    "nemotron3",
+    "nemotron_v3",
+]
 
 PAIRS = [
     ("harmony", "gpt_oss"),

@@ -154,16 +154,22 @@ def _render(template: Template) -> tuple[str, str, str]:
     raise AssertionError("the template renders no call at all")
 
 
+def _shared(one: str, other: str) -> str:
+    """The beginning that two texts have in common."""
+    differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differs, min(len(one), len(other)))]
+
+
 def _generated(plain: str, prompt: str, turn: str, markers: set[str]) -> tuple[str, str]:
     """What the prompt ends with and what the model would have written, without the stop token."""
-    shared = os.path.commonprefix([prompt, turn])
+    shared = _shared(prompt, turn)
     if shared.endswith("<"):
         shared = shared[:-1]
     output = turn[len(shared) :]
     while True:
         stop = re.search(r"\s*(<[^<>\s]{1,40}>|\[e~\[|</assistant>)\s*\Z", output)
         if stop is None or any(marker.endswith(stop[1]) for marker in markers):
-            return shared[len(os.path.commonprefix([plain, shared])) :], output
+            return shared[len(_shared(plain, shared)) :], output
         output = output[: stop.start()]
 
 

@@ -42,7 +42,7 @@ class Family:
 
     @property
     def reasoning_parser(self) -> str | None:
-        """The name to give as the reasoning parser beside it; None where the models do not think."""
+        """The name to give as the reasoning parser beside it; None for models that do not think."""
         if self.pairs_with is None and not self.tool_names:
             return self.reasoning_names[0]
         return self.pairs_with

@@ -67,9 +67,9 @@ class Mode:
     otherwise: To | None = None  # GAP: where other text leads (default: it is plain text)
     end: To | None = None  # BODY: where it leads when the notation has ended
     body: Body | None = None  # BODY: the notation
-    route: Callable[[str], Route | None] | None = None  # HEADER
-    read: Callable[[str], tuple[str, str | None]] | None = None  # NAME: text -> name, own id
-    spell: Callable[[str, int], str] | None = None  # NAME: name, index -> text
+    route: Callable[[str], Route] | None = None  # HEADER
+    read: Callable[[str], tuple[str, str | None]] | None = None  # NAME, KEY: text -> it, own id
+    spell: Callable[[str, int], str] | None = None  # the way back, with the call's index
 
     @property
     def edges(self) -> dict[str, To]:
@@ -107,14 +107,15 @@ _SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
 class State:
     """A mode made ready to run."""
 
-    __slots__ = ("channel", "edges", "mode", "name", "scanner")
+    __slots__ = ("channel", "edges", "in_head", "mode", "name", "scanner")
 
-    def __init__(self, name: str, mode: Mode) -> None:
+    def __init__(self, name: str, modes: Mapping[str, Mode]) -> None:
         self.name = name
-        self.mode = mode
-        self.channel = mode.channel
-        self.edges = mode.edges
+        self.mode = modes[name]
+        self.channel = self.mode.channel
+        self.edges = self.mode.edges
         self.scanner = Scanner(self.edges)
+        self.in_head = _in_head(name, modes)
 
 
 class Grammar:
@@ -127,10 +128,24 @@ class Grammar:
         self.tools = tools
         self.reasoning = reasoning
         self.entry = tools.entry if tools else "text"
-        self.states = {key: State(key, mode) for key, mode in combine(tools, reasoning).items()}
+        modes = combine(tools, reasoning)
+        self.states = {name: State(name, modes) for name in modes}
         self.starts_inside = reasoning is not None and reasoning.starts_inside
         markers = {marker for state in self.states.values() for marker in state.edges}
         self.special = frozenset(filter(_SPECIAL.match, markers))
+
+
+def _in_head(name: str, modes: Mapping[str, Mode]) -> bool:
+    """Whether the mode stands before a call that is not open yet: every way on leads into one."""
+    mode = modes[name]
+    if mode.channel is Channel.BODY:
+        return mode.body is not None and mode.body.holds_calls
+    if mode.channel is not Channel.GAP:
+        return mode.channel in (Channel.HEADER, Channel.NAME, Channel.ID, Channel.ATTRIBUTE)
+    ways = [*mode.on.values(), *filter(None, [mode.otherwise])]
+    return bool(ways) and all(
+        way.act & Act.OPEN or (way.mode != name and _in_head(way.mode, modes)) for way in ways
+    )
 
 
 PLAIN: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
@@ -141,26 +156,31 @@ def combine(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict
     modes = dict(tools.modes if tools else PLAIN)
     entry = tools.entry if tools else "text"
     orphans = {marker: To("text") for marker in (tools.orphans if tools else ())}
-    text = modes["text"]
-    if reasoning is not None:
-        thought = {marker: To("reasoning") for marker in reasoning.openers}
-        shut = {marker: To(entry) for marker in reasoning.closers}
-        orphans_of_thought = reasoning.closers if reasoning.orphans is None else reasoning.orphans
-        stray = {marker: To(entry) for marker in orphans_of_thought}
-        frames = {marker: To("text") for marker in reasoning.frames}
-        calls = {marker: edge for marker, edge in text.edges.items() if edge.mode != "text"}
-        modes["reasoning"] = Mode(
-            Channel.REASONING,
-            on=shut,
-            tolerate=calls | thought | {m: To("reasoning") for m in orphans},
-        )
-        text = replace(
-            text, on={**text.on, **thought, **frames}, tolerate={**text.tolerate, **stray}
-        )
-        if entry != "text":
-            start = modes[entry]
-            modes[entry] = replace(start, tolerate={**start.tolerate, **thought, **stray, **frames})
-    modes["text"] = replace(text, tolerate={**orphans, **text.tolerate})
-    calls = modes["text"].edges if tools is None else {**orphans, **tools.modes["text"].edges}
-    modes["lost"] = Mode(Channel.LOST, on=calls)
+    calls = dict(modes["text"].edges)
+    modes["text"] = replace(modes["text"], tolerate={**orphans, **modes["text"].tolerate})
+    modes["lost"] = Mode(Channel.LOST, on={**_resumptions(modes, orphans), **calls})
+    if reasoning is None:
+        return modes
+    opens = {marker: To("reasoning") for marker in reasoning.openers}
+    closes = {marker: To(entry) for marker in reasoning.closers}
+    strays = closes if reasoning.orphans is None else dict.fromkeys(reasoning.orphans, To(entry))
+    frames = {marker: To("text") for marker in reasoning.frames}
+    into_calls = {marker: edge for marker, edge in calls.items() if edge.mode != "text"}
+    swallowed = {marker: To("reasoning") for marker in (*orphans, *opens)}
+    modes["reasoning"] = Mode(
+        Channel.REASONING, on=closes, tolerate={**swallowed, **frames, **into_calls}
+    )
+    for name in {"text", entry}:
+        mode = modes[name]
+        on = {**mode.on, **opens, **frames}
+        modes[name] = replace(mode, on=on, tolerate={**strays, **mode.tolerate})
     return modes
+
+
+def _resumptions(modes: Mapping[str, Mode], closers: Mapping[str, To]) -> dict[str, To]:
+    """Where a broken call's closers lead: to where they lead a sound one, if it is known."""
+    found = dict(closers)
+    for mode in modes.values():
+        if mode.channel is Channel.GAP:
+            found |= {m: To(edge.mode) for m, edge in mode.edges.items() if m in closers}
+    return found

@@ -3,78 +3,76 @@
 Text leaves as soon as it cannot be part of a marker. From a call's opening marker until its name
 and argument opener the text is a head: held, and given back as plain text if it turns out to be
 no call. Work per chunk is bounded by the chunk and by the head.
+
+Long because every channel's reading is a few lines here, and they share the buffer.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
-from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, Event, SpanEnd, ToolSpec
+from dovetail_model import Event, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Decoder, Progress
-from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA, Freeform
-from dovetail_parsers.arguments.json_text import escape
-from dovetail_parsers.arguments.value import Value
+from dovetail_parsers.call import Call
 from dovetail_parsers.grammar import Act, Channel, Grammar, State, To
 from dovetail_parsers.spans import Spans
 
 _SPACE = re.compile(r"\s*")
-_BEGINS_AS_NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
-_ANY_WORD = re.compile(r"(?s:.{0,600})")  # a header, an id or a key
+_NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
+_HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
+_WORD = re.compile(r"(?s:.{0,600})")  # an id or a key
 _LOOK_AHEAD = 256  # white space between a value's closer and what must follow it
 _PROSE = (Channel.TEXT, Channel.REASONING, Channel.LOST)
 _LITERAL = schemas.ANY - schemas.STRING
+_ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
 
 class Machine:
     """One stream of one family."""
 
+    __slots__ = (
+        "_boundary",
+        "_call",
+        "_decoder",
+        "_grammar",
+        "_head_at",
+        "_head_marker",
+        "_held",
+        "_name",
+        "_origin",
+        "_own_id",
+        "_plain",
+        "_plain_held",
+        "_rewind",
+        "_spans",
+        "_state",
+        "_wait",
+        "_word",
+    )
+
     def __init__(
         self, grammar: Grammar, tools: Mapping[str, ToolSpec], in_reasoning: bool | None
     ) -> None:
         self._grammar = grammar
-        self._tools = tools
         self._spans = Spans()
+        self._call = Call(self._spans, tools, grammar.name)
         inside = grammar.starts_inside if in_reasoning is None else in_reasoning
         start = "reasoning" if inside and "reasoning" in grammar.states else grammar.entry
         self._state = grammar.states[start]
         self._held = ""  # text that waits for more
         self._wait = False
-        self._rewind: str | None = None  # a head that was none, to be read again
-        self._plain_held = self._plain = False  # whether text is known to hold no special token
+        self._plain = self._plain_held = False  # text that surely holds no special token
         self._boundary = 0  # where held text ends in the buffer
-        # the head that is open: where it came from, its first marker, where its raw text begins
+        # The head that is open: where it came from, its first marker, where its raw text begins.
         self._origin: State | None = None
         self._head_marker = ""
         self._head_at = 0
-        # the call that is open
-        self._index = -1
-        self._call_open = False
-        self._spec: ToolSpec | None = None
-        self._schema: Mapping[str, Any] = {}
-        self._freeform: Freeform | None = None
-        self._decoder: Decoder | None = None
-        self._word = ""
+        self._rewind: str | None = None  # a head that was none, to be read again
+        self._word = ""  # a name, id, key or header as far as it was read
         self._name = ""
         self._own_id: str | None = None
-        self._keys = 0
-        self._awaits_value = False
-        self._value = Value(schemas.ANY)
-        self._handlers = {
-            Channel.TEXT: self._text,
-            Channel.REASONING: self._reasoning,
-            Channel.GAP: self._gap,
-            Channel.HEADER: self._header,
-            Channel.NAME: self._name_of_tool,
-            Channel.ID: self._id_of_call,
-            Channel.ATTRIBUTE: self._attribute,
-            Channel.KEY: self._key,
-            Channel.VALUE: self._raw_value,
-            Channel.STRING: self._raw_value,
-            Channel.LITERAL: self._raw_value,
-            Channel.BODY: self._body,
-            Channel.LOST: self._lost,
-        }
+        self._decoder: Decoder | None = None
 
     def feed(self, text: str, special: bool | None = None) -> list[Event]:
         if not text:
@@ -82,49 +80,55 @@ class Machine:
         self._plain = special is False
         self._boundary = len(self._held)
         self._run(self._held + text if self._held else text, final=False)
-        return self._take_events()
+        return self._spans.take_events()
 
     def finish(self) -> list[Event]:
         self._plain, self._boundary = self._plain_held, 0
         self._run(self._held, final=True)
-        while self._origin is not None and self._state.channel is not Channel.HEADER:
-            self._diagnose("incomplete_head")
+        while self._origin is not None and not self._ends_in_a_header():
+            self._call.diagnose("incomplete_head")
             self._revert()
-            self._run("", final=True)
-        self._spans.raw += self._held
-        if self._call_open:
+            self._run(self._held, final=True)
+        if self._call.is_open:
             self._finish_call()
+        elif self._decoder is not None:
+            self._call.diagnose("incomplete_head")
+        self._spans.raw.append(self._held)  # half a marker behind a call, or in its value
+        self._held = ""
         self._spans.finish()
-        return self._take_events()
+        return self._spans.take_events()
 
-    def _take_events(self) -> list[Event]:
-        events, self._spans.events = self._spans.events, []
-        return events
+    def _ends_in_a_header(self) -> bool:
+        """Half a message header, begun by a token: nothing of it is content."""
+        in_header = self._state.channel is Channel.HEADER
+        return in_header and self._head_marker in self._grammar.special
 
     def _run(self, buffer: str, final: bool) -> None:
         at, self._wait = 0, False
         while at < len(buffer) or self._rewind is not None:
             if self._rewind is not None:
-                buffer, at = self._read_again(buffer[at:])
+                buffer, at = self._read_again(buffer, at)
                 continue
-            at = self._handlers[self._state.channel](buffer, at, final)
+            at = self._READ[self._state.channel](self, buffer, at, final)
             if self._wait:
                 break
         self._held = buffer[at:] if at < len(buffer) else ""
-        self._plain_held = self._plain if self._held else False
+        self._plain_held = self._plain and bool(self._held)
 
-    def _read_again(self, rest: str) -> tuple[str, int]:
+    def _read_again(self, buffer: str, at: int) -> tuple[str, int]:
         """A head that was no call: its marker is prose, what follows is read as such."""
-        buffer, self._rewind = (self._rewind or "") + rest, None
-        self._boundary = 0
+        head, self._rewind = self._rewind or "", None
         marker = self._head_marker
         if self._state.channel is Channel.LOST:
-            self._spans.raw += marker
+            self._spans.raw.append(marker)
+        elif self._state.channel is Channel.TEXT:
+            self._spans.write("text", marker)
         else:
-            self._spans.write(
-                "text" if self._state.channel is Channel.TEXT else "reasoning", marker
-            )
-        return buffer, len(marker)
+            self._spans.write("reasoning", marker)
+        if len(head) <= at:  # it began in this buffer: nothing is copied
+            return buffer, at - len(head) + len(marker)
+        self._boundary = 0
+        return head + buffer[at:], len(marker)
 
     # Prose
 
@@ -142,7 +146,7 @@ class Machine:
 
     def _lost(self, buffer: str, at: int, final: bool) -> int:
         end, marker = self._find(buffer, at, final)
-        self._spans.raw += buffer[at:end]
+        self._spans.raw.append(buffer[at:end])
         return self._leave(buffer, end, marker)
 
     def _leave(self, buffer: str, end: int, marker: str | None) -> int:
@@ -159,6 +163,13 @@ class Machine:
             end, marker = scanner.search(buffer, end + 1, final)
         return end, marker
 
+    def _find_markup(self, buffer: str, at: int, final: bool) -> tuple[int, str | None]:
+        """Like `_find`, where half a marker at the end of the output is no content either."""
+        end, marker = self._find(buffer, at, final=False)
+        if final and marker is None and buffer[end:] in self._state.edges:
+            marker = buffer[end:]
+        return end, marker
+
     def _counts(self, marker: str, at: int) -> bool:
         plain = self._plain_held if at < self._boundary else self._plain
         return not plain or marker not in self._grammar.special
@@ -170,75 +181,77 @@ class Machine:
         state = self._state
         edge = state.edges[marker]
         target = self._grammar.states[edge.mode]
-        if state.channel in _PROSE or state.name == self._grammar.entry:
-            self._leave_prose(state, target, marker, edge)
-        elif not edge.peek:
+        entry = self._grammar.entry
+        from_prose = state.channel in _PROSE or state.name == entry
+        to_prose = target.channel in _PROSE or target.name == entry
+        if target.in_head and self._origin is None and not self._call.is_open:
+            self._begin_head(state, target, marker)
+        elif marker not in state.mode.on and (from_prose or self._call.is_open):
+            self._call.diagnose("stray_marker" if from_prose else "unexpected_marker")
+        if not edge.peek:
             self._spans.marker(marker)
-        if marker not in state.mode.on and self._call_open:
-            self._diagnose("unexpected_marker")
         self._enter(edge)
-        if target.channel is Channel.TEXT and state.channel is Channel.GAP:
-            self._end_frame()
+        if to_prose:
+            self._settle(state, target, marker)
         return at if edge.peek else at + len(marker)
 
-    def _end_frame(self) -> None:
-        """Behind a call: the markup that closed its section belongs to it."""
-        if self._spans.raw and self._index >= 0 and self._origin is None:
-            self._spans.events.append(SpanEnd("frame", self._spans.take_raw()))
-
-    def _leave_prose(self, state: State, target: State, marker: str, edge: To) -> None:
-        """From text or thought: into the other, or into a head that may become a call."""
-        thinking = state.channel is Channel.REASONING
-        if target.channel in _PROSE or target.name == self._grammar.entry:
-            prescribed = marker in state.mode.on
-            if not prescribed:
-                self._diagnose("stray_marker")
-            self._spans.marker(marker)
-            if thinking and target.channel is not Channel.REASONING:
+    def _begin_head(self, state: State, target: State, marker: str) -> None:
+        """What may become a call begins. Until it is one, all of it can be given back."""
+        if state.channel is Channel.REASONING:
+            if target.channel is Channel.HEADER:
                 self._spans.close_thought()
-            elif state.channel is Channel.LOST:
-                self._end_frame()
-            elif prescribed and state.channel is target.channel is Channel.TEXT:
-                self._spans.drop_white()
-            return
-        if state.channel is Channel.LOST:
-            self._end_frame()
-        if thinking and target.channel is Channel.HEADER:
-            self._spans.close_thought()
+        elif state.channel is not Channel.TEXT and state.name != self._grammar.entry:
+            self._spans.end_frame()
         self._origin = state
         self._own_id = None
         self._head_marker = marker
         self._head_at = len(self._spans.raw)
-        if not edge.peek:
-            self._spans.marker(marker)
+
+    def _settle(self, state: State, target: State, marker: str) -> None:
+        """Markup that leads into prose was read: whose raw text is it?"""
+        if state.channel is Channel.REASONING:
+            if target.channel is not Channel.REASONING:
+                self._spans.close_thought()
+        elif state.channel is Channel.TEXT:
+            if target.channel is Channel.TEXT and marker in state.mode.on:
+                self._spans.end_text()
+        elif self._call.index >= 0 and self._origin is None:
+            self._spans.end_frame()
 
     def _enter(self, edge: To) -> None:
         if edge.act & Act.OPEN:
-            self.open_call(self._name, self._own_id)
-        if edge.act & Act.CLOSE and self._call_open:
-            self._close_tagged()
+            self._open_call(self._name)
+        if edge.act & Act.CLOSE and self._call.is_open:
+            self._call.close_tagged()
         self._state = self._grammar.states[edge.mode]
         self._word = ""
-        if self._state.mode.body is not None:
-            self._decoder = None
+        self._decoder = None
+
+    def _open_call(self, name: str) -> None:
+        self._origin = None
+        own_id, self._own_id = self._own_id, None
+        self._call.open_call(name, own_id)
 
     def _revert(self) -> None:
         """The head is no call: take its raw text back, to be read again where it came from."""
         assert self._origin is not None
         origin, self._origin = self._origin, None
-        self._rewind = self._spans.raw[self._head_at :]
-        self._spans.raw = self._spans.raw[: self._head_at]
+        raw = self._spans.raw
+        self._rewind = "".join(raw[self._head_at :])
+        del raw[self._head_at :]
         self._state = origin if origin.channel in _PROSE else self._grammar.states["text"]
         self._decoder = None
 
     def _fail(self, at: int, code: str) -> int:
         """Malformed here: a head is given back, an open call stays incomplete."""
+        self._wait = False
         if self._origin is not None:
             self._revert()
             return at
-        self._diagnose(code)
-        self._call_open = False
+        self._call.diagnose(code)
+        self._call.is_open = False
         self._state = self._grammar.states["lost"]
+        self._decoder = None
         return at
 
     # Framing and heads
@@ -249,10 +262,13 @@ class Machine:
             if self._state.name == self._grammar.entry:
                 self._spans.write("text", buffer[at:end])
             else:
-                self._spans.raw += buffer[at:end]
+                self._spans.raw.append(buffer[at:end])
         if end == len(buffer):
             return end
-        undecided, marker = self._state.scanner.match(buffer, end, final)
+        undecided, marker = self._state.scanner.match(buffer, end)
+        if undecided and final:
+            marker = buffer[end:] if buffer[end:] in self._state.edges else None
+            undecided = marker is None and self._state.name != self._grammar.entry
         if undecided:
             self._wait = True
             return end
@@ -262,32 +278,35 @@ class Machine:
 
     def _leave_gap(self, at: int) -> int:
         """Text that is neither white space nor a marker of the gap."""
-        if self._state.mode.otherwise is not None:
-            self._enter(self._state.mode.otherwise)
-        elif self._origin is not None or self._call_open:
+        otherwise = self._state.mode.otherwise
+        if otherwise is not None:
+            if self._grammar.states[otherwise.mode].channel in _PROSE:
+                self._origin = None
+            self._enter(otherwise)
+        elif self._origin is not None or self._call.is_open:
             return self._fail(at, "text_in_call")
         else:
             if self._state.name != self._grammar.entry:
-                self._diagnose("text_in_calls")
+                self._call.diagnose("text_in_calls")
             self._state = self._grammar.states["text"]
         return at
 
     def _read_word(
-        self, buffer: str, at: int, final: bool, allowed: re.Pattern[str] = _ANY_WORD
+        self, buffer: str, at: int, final: bool, allowed: re.Pattern[str] = _WORD
     ) -> tuple[int, str | None, bool]:
         """Collects a word up to a marker. False where it ceases to be one."""
-        end, marker = self._find(buffer, at, final)
+        end, marker = self._find_markup(buffer, at, final)
         word = self._word + buffer[at:end]
         fits = allowed.match(word).end()  # type: ignore[union-attr]
-        if fits < len(word):
-            end -= len(word) - fits
+        end -= len(word) - fits
         self._word = word[:fits]
-        self._spans.raw += buffer[at:end]
-        self._wait = marker is None and end < len(buffer) and fits == len(word)
-        return end, marker, fits == len(word)
+        self._spans.raw.append(buffer[at:end])
+        whole = fits == len(word)
+        self._wait = marker is None and whole and end < len(buffer)
+        return end, marker, whole
 
     def _header(self, buffer: str, at: int, final: bool) -> int:
-        end, marker, fits = self._read_word(buffer, at, final)
+        end, marker, fits = self._read_word(buffer, at, final, _HEADER)
         if not fits:
             return self._fail(end, "malformed_header")
         if marker is None:
@@ -297,36 +316,33 @@ class Machine:
             self._word += " "
             self._spans.marker(marker)
             return end + len(marker)
-        if self._state.mode.route is None:
-            return self._cross_header(marker, end)
-        found = self._state.mode.route(self._word)
-        if found is None:
-            return self._fail(end, "malformed_header")
-        self._spans.marker(marker)
-        if found.name is not None:
-            self.open_call(found.name, None)
-        elif self._grammar.states[found.mode].channel in _PROSE:
-            self._origin = None
-        self._enter(To(found.mode))
-        return end + len(marker)
+        return self._leave_header(marker, edge, end)
 
-    def _cross_header(self, marker: str, at: int) -> int:
-        """The marker behind the header says itself what follows."""
-        if self._grammar.states[self._state.edges[marker].mode].channel in _PROSE:
+    def _leave_header(self, marker: str, edge: To, at: int) -> int:
+        """The header is complete: it, or the marker behind it, says what follows."""
+        target, name = edge.mode, None
+        if self._state.mode.route is not None:
+            route = self._state.mode.route(self._word)
+            target, name = route.mode, route.name
+        self._spans.marker(marker)
+        if name is not None:
+            self._open_call(name)
+        elif self._grammar.states[target].channel in _PROSE:
             self._origin = None
-        return self._cross(marker, at)
+        self._enter(To(target))
+        return at + len(marker)
 
     def _name_of_tool(self, buffer: str, at: int, final: bool) -> int:
-        end, marker, fits = self._read_word(buffer, at, final, _BEGINS_AS_NAME)
+        end, marker, fits = self._read_word(buffer, at, final, _NAME)
         if fits and marker is None:
             return end
         name = self._word.strip()
-        if not fits or not name:
+        if not fits or not name or marker is None:
             return self._fail(end, "malformed_name")
         self._name = name
         if self._state.mode.read is not None:
             self._name, self._own_id = self._state.mode.read(name)
-        return self._cross(str(marker), end)
+        return self._cross(marker, end)
 
     def _id_of_call(self, buffer: str, at: int, final: bool) -> int:
         end, marker, fits = self._read_word(buffer, at, final)
@@ -352,49 +368,29 @@ class Machine:
         key = self._word.strip()
         if not fits or not key or marker is None:
             return self._fail(end, "malformed_key")
-        lead = ", " if self._keys else "{"
-        self._keys += 1
-        self._awaits_value = True
+        if self._state.mode.read is not None:
+            key = self._state.mode.read(key)[0]
         after = self._cross(marker, end)
-        self._value = Value(self._types_of(key))
-        self.add_arguments(f'{lead}"{escape(key)}": ', "")
+        self._call.begin_value(key, _ALLOWED.get(self._state.channel))
         return after
 
-    def _types_of(self, key: str) -> frozenset[str]:
-        channel = self._state.channel
-        if channel is Channel.STRING:
-            return schemas.STRING
-        found = schemas.types(
-            schemas.property_schema(self._schema, key, self._schema), self._schema
-        )
-        if channel is Channel.LITERAL:
-            return found if "string" not in found else _LITERAL
-        return found
-
     def _raw_value(self, buffer: str, at: int, final: bool) -> int:
-        end, marker = self._find(buffer, at, False)
+        end, marker = self._find_markup(buffer, at, final)
         if marker is None:
-            self._add_value(buffer[at:end])
-            if final:
-                self._spans.raw += buffer[end:]  # half a closer: no content, and no close
-                return len(buffer)
+            self._call.add_value(buffer[at:end])
             self._wait = end < len(buffer)
             return end
         closes = self._closes(buffer, end, marker, final)
+        if closes is False:
+            self._call.add_value(buffer[at : end + 1])
+            return end + 1
+        self._call.add_value(buffer[at:end])
         if closes is None:
-            self._add_value(buffer[at:end])
             self._wait = True
             return end
-        if not closes:
-            self._add_value(buffer[at : end + 1])
-            return end + 1
-        self._add_value(buffer[at:end])
         self._spans.marker(marker)
-        self.add_arguments(self._value.end(), "")
-        if self._value.failed:
-            return self._fail_value(end + len(marker))
-        self._report_value()
-        self._awaits_value = False
+        if not self._call.end_value():
+            return self._fail(end + len(marker), "malformed_value")
         self._enter(self._state.edges[marker])
         return end + len(marker)
 
@@ -407,22 +403,10 @@ class Machine:
             return False
         if end == len(buffer):
             return True if final else None
-        undecided, following = target.scanner.match(buffer, end, final)
-        return None if undecided else following is not None
-
-    def _add_value(self, text: str) -> None:
-        if not text:
-            return
-        self.add_arguments(self._value.feed(text), text)
-
-    def _fail_value(self, at: int) -> int:
-        self._report_value()
-        return self._fail(at, "malformed_value")
-
-    def _report_value(self) -> None:
-        for code in self._value.diagnostics:
-            self._diagnose(code)
-        self._value.diagnostics.clear()
+        undecided, following = target.scanner.match(buffer, end)
+        if undecided:
+            return True if final else None
+        return following is not None
 
     # Bodies
 
@@ -431,12 +415,14 @@ class Machine:
             at = self._begin_body(buffer, at, final)
             if self._decoder is None:
                 return at
-        progress, at = self._decoder.feed(buffer, at, self)
+        calls = self._call.index
+        progress, at = self._decoder.feed(buffer, at, self._call)
+        if self._call.index > calls:
+            self._origin = None
         if progress is Progress.FAIL:
             return self._fail(at, "malformed_call")
         if progress is Progress.END:
             self._origin = None
-            self._decoder = None
             self._enter(self._state.mode.end or To("text"))
         else:
             self._wait = at < len(buffer)
@@ -445,10 +431,10 @@ class Machine:
     def _begin_body(self, buffer: str, at: int, final: bool) -> int:
         """Before the body: a marker that says that there is none, or the body's first character."""
         end = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
-        self._spans.raw += buffer[at:end]
+        self._spans.raw.append(buffer[at:end])
         if end == len(buffer):
             return end
-        undecided, marker = self._state.scanner.match(buffer, end, final)
+        undecided, marker = self._state.scanner.match(buffer, end)
         if undecided:
             self._wait = True
         elif marker is not None and self._counts(marker, end):
@@ -457,86 +443,35 @@ class Machine:
             self._decoder = self._state.mode.body.decoder()
         return end
 
-    # What decoders report
-
-    def skip(self, raw: str) -> None:
-        self._spans.raw += raw
-
-    def open_call(self, name: str, own_id: str | None) -> None:
-        if self._spans.thinking:
-            self._diagnose("call_inside_reasoning")
-        self._origin = None
-        self._spans.end()
-        self._index += 1
-        self._keys = 0
-        self._awaits_value = False
-        self._call_open = True
-        self._spec = spec = self._tools.get(name)
-        self._schema = spec.parameters if spec else {}
-        self._freeform = None
-        if spec is not None and spec.custom:
-            self._freeform, self._schema = Freeform(), FREEFORM_SCHEMA
-        self._own_id = None
-        self._spans.events.append(
-            CallOpen(
-                index=self._index,
-                name=spec.name if spec else name,
-                id=own_id,
-                namespace=spec.namespace if spec else None,
-                custom=bool(spec and spec.custom),
-                raw=self._spans.take_raw(),
-            )
-        )
-        if spec is None and self._tools:
-            self._diagnose("unknown_tool")
-
-    def add_arguments(self, text: str, raw: str) -> None:
-        spans = self._spans
-        if self._freeform is not None:
-            text = self._freeform.feed(text)
-        if not text:
-            spans.raw += raw
-            return
-        if spans.raw:
-            raw = spans.take_raw() + raw
-        spans.events.append(CallArgs(self._index, text, raw))
-
-    def close_call(self) -> None:
-        if self._freeform is not None:
-            rest = self._freeform.finish()
-            if rest:
-                self._spans.events.append(CallArgs(self._index, rest, self._spans.take_raw()))
-        self._call_open = False
-        self._spans.events.append(CallClose(self._index, self._spans.take_raw()))
-
-    def diagnose(self, code: str) -> None:
-        self._diagnose(code)
-
-    def knows(self, name: str) -> bool:
-        return not self._tools or name in self._tools
-
-    def schema(self) -> Mapping[str, Any]:
-        return self._schema
-
-    @property
-    def call_is_open(self) -> bool:
-        return self._call_open
-
-    # The end
-
-    def _close_tagged(self) -> None:
-        self.add_arguments("}" if self._keys else "{}", "")
-        self.close_call()
-
     def _finish_call(self) -> None:
         """An open call at the end: what was closed by its own delimiter is recovered."""
         complete = False
         if self._decoder is not None:
-            complete = self._decoder.finish(self)
-        elif self._state.channel is Channel.GAP and not self._awaits_value:
-            self._close_tagged()
-            complete = True
-        self._diagnose("missing_end" if complete else "cut_call")
+            complete = self._decoder.finish(self._held, self._call)
+            self._held = ""
+        elif self._state.channel is Channel.GAP and not self._call.awaits_value:
+            ways = [edge for marker, edge in self._state.edges.items() if self._may_be(marker)]
+            complete = all(edge.act & Act.CLOSE for edge in ways)
+            if complete:
+                self._call.close_tagged()
+        self._call.diagnose("missing_end" if complete else "cut_call")
 
-    def _diagnose(self, code: str) -> None:
-        self._spans.events.append(Diagnostic(code, self._grammar.name))
+    def _may_be(self, marker: str) -> bool:
+        """Whether the text that the output ended with is the beginning of this marker."""
+        return bool(self._held) and marker.startswith(self._held)
+
+    _READ: ClassVar = {
+        Channel.TEXT: _text,
+        Channel.REASONING: _reasoning,
+        Channel.GAP: _gap,
+        Channel.HEADER: _header,
+        Channel.NAME: _name_of_tool,
+        Channel.ID: _id_of_call,
+        Channel.ATTRIBUTE: _attribute,
+        Channel.KEY: _key,
+        Channel.VALUE: _raw_value,
+        Channel.STRING: _raw_value,
+        Channel.LITERAL: _raw_value,
+        Channel.BODY: _body,
+        Channel.LOST: _lost,
+    }

@@ -106,10 +106,9 @@ def _by_template(template: str) -> Family | None:
     thoughts = _best_marked(template, [f for f in FAMILIES if f.reasoning_names])
     if tools is None or tools.unified is not None:
         return tools or thoughts
-    own = reasoning_family(tools.pairs_with) if tools.pairs_with else None
-    if own is not None and own.reasoning is not None:
-        if any(closer in template for closer in own.reasoning.closers):
-            return tools
+    own = reasoning_family(tools.pairs_with).reasoning if tools.pairs_with else None
+    if own is not None and any(closer in template for closer in own.closers):
+        return tools
     return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
 
 

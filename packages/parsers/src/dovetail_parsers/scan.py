@@ -37,13 +37,13 @@ class Scanner:
             found = self._search(buffer, found.start() + 1)
         return len(buffer), None
 
-    def match(self, buffer: str, start: int, final: bool) -> tuple[bool, str | None]:
+    def match(self, buffer: str, start: int) -> tuple[bool, str | None]:
         """The marker that begins at `start`. The flag says: undecided, wait for more text."""
         found = self._match(buffer, start)
         if found is None:
             return False, None
         text = found.group()
-        if not final and found.end() == len(buffer) and text in self._partial:
+        if found.end() == len(buffer) and text in self._partial:
             return True, None
         return False, text if text in self.markers else None
 

@@ -28,6 +28,7 @@ class Tagged:
     many: bool = False
     pad: str = "\n"
     lead: str = "\n"
+    strays: tuple[str, ...] = ()  # inner closers that could be nothing else
 
     def format(self) -> ToolFormat:
         modes = {
@@ -42,7 +43,7 @@ class Tagged:
             )
         return ToolFormat(
             modes=modes | self._outer(),
-            orphans=(self.section[1],) if self.section else (self.end,),
+            orphans=(self.section[1] if self.section else self.end, *self.strays),
             lead=self.lead,
         )
 

@@ -19,45 +19,51 @@ class Spans:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.raw = ""  # read, and not yet part of an event
+        self.raw: list[str] = []  # read, and not yet part of an event
         self._open: Kind | None = None
-        self._white = ""  # content if the same span goes on, else framing
+        self._white: list[str] = []  # content if the same span goes on, else framing
         self._closed = False  # the open thought was closed, its end not told yet
         self._end_raw = ""  # raw text up to that closer
         self._fresh = True  # nothing but white space so far
-
-    def take_raw(self) -> str:
-        raw, self.raw = self.raw, ""
-        return raw
-
-    def marker(self, text: str) -> None:
-        """Markup was read."""
-        self.raw += text
-        self._fresh = False
 
     @property
     def thinking(self) -> bool:
         """Whether a thought is open that nothing has closed."""
         return self._open == "reasoning" and not self._closed
 
-    def drop_white(self) -> None:
-        """Markup around the text was read: white space before it is framing."""
-        self._white = ""
+    def take_events(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def take_raw(self) -> str:
+        raw = "".join(self.raw)
+        self.raw.clear()
+        return raw
+
+    def marker(self, text: str) -> None:
+        """Markup was read."""
+        self.raw.append(text)
+        self._fresh = False
 
     def write(self, kind: Kind, text: str) -> None:
         """Plain text of a kind."""
         if kind != self._open or self._closed:
             self._begin(kind, text)
-            return
-        if not self.raw and not text[-1].isspace():
+        elif self.raw or text[-1].isspace():
+            self._continue(kind, text)
+        else:
             delta = TextDelta if kind == "text" else ReasoningDelta
             self.events.append(delta(text, text))
-            return
-        self._continue(kind, text)
+
+    def end_text(self) -> None:
+        """Markup that ends the text was read: it, and white space before it, is framing."""
+        if self._open == "text":
+            self._end_raw = self.take_raw()
+            self.end()
 
     def close_thought(self) -> None:
         """A closing marker was read."""
-        if self._open == "reasoning" and not self._closed:
+        if self.thinking:
             self._closed = True
             self._end_raw = self.take_raw()
 
@@ -65,43 +71,54 @@ class Spans:
         """A call begins: the open span has ended, and white space before the call is framing."""
         if self._open is not None:
             self.events.append(SpanEnd(self._open, self._end_raw))
-        self._open, self._closed, self._end_raw, self._white = None, False, "", ""
+        self._open, self._closed, self._end_raw = None, False, ""
+        self._white.clear()
         self._fresh = False
+
+    def end_frame(self) -> None:
+        """Markup behind a call was read: it belongs to the call."""
+        raw = self.take_raw()
+        if raw:
+            self.events.append(SpanEnd("frame", raw))
 
     def finish(self) -> None:
         """The output has ended. White space at the end of an unclosed span belongs to it."""
-        if self._open is not None and self._white and not self._closed:
+        if self._open is None:
+            self.end_frame()
+            return
+        if self._white and not self._closed:
             delta = TextDelta if self._open == "text" else ReasoningDelta
-            self.events.append(delta(self._white, self.take_raw()))
-        if self._open is not None:
-            self.events.append(SpanEnd(self._open, self._end_raw + self.take_raw()))
-        elif self.raw:
-            self.events.append(SpanEnd("frame", self.take_raw()))
-        self._open = None
+            self.events.append(delta("".join(self._white), self.take_raw()))
+        self._end_raw += self.take_raw()
+        self.end()
 
     def _begin(self, kind: Kind, text: str) -> None:
         """Text of a kind that is not open, or of a thought that was closed."""
         body = text.lstrip()
         lead = text[: len(text) - len(body)]
-        self._white += lead
-        self.raw += lead
+        self._hold(lead)
         if not body:
             return
         if self._closed and kind == "reasoning":
-            self.raw = self._end_raw + self.raw
+            self.raw.insert(0, self._end_raw)
             self._closed, self._end_raw = False, ""
         else:
-            white = self._white if self._fresh and kind == "text" else ""
+            white = self._white.copy() if self._fresh and kind == "text" else []
             self.end()
             self._open, self._white = kind, white
         self._continue(kind, body)
 
     def _continue(self, kind: Kind, text: str) -> None:
         body = text.rstrip()
-        if not body:
-            self._white += text
-            self.raw += text
-            return
-        delta = TextDelta if kind == "text" else ReasoningDelta
-        self.events.append(delta(self._white + body, self.raw + body))
-        self._white = self.raw = text[len(body) :]
+        if body:
+            self.raw.append(body)
+            self._white.append(body)
+            delta = TextDelta if kind == "text" else ReasoningDelta
+            self.events.append(delta("".join(self._white), self.take_raw()))
+            self._white.clear()
+        self._hold(text[len(body) :])
+
+    def _hold(self, white: str) -> None:
+        if white:
+            self._white.append(white)
+            self.raw.append(white)

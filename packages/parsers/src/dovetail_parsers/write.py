@@ -114,7 +114,8 @@ class _Writer:
             return
         for key, value in load(call.arguments).items():
             self._go(lambda mode: mode.channel is Channel.KEY)
-            self._out.append(key)
+            spell = self._modes[self._at].spell
+            self._out.append(spell(key, self._calls) if spell else key)
             self._go_to_value(value)
             self._out.append(write_raw(value))
             self._follow(*next(iter(self._modes[self._at].on.items())))

@@ -23,8 +23,6 @@ class Sink(Protocol):
     def diagnose(self, code: str) -> None: ...
     def knows(self, name: str) -> bool: ...
     def schema(self) -> Mapping[str, Any]: ...
-    @property
-    def call_is_open(self) -> bool: ...
 
 
 class Decoder(Protocol):
@@ -32,8 +30,11 @@ class Decoder(Protocol):
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]: ...
 
-    def finish(self, sink: Sink) -> bool:
-        """The output ends here. True if what was read is complete enough to stand."""
+    def finish(self, rest: str, sink: Sink) -> bool:
+        """The output ends here, with `rest` to be accounted for.
+
+        True if the call is complete enough to stand.
+        """
         ...
 
 

@@ -57,6 +57,7 @@ class _EnvelopeDecoder:
     """Reads one envelope, or a list of them."""
 
     __slots__ = (
+        "_any",
         "_arguments",
         "_begun",
         "_buffer",
@@ -76,6 +77,7 @@ class _EnvelopeDecoder:
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
         self._list = False
+        self._any = False  # a call was read
         self._state = _START
         self._begin()
 
@@ -111,8 +113,9 @@ class _EnvelopeDecoder:
             if progress is not Progress.MORE:
                 return progress, at
 
-    def finish(self, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: Sink) -> bool:
         """Arguments that are complete make a call, even if the envelope was never closed."""
+        sink.skip(rest)
         if self._state == _ARGUMENTS and self._arguments is not None:
             self._emit(self._arguments.finish(), "", sink)
             if not self._arguments.done:
@@ -121,7 +124,8 @@ class _EnvelopeDecoder:
             return True
         if self._arguments is None or self._name is None or not self._arguments.done:
             return False
-        self._complete(sink)
+        if self._opened:
+            self._complete(sink)
         return True
 
     def _step(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
@@ -148,7 +152,7 @@ class _EnvelopeDecoder:
             self._list = True
             self._state = _ITEM
         elif char == "]" and self._list and state in (_ITEM, _NEXT):
-            if not self._opened and self._envelope.bare:
+            if not self._any and self._envelope.bare:
                 return Progress.FAIL, at
             sink.skip(char)
             return Progress.END, at + 1
@@ -207,9 +211,7 @@ class _EnvelopeDecoder:
     def _after_colon(self) -> Progress:
         envelope, key = self._envelope, self._key
         if not envelope.name:
-            if self._arguments is not None:
-                return Progress.FAIL
-            self._name = key
+            self._name, self._arguments = key, None
         if not envelope.name or (key in envelope.arguments and self._arguments is None):
             self._arguments = JsonArguments()
             self._state = _ARGUMENTS
@@ -233,6 +235,8 @@ class _EnvelopeDecoder:
             return Progress.FAIL, end
         if arguments.done:
             self._state = _AFTER
+            if not self._envelope.name:  # each key is a call of its own
+                self._complete(sink)
             return Progress.END, end
         return Progress.MORE, end
 
@@ -248,7 +252,7 @@ class _EnvelopeDecoder:
         if self._envelope.bare and not sink.knows(self._name):
             return False
         sink.open_call(self._name, self._id)
-        self._opened = True
+        self._opened = self._any = True
         return True
 
     def _open_buffered(self, sink: Sink) -> Progress:
@@ -274,12 +278,13 @@ class _EnvelopeDecoder:
             return Progress.MORE, at + 1
         if self._name is None or (self._envelope.bare and self._arguments is None):
             return Progress.FAIL, at
-        if not self._opened:
-            if not self._open(sink):
-                return Progress.FAIL, at
-            sink.add_arguments("".join(self._buffer) or "{}", "")
         sink.skip(char)
-        self._complete(sink)
+        if self._envelope.name:
+            if not self._opened:
+                if not self._open(sink):
+                    return Progress.FAIL, at
+                sink.add_arguments("".join(self._buffer) or "{}", "")
+            self._complete(sink)
         if not self._list:
             return Progress.END, at + 1
         self._state = _NEXT
@@ -287,3 +292,4 @@ class _EnvelopeDecoder:
 
     def _complete(self, sink: Sink) -> None:
         sink.close_call()
+        self._opened = False

@@ -11,6 +11,8 @@ from dovetail_parsers.arguments.json_string import JsonString
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAY_BE_HEAD = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?\Z')
 
+_LONGEST_HEAD = 256
+
 #: What the model is shown in place of a custom tool's grammar.
 FREEFORM_SCHEMA = {
     "type": "object",
@@ -39,7 +41,7 @@ class Freeform:
         if found:
             self._string = JsonString()
             return self._string.feed(self._head, found.end())[0]
-        if _MAY_BE_HEAD.match(self._head):
+        if len(self._head) < _LONGEST_HEAD and _MAY_BE_HEAD.match(self._head):
             return ""
         self._verbatim = True
         return self._head

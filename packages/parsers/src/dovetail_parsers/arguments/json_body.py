@@ -17,13 +17,14 @@ class JsonArguments:
     empty string are the empty object. Anything else fails.
     """
 
-    __slots__ = ("_blank", "_inner", "_json", "_kind", "_string", "done", "failed")
+    __slots__ = ("_blank", "_inner", "_is_object", "_json", "_kind", "_string", "done", "failed")
 
     def __init__(self, dialect: Dialect = JSON) -> None:
         self._json = JsonText(dialect)
         self._kind = ""  # the first character of the value
         self._string = JsonString()
-        self._blank = True
+        self._blank = True  # so far the string held nothing
+        self._is_object = False  # and now an object
         self._inner = JsonText()
         self.done = False
         self.failed = False
@@ -59,19 +60,26 @@ class JsonArguments:
             return "{}"
         if self._kind != '"':
             return ""
-        decoded = self._string.feed(out)[0]
-        inner = self._inner.feed(decoded)[0]
+        return self._from_string(self._string.feed(out)[0])
+
+    def _from_string(self, decoded: str) -> str:
+        """Text that a string held: an object, or nothing at all."""
+        out, read = self._inner.feed(decoded)
+        if out and self._blank:
+            self._is_object = out[0] == "{"
         self._blank &= not decoded.strip()
+        self._is_object &= not decoded[read:].strip()
         if self._string.done and self._blank:
             self._kind = "n"
             return "{}"
-        return inner
+        return out if self._is_object else ""
 
     def _update(self) -> None:
         """A value that is no object fails at its end, wherever the chunks were cut."""
         self.failed = self._json.failed
         if self._json.done:
-            self.done = self._kind in "{n" or (self._kind == '"' and self._inner.done)
+            held = self._kind == '"' and self._is_object and self._inner.done
+            self.done = self._kind in "{n" or held
             self.failed = not self.done
 
 
@@ -109,9 +117,8 @@ class _JsonBodyDecoder:
             return Progress.END, at
         return Progress.MORE, at
 
-    def finish(self, sink: Sink) -> bool:
-        out = self._arguments.finish()
-        sink.add_arguments(out, "")
+    def finish(self, rest: str, sink: Sink) -> bool:
+        sink.add_arguments(self._arguments.finish(), rest)
         if self._arguments.done:
             sink.close_call()
         return self._arguments.done

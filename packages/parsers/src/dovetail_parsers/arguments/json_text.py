@@ -37,6 +37,7 @@ _IN_SINGLE = re.compile(r"[^'\"\\\x00-\x1f]*")
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSES = {"}": "{", "]": "["}
+_LONGEST = 2000  # characters of a number, literal or bare key
 
 
 def escape(text: str) -> str:
@@ -73,7 +74,7 @@ class JsonText:
         self._escape = ""  # an escape sequence that is not complete yet
         self._scalar = ""  # a number, literal or bare key that is not complete yet
         self._stalled = False  # a string's delimiter is cut at the end of the text
-        self._comma = ""  # a comma, with the white space behind it, that may have to go
+        self._comma: list[str] = []  # a comma and white space behind it: it may have to go
         self.done = False
         self.failed = False
         self.repairs: list[str] = []
@@ -99,7 +100,7 @@ class JsonText:
     def finish(self) -> str:
         """The end of the text: a scalar that stands alone is complete now."""
         out: list[str] = []
-        if not (self.done or self.failed) and self._scalar:
+        if self._scalar and not (self._stack or self.done or self.failed):
             self._end_scalar(out)
         return "".join(out)
 
@@ -197,8 +198,10 @@ class JsonText:
             if not self._scalar and self._expect in (_COLON, _AFTER):
                 self.failed = True
                 return at
-            self._scalar += token
-            return found.end()
+            self._scalar += token[: _LONGEST - len(self._scalar)]
+            if len(self._scalar) == _LONGEST:
+                self.failed = True
+            return min(found.end(), at + _LONGEST)
         if self._scalar and (not self._end_scalar(out) or self.done):
             return at
         if kind == 1:
@@ -211,7 +214,7 @@ class JsonText:
 
     def _white(self, token: str, out: list[str]) -> None:
         if self._comma:
-            self._comma += token
+            self._comma.append(token)
         elif self._stack:
             out.append(token)
 
@@ -237,18 +240,24 @@ class JsonText:
                 return False
             if not self._dialect.bare_keys:
                 self.repairs.append("bare_key")
-            out.append(self._comma + '"' + scalar + '"')
-            self._comma = ""
+            self._take_comma(out)
+            out.append('"' + scalar + '"')
             self._expect = _COLON
             return True
         value = self._scalar_value(scalar)
         if value is None:
             self.failed = True
             return False
-        out.append(self._comma + value)
-        self._comma = ""
+        self._take_comma(out)
+        out.append(value)
         self._end_value()
         return True
+
+    def _take_comma(self, out: list[str]) -> None:
+        """Something follows the comma: it may go out."""
+        if self._comma:
+            out.extend(self._comma)
+            self._comma.clear()
 
     def _scalar_value(self, scalar: str) -> str | None:
         if NUMBER.match(scalar):
@@ -279,7 +288,7 @@ class JsonText:
             out.append(":")
             self._expect = _VALUE
         elif token == "," and expect == _AFTER:
-            self._comma = ","
+            self._comma.append(",")
             self._expect = _KEY if self._stack[-1] == "{" else _VALUE
         else:
             self.failed = True
@@ -289,16 +298,16 @@ class JsonText:
         self._quote = quote
         if quote == "'" and not self._dialect.parens:
             self.repairs.append("single_quotes")
-        out.append(self._comma + '"')
-        self._comma = ""
+        self._take_comma(out)
+        out.append('"')
 
     def _open(self, token: str, out: list[str]) -> None:
         if self._expect not in (_VALUE, _FIRST_ITEM):
             self.failed = True
             return
         bracket = "[" if token == "(" else token
-        out.append(self._comma + bracket)
-        self._comma = ""
+        self._take_comma(out)
+        out.append(bracket)
         self._stack.append(bracket)
         self._expect = _FIRST_KEY if bracket == "{" else _FIRST_ITEM
 
@@ -309,8 +318,8 @@ class JsonText:
             self.failed = True
             return
         if self._comma:
-            out.append(self._comma[1:])
-            self._comma = ""
+            out.extend(self._comma[1:])
+            self._comma.clear()
             self.repairs.append("trailing_comma")
         self._stack.pop()
         out.append(bracket)

@@ -67,8 +67,9 @@ class _PythonicDecoder:
                 return progress, at
         return Progress.MORE, at
 
-    def finish(self, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: Sink) -> bool:
         """A call is complete only with its closing parenthesis; a list may lack its bracket."""
+        sink.skip(rest)
         if self._state == _NEXT:
             return True
         return self._state == _NAME_OF_CALL and not self._listed and not self._word
@@ -125,10 +126,10 @@ class _PythonicDecoder:
             case (3 | 6, ")") if self._may_close():
                 self._close(sink)
                 return Progress.MORE, at + 1
-            case (7, "]") if self._listed:
+            case (1 | 7, "]") if self._listed and not (self._bare and not self._name):
                 sink.skip(char)
                 return Progress.END, at + 1
-            case (1, _) if not self._listed:
+            case (1, _) if not self._listed and self._name:
                 return Progress.END, at
             case (7, other) if not self._listed and other not in ",;":
                 self._state = _NAME_OF_CALL

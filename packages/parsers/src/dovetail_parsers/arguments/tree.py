@@ -18,15 +18,18 @@ from dovetail_parsers.arguments.value import Value
 
 _TAG = re.compile(r"<(/?)([^<>/\s\"=]{1,200})>")
 _MAY_BE_TAG = re.compile(r"<(?:/?(?:[^<>/\s\"=]{1,200})?)?\Z")
+_SPACE = re.compile(r"\s*")
 _ITEM = "item"
+_LOOK_AHEAD = 256  # white space between a value's closer and the tag that must follow it
 
 
 @dataclass(frozen=True)
 class Tree:
-    """`call` is the element whose closing tag ends the arguments."""
+    """`call` is the element whose closing tag ends the arguments, `section` the one around it."""
 
     token: str
-    call: str = "invoke"
+    call: str
+    section: str
     holds_calls: bool = False
     holds_many: bool = False
 
@@ -87,38 +90,52 @@ class _Node:
 
 
 class _TreeDecoder:
-    __slots__ = ("_needle", "_root", "_stack", "_token", "_white")
+    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_white")
 
     def __init__(self, body: Tree) -> None:
         self._token = body.token
         self._needle = body.token + "<"
-        self._white = ""  # white space that is text only if text follows
+        self._ends = (f"{body.token}</{body.call}>", f"{body.token}</{body.section}>")
+        self._section = body.section
+        self._white: list[str] = []  # white space that is text only if text follows
         self._root: Mapping[str, Any] | None = None
         self._stack = [_Node(body.call, {}, frozenset({"object"}))]
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+        return self._read(text, start, sink, final=False)
+
+    def finish(self, rest: str, sink: Sink) -> bool:
+        """With every element closed only the call's own closing tag may be missing."""
+        read = self._read(rest, 0, sink, final=True)[1]
+        sink.skip(rest[read:])
+        half = rest[read:].lstrip()
+        complete = len(self._stack) == 1 and (not half or self._is_half_an_end(half))
+        if complete:
+            sink.add_arguments("}" if self._stack[0].brackets else "{}", "")
+            sink.close_call()
+        return complete
+
+    def _is_half_an_end(self, text: str) -> bool:
+        closing = len(self._token) + 1 < len(text)
+        return closing and any(end.startswith(text) for end in self._ends)
+
+    def _read(self, text: str, start: int, sink: Sink, final: bool) -> tuple[Progress, int]:
         if self._root is None:
             self._root = sink.schema()
             self._stack[0].schema = self._root
         out: list[str] = []
         at, progress, waits = start, Progress.MORE, False
         while at < len(text) and progress is Progress.MORE and not waits:
-            progress, end = self._step(text, at, out, sink)
+            progress, end = self._step(text, at, out, sink, final)
             waits, at = end == at, end
         sink.add_arguments("".join(out), text[start:at])
         if progress is Progress.END:
             sink.close_call()
         return progress, at
 
-    def finish(self, sink: Sink) -> bool:
-        """With every element closed only the call's own closing tag is missing."""
-        complete = len(self._stack) == 1
-        if complete:
-            sink.add_arguments(self._stack[0].end() if self._stack[0].brackets else "{}", "")
-            sink.close_call()
-        return complete
-
-    def _step(self, text: str, at: int, out: list[str], sink: Sink) -> tuple[Progress, int]:
+    def _step(
+        self, text: str, at: int, out: list[str], sink: Sink, final: bool
+    ) -> tuple[Progress, int]:
         """Reads up to a tag, or one tag; no progress means that a tag is not complete yet."""
         found = text.find(self._needle, at)
         if found < 0:
@@ -130,10 +147,30 @@ class _TreeDecoder:
         tag = _TAG.match(text, tag_at)
         if tag is None and (tag_at >= len(text) or _MAY_BE_TAG.match(text, tag_at)):
             return Progress.MORE, at
-        if tag is None or not self._is_markup(tag):
-            progress = self._text(text[at : tag_at + 1], out)
-            return progress, tag_at + 1 if progress is Progress.MORE else at
-        return self._tag(tag, out, sink), tag.end()
+        if tag is not None and len(self._stack) == 1 and tag[0] == f"</{self._section}>":
+            sink.diagnose("missing_end")
+            out.append("}" if self._stack[0].brackets else "{}")
+            return Progress.END, at
+        if tag is not None and self._is_markup(tag):
+            closes = self._closes(text, tag, final)
+            if closes is None:
+                return Progress.MORE, at
+            if closes:
+                return self._tag(tag, out, sink), tag.end()
+        progress = self._text(text[at : tag_at + 1], out)
+        return progress, tag_at + 1 if progress is Progress.MORE else at
+
+    def _closes(self, text: str, tag: re.Match[str], final: bool) -> bool | None:
+        """Whether a value's closer counts: only if another tag follows. None: wait for more."""
+        if not tag[1] or len(self._stack) == 1:
+            return True
+        end = _SPACE.match(text, tag.end()).end()  # type: ignore[union-attr]
+        following = text[end : end + len(self._needle)]
+        if following == self._needle:
+            return True
+        if end - tag.end() > _LOOK_AHEAD or not self._needle.startswith(following):
+            return False
+        return True if final else None
 
     def _is_markup(self, tag: re.Match[str]) -> bool:
         node = self._stack[-1]
@@ -142,39 +179,34 @@ class _TreeDecoder:
     def _text(self, text: str, out: list[str]) -> Progress:
         node = self._stack[-1]
         if node.value is None:
-            text = self._white + text
-            self._white = ""
-            if not text.strip() and ("string" not in node.types or len(node.types) > 1):
-                self._white = text
-                return Progress.MORE
-            if not text:
+            if text.isspace() and node.types != schemas.STRING:
+                self._white.append(text)
                 return Progress.MORE
             if node.brackets or len(self._stack) == 1:
                 return Progress.FAIL
             node.value = Value(node.types)
+            text = "".join(self._white) + text
+            self._white.clear()
         out.append(node.value.feed(text))
         return Progress.MORE
 
     def _tag(self, tag: re.Match[str], out: list[str], sink: Sink) -> Progress:
         node = self._stack[-1]
         if not tag[1]:
-            self._white = ""
+            self._white.clear()
             out.append(node.begin_child(tag[2]))
             self._stack.append(self._child(node, tag[2]))
             return Progress.MORE
-        if self._white and not node.brackets and "string" in node.types:
-            node.value = Value(frozenset({"string"}))
-            out.append(node.value.feed(self._white))
-        self._white = ""
         self._stack.pop()
+        if self._white and not node.brackets and "string" in node.types:
+            node.value = Value(schemas.STRING)
+            out.append(node.value.feed("".join(self._white)))
+        self._white.clear()
+        if not self._stack:
+            out.append("}" if node.brackets else "{}")
+            return Progress.END
         out.append(node.end())
-        if node.value is not None and self._check(node.value, sink) is Progress.FAIL:
-            return Progress.FAIL
-        if self._stack:
-            return Progress.MORE
-        if not node.brackets:
-            out[-1] = "{}"
-        return Progress.END
+        return self._check(node.value, sink)
 
     def _child(self, parent: _Node, name: str) -> _Node:
         assert self._root is not None
@@ -184,7 +216,9 @@ class _TreeDecoder:
             schema = schemas.property_schema(parent.schema, name, self._root)
         return _Node(name, schema, schemas.types(schema, self._root))
 
-    def _check(self, value: Value, sink: Sink) -> Progress:
+    def _check(self, value: Value | None, sink: Sink) -> Progress:
+        if value is None:
+            return Progress.MORE
         for code in value.diagnostics:
             sink.diagnose(code)
         value.diagnostics.clear()

@@ -21,7 +21,7 @@ _NAMED = {
 _MAY_BE_NAMED = frozenset(name[:i] for name in _NAMED for i in range(len(name) + 1))
 _AS_JSON = {"True": "true", "False": "false", "None": "null"}
 _CONTAINERS = {"{": "object", "[": "array"}
-_LONG = 128  # no number is longer: stop asking, and decide at the end
+_LONG = 128  # longer than any number: stop asking, and decide at the end
 
 
 class Value:
@@ -66,46 +66,45 @@ class Value:
     def _decide(self, text: str) -> str:
         """Stream now if the text can only be one thing, else keep holding it."""
         body = text.lstrip()
-        if not body:
-            return ""
-        kind = _CONTAINERS.get(body[0])
-        if kind in self._types:
-            if "string" in self._types:
-                self._waits = True
-                return ""
+        kind = _CONTAINERS.get(body[:1])
+        may_be_string = "string" in self._types
+        if kind in self._types and not may_be_string:
             self._json = JsonText()
             return self._feed_json(body)
-        if self._may_be_scalar(body.rstrip()):
+        if kind in self._types or ((kind or body[:1] == '"') and not may_be_string):
+            self._waits = True
+            return ""
+        if not body or self._may_be_scalar(body.rstrip()):
             self._held = [text]
             self._waits = len(text) > _LONG
             return ""
-        if "string" not in self._types:
+        if not may_be_string:
             self.diagnostics.append("type_mismatch")
         self._string = True
         return '"' + escape(text)
 
     def _may_be_scalar(self, text: str) -> bool:
+        if "string" not in self._types:
+            return bool(_MAY_BE_NUMBER.match(text)) or text in _MAY_BE_NAMED
         if _MAY_BE_NUMBER.match(text) and self._types & {"number", "integer"}:
             return True
         return text in _MAY_BE_NAMED and bool(self._types & {"boolean", "null"})
 
     def _literal(self, text: str) -> str | None:
-        """The text as a JSON literal that the types allow, spelled as the model spelled it."""
-        if NUMBER.match(text):
-            integral = text.lstrip("-").isdigit()
-            if "number" in self._types or ("integer" in self._types and integral):
-                return text
-            if "integer" in self._types and "string" not in self._types:
-                self.diagnostics.append("type_mismatch")
-                return text
+        """The text as a JSON literal, spelled as the model spelled it.
+
+        Where a string is allowed only a literal of the other allowed types is one; where none
+        is, any literal is closer to what the model meant than a string.
+        """
+        kind, literal = _read_literal(text)
+        if kind == "string" and kind in self._types:
             return None
-        if _NAMED.get(text) in self._types:
-            return _AS_JSON.get(text, text)
-        if text and _CONTAINERS.get(text[0]) in self._types:
-            whole = JsonText()
-            out, read = whole.feed(text)
-            return out if whole.done and read == len(text) else None
-        return None
+        if kind in self._types or (kind == "integer" and "number" in self._types):
+            return literal
+        if "string" in self._types or literal is None:
+            return None
+        self.diagnostics.append("type_mismatch")
+        return literal
 
     def _feed_json(self, text: str) -> str:
         assert self._json is not None
@@ -128,3 +127,17 @@ class Value:
         if self._json.repairs:
             self.diagnostics.extend(self._json.repairs)
             self._json.repairs.clear()
+
+
+def _read_literal(text: str) -> tuple[str, str | None]:
+    """The JSON type of a literal and its JSON spelling; None if the text is no literal."""
+    if NUMBER.match(text):
+        return ("integer" if text.lstrip("-").isdigit() else "number"), text
+    if text in _NAMED:
+        return _NAMED[text], _AS_JSON.get(text, text)
+    if text[:1] in ("{", "[", '"'):
+        whole = JsonText()
+        out, read = whole.feed(text)
+        if whole.done and read == len(text):
+            return _CONTAINERS.get(text[0], "string"), out
+    return "string", None

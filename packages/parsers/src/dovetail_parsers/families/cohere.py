@@ -36,5 +36,7 @@ FAMILY = Family(
         },
         orphans=("<|END_ACTION|>", *_FRAMES),
     ),
-    reasoning=ReasoningFormat(openers=("<|START_THINKING|>",), closers=("<|END_THINKING|>",)),
+    reasoning=ReasoningFormat(
+        openers=("<|START_THINKING|>",), closers=("<|END_THINKING|>",), frames=_FRAMES
+    ),
 )

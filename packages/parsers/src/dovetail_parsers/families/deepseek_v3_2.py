@@ -21,6 +21,7 @@ def dsml(section: str) -> ToolFormat:
         end="</｜DSML｜invoke>",
         many=True,
         lead="\n\n",
+        strays=("</｜DSML｜invoke>", *_CLOSER),
     ).format()
 
 

@@ -1,4 +1,4 @@
-"""Granite 3: a marker and a JSON list of calls; thoughts announced in words."""
+"""Granite 3: a marker and a JSON list of calls; thoughts announced in words, 3.3: in tags."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
@@ -15,9 +15,10 @@ FAMILY = Family(
     marks=("<|tool_call|>", "granite"),
     tools=enveloped(Envelope(many=True), {"<|tool_call|>": "", "<tool_call>": ""}),
     reasoning=ReasoningFormat(
-        openers=("Here's my thought process:", "Here is my thought process:"),
-        closers=("Here's my response:", "Here is my response:"),
+        openers=("Here's my thought process:", "Here is my thought process:", "<think>"),
+        closers=("Here's my response:", "Here is my response:", "</think>"),
         pads=("\n", "\n", "\n"),
-        orphans=(),
+        frames=("<response>", "</response>"),
+        orphans=("</think>",),
     ),
 )

@@ -18,7 +18,7 @@ _ENDS = {marker: To("text") for marker in ("<|end|>", "<|return|>", "<|call|>")}
 _STRAY = {marker: To("text") for marker in ("<|message|>", "<|constrain|>")}
 
 
-def route(header: str) -> Route | None:
+def route(header: str) -> Route:
     recipient = _RECIPIENT.search(header)
     if recipient is not None and recipient[1] != "assistant":
         return Route("call", recipient[1])

@@ -26,7 +26,15 @@ def _parameters(opens: Act, closes: Act) -> Mode:
 
 TOOLS = ToolFormat(
     modes={
-        "text": _mode(Channel.TEXT, {"<tool_calls>": To("section", pad="\n")}),
+        "text": Mode(
+            Channel.TEXT,
+            on={"<tool_calls>": To("section", pad="\n")},
+            tolerate={
+                f"<tool_calls{SUFFIX}>": To("section"),
+                "<tool_call>": To("name"),
+                f"<tool_call{SUFFIX}>": To("name"),
+            },
+        ),
         "section": Mode(
             Channel.GAP,
             on={"<tool_call>": To("name")},

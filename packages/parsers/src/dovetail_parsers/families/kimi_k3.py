@@ -16,6 +16,15 @@ def _number(_: str, index: int) -> str:
     return str(index + 1)
 
 
+def _read(text: str) -> tuple[str, str | None]:
+    """An attribute's value, its two escapes undone."""
+    return text.replace("&quot;", '"').replace("&amp;", "&"), None
+
+
+def _spell(value: str, _: int) -> str:
+    return value.replace("&", "&amp;").replace('"', "&quot;")
+
+
 def _parameters(opens: Act, closes: Act) -> dict[str, To]:
     return {
         f'{_OPEN}argument key="': To("key", opens),
@@ -32,7 +41,11 @@ TOOLS = ToolFormat(
         ),
         "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': To("name")}),
         "name": Mode(
-            Channel.NAME, on={'" index="': To("index")}, tolerate={f'"{_SEP}': To("head")}
+            Channel.NAME,
+            on={'" index="': To("index")},
+            tolerate={f'"{_SEP}': To("head")},
+            read=_read,
+            spell=_spell,
         ),
         "index": Mode(Channel.ATTRIBUTE, on={f'"{_SEP}': To("head")}, spell=_number),
         "head": Mode(
@@ -48,6 +61,8 @@ TOOLS = ToolFormat(
                 **{f'" type="{kind}"{_SEP}': To("literal") for kind in _TYPES},
             },
             tolerate={f'"{_SEP}': To("value")},
+            read=_read,
+            spell=_spell,
         ),
         "string": Mode(Channel.STRING, on={f"{_CLOSE}argument{_SEP}": To("args")}),
         "literal": Mode(Channel.LITERAL, on={f"{_CLOSE}argument{_SEP}": To("args")}),
@@ -81,6 +96,6 @@ FAMILY = Family(
     reasoning=ReasoningFormat(
         openers=(f"{_OPEN}think{_SEP}",),
         closers=(f"{_CLOSE}think{_SEP}",),
-        frames=(f"{_OPEN}response{_SEP}", f"{_CLOSE}response{_SEP}"),
+        frames=(f"{_OPEN}response{_SEP}", f"{_CLOSE}response{_SEP}", *_END_OF_MESSAGE),
     ),
 )

@@ -1,7 +1,6 @@
 """MiniCPM5: one element for each call; a value may stand in a CDATA section."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel
 from dovetail_parsers.shapes import Tagged, raw
 
 FAMILY = Family(
@@ -16,7 +15,8 @@ FAMILY = Family(
         key='<param name="',
         values={
             '">': raw("</param>"),
-            '"><![CDATA[': (Channel.STRING, ("]]></param>",)),
+            '"><![CDATA[': raw("]]></param>"),
+            '">\n<![CDATA[': raw("]]>\n</param>", "]]></param>"),
         },
         end="</function>",
         pad="",

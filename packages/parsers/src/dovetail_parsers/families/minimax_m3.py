@@ -17,9 +17,18 @@ def tree_format(token: str) -> ToolFormat:
                 Channel.TEXT, on={begin: To("section", pad="\n")}, tolerate={invoke: To("name")}
             ),
             "section": Mode(Channel.GAP, on={invoke: To("name")}),
-            "name": Mode(Channel.NAME, on={'">': To("args", Act.OPEN)}),
-            "args": Mode(Channel.BODY, body=Tree(token), end=To("done", pad="\n")),
-            "done": Mode(Channel.GAP, on={invoke: To("name"), end: To("text")}),
+            "name": Mode(Channel.NAME, on={'">': To("head")}),
+            "head": Mode(Channel.GAP, on={f"{token}<": To("args", Act.OPEN, peek=True)}),
+            "args": Mode(
+                Channel.BODY,
+                body=Tree(token, call="invoke", section="tool_call"),
+                end=To("done", pad="\n"),
+            ),
+            "done": Mode(
+                Channel.GAP,
+                on={invoke: To("name"), end: To("text")},
+                tolerate={f"{token}</invoke>": To("done")},
+            ),
         },
         orphans=(end, f"{token}</invoke>"),
     )

@@ -25,7 +25,7 @@ _INVOKE = Tagged(
 ).format()
 
 
-def route(header: str) -> Route | None:
+def route(header: str) -> Route:
     recipient = _RECIPIENT.search(header)
     if recipient is None or recipient[1] == "user":
         return Route("text")
@@ -79,7 +79,12 @@ FAMILY = Family(
             "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS),
             "header": Mode(Channel.HEADER, on={"<|message|>": To("text")}, route=route),
             "reasoning": Mode(Channel.REASONING, on=_ENDS | _MESSAGE),
-            "tool": Mode(Channel.GAP, on={"<atem:function_calls>": To("section")}),
+            "tool": Mode(
+                Channel.GAP,
+                on={"<atem:function_calls>": To("section")},
+                tolerate={'<atem:invoke name="': To("name")},
+                otherwise=To("text"),
+            ),
         },
     ),
 )

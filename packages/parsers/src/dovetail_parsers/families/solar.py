@@ -19,7 +19,9 @@ FAMILY = Family(
     marks=("<|tool_call:begin|>",),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={"<|tool_calls|>": To("section")}),
+            "text": Mode(
+                Channel.TEXT, on={"<|tool_calls|>": To("section")}, tolerate={_CALL: To("id")}
+            ),
             "section": Mode(Channel.GAP, on={_CALL: To("id")}),
             "id": Mode(Channel.ID, on={"<|tool_call:name|>": To("name")}),
             "name": Mode(Channel.NAME, on={"<|tool_call:args|>": To("args", Act.OPEN)}),
@@ -37,6 +39,6 @@ FAMILY = Family(
     reasoning=ReasoningFormat(
         openers=("<|think|>",),
         closers=("<|end|>",),
-        frames=("<|begin|>assistant<|content|>", "<|begin|>assistant", "<|content|>"),
+        frames=("<|begin|>assistant<|content|>", "<|begin|>assistant", "<|content|>", "<|end|>"),
     ),
 )

@@ -30,7 +30,7 @@ FAMILY = Family(
     tools=ToolFormat(
         modes={
             **_INVOKE.modes,
-            "text": Mode(Channel.TEXT, on={_BEGIN: To("begun")}, tolerate={_CALL: To("section")}),
+            "text": Mode(Channel.TEXT, on={_BEGIN: To("begun")}, tolerate={_CALL: To("kind")}),
             "begun": Mode(Channel.GAP, on={_CALL: To("kind")}),
             "kind": Mode(Channel.GAP, on={"function<｜tool_sep｜>": To("section")}),
             "done": Mode(Channel.GAP, on={_CALL_END: To("ended")}),

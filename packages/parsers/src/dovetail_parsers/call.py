@@ -1,0 +1,131 @@
+"""The call that is being read: its events, its tool, its parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, ToolSpec
+from dovetail_parsers.arguments import schema as schemas
+from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA, Freeform
+from dovetail_parsers.arguments.json_text import escape
+from dovetail_parsers.arguments.value import Value
+from dovetail_parsers.spans import Spans
+
+
+class Call:
+    """Turns what the machine and its decoders read into the events of one call after another."""
+
+    __slots__ = (
+        "_family",
+        "_freeform",
+        "_keys",
+        "_schema",
+        "_spans",
+        "_told",
+        "_tools",
+        "_value",
+        "awaits_value",
+        "index",
+        "is_open",
+    )
+
+    def __init__(self, spans: Spans, tools: Mapping[str, ToolSpec], family: str) -> None:
+        self._spans = spans
+        self._tools = tools
+        self._family = family
+        self._told: set[str] = set()  # diagnostics are told once for each call
+        self._schema: Mapping[str, Any] = {}
+        self._freeform: Freeform | None = None
+        self._keys = 0
+        self._value = Value(schemas.ANY)
+        self.index = -1
+        self.is_open = False
+        self.awaits_value = False
+
+    def diagnose(self, code: str) -> None:
+        if code not in self._told:
+            self._told.add(code)
+            self._spans.events.append(Diagnostic(code, self._family))
+
+    def knows(self, name: str) -> bool:
+        """Whether a tool of this name was offered, or none was."""
+        return not self._tools or name in self._tools
+
+    def schema(self) -> Mapping[str, Any]:
+        return self._schema
+
+    def skip(self, raw: str) -> None:
+        self._spans.raw.append(raw)
+
+    def open_call(self, name: str, own_id: str | None) -> None:
+        self._told.clear()
+        if self._spans.thinking:
+            self.diagnose("call_inside_reasoning")
+        self._spans.end()
+        spec = self._tools.get(name)
+        custom = spec is not None and spec.custom
+        self.index += 1
+        self.is_open = True
+        self.awaits_value = False
+        self._keys = 0
+        self._freeform = Freeform() if custom else None
+        self._schema = FREEFORM_SCHEMA if custom else spec.parameters if spec else {}
+        self._spans.events.append(
+            CallOpen(
+                index=self.index,
+                name=spec.name if spec else name,
+                id=own_id,
+                namespace=spec.namespace if spec else None,
+                custom=custom,
+                raw=self._spans.take_raw(),
+            )
+        )
+        if spec is None and self._tools:
+            self.diagnose("unknown_tool")
+
+    def add_arguments(self, text: str, raw: str) -> None:
+        spans = self._spans
+        if self._freeform is not None:
+            text = self._freeform.feed(text)
+        if not text:
+            if raw:
+                spans.raw.append(raw)
+            return
+        if spans.raw:
+            spans.raw.append(raw)
+            raw = spans.take_raw()
+        spans.events.append(CallArgs(self.index, text, raw))
+
+    def close_call(self) -> None:
+        if self._freeform is not None:
+            rest, self._freeform = self._freeform.finish(), None
+            self.add_arguments(rest, "")
+        self.is_open = False
+        self._spans.events.append(CallClose(self.index, self._spans.take_raw()))
+
+    # Calls whose parameters stand in tags
+
+    def begin_value(self, key: str, allowed: frozenset[str] | None) -> None:
+        """A parameter's name was read. `allowed` narrows the types that its schema allows."""
+        lead = ", " if self._keys else "{"
+        self._keys += 1
+        self.awaits_value = True
+        found = schemas.property_schema(self._schema, key, self._schema)
+        types = schemas.types(found, self._schema)
+        self._value = Value(types if allowed is None else (types & allowed or allowed))
+        self.add_arguments(f'{lead}"{escape(key)}": ', "")
+
+    def add_value(self, text: str) -> None:
+        if text:
+            self.add_arguments(self._value.feed(text), text)
+
+    def end_value(self) -> bool:
+        """The value's closer was read. False if what stood before it is no value."""
+        self.add_arguments(self._value.end(), "")
+        self.awaits_value = False
+        for code in self._value.diagnostics:
+            self.diagnose(code)
+        return not self._value.failed
+
+    def close_tagged(self) -> None:
+        self.add_arguments("}" if self._keys else "{}", "")
+        self.close_call()

@@ -1,0 +1,84 @@
+"""Work per chunk is bounded by the chunk: counted in function calls, never in time."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+from casebook import TOOLS
+
+from dovetail_model import ToolCallBlock
+from dovetail_parsers import Parser, families, write
+from dovetail_parsers.family import Family
+
+LINE = "def f(x):\n    return \"é\" if x < 3 else {'a': [1, 2]}  # <b> </x>\n"
+TOOL_FAMILIES = [family for family in families() if family.tools]
+
+
+def calls_of(run: Callable[[], None]) -> int:
+    """How many functions, of Python and of C, are called."""
+    count = 0
+
+    def hook(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(hook)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def per_chunk(family: Family, text: str) -> float:
+    pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+    parser = Parser(family.tool_parser, family.reasoning_parser, tools=TOOLS, in_reasoning=False)
+
+    def run() -> None:
+        for piece in pieces:
+            parser.feed(piece)
+        parser.finish()
+
+    return calls_of(run) / len(pieces)
+
+
+@pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
+def test_a_long_argument_costs_the_same_per_chunk(family: Family) -> None:
+    def text(size: int) -> str:
+        content = (LINE * (size // len(LINE) + 1))[:size]
+        arguments = json.dumps({"path": "a", "content": content}, ensure_ascii=False)
+        return write([ToolCallBlock("", "write_file", arguments)], family)
+
+    assert per_chunk(family, text(40_000)) < 1.1 * per_chunk(family, text(4_000))
+
+
+#: Outputs of which nothing can be passed on for long, or that make the parser look twice.
+HOSTILE = {
+    "white_space": " \n" * 4,
+    "openers": "<tool_call>",
+    "half_openers": "<tool_cal",
+    "closers_in_a_value": "</parameter> x",
+    "orphans": "</tool_call></think>",
+    "braces": '{"name": [',
+}
+
+
+@pytest.mark.parametrize(
+    "start", ["", "<tool_call>\n<function=configure>\n<parameter=options>\n{!"]
+)
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_output_is_linear(start: str, piece: str) -> None:
+    family = next(family for family in families() if family.name == "qwen3_coder")
+    short, long = start + piece * 200, start + piece * 2_000
+    assert per_chunk(family, long) < 1.3 * per_chunk(family, short)
+
+
+def test_memory_of_a_long_call_is_not_kept() -> None:
+    """Nothing of what was passed on stays in the parser."""
+    parser = Parser("qwen3_coder", "qwen3", tools=TOOLS)
+    parser.feed("<tool_call>\n<function=write_file>\n<parameter=content>\n")
+    parser.feed("x" * 1_000_000)
+    machine = parser._stream
+    sizes = [len(v) for k in machine.__slots__ if isinstance(v := getattr(machine, k), str)]  # type: ignore[attr-defined]
+    assert max(sizes) < 100

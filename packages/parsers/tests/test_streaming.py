@@ -1,0 +1,240 @@
+"""What comes out at which chunk: tables of pieces in and events out."""
+
+from dataclasses import dataclass
+
+import pytest
+from casebook import TOOLS
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    ReasoningDelta,
+    SpanEnd,
+    TextDelta,
+)
+from dovetail_parsers import Parser, families
+
+
+@dataclass(frozen=True)
+class Flow:
+    id: str
+    tool: str | None
+    reasoning: str | None
+    steps: list[tuple[str, list[str]]]
+    end: list[str]
+
+
+def told(events: list[Event]) -> list[str]:
+    """Events in short: what they say, without raw text."""
+    return [line for line in map(_line, events) if line]
+
+
+def _line(event: Event) -> str:
+    match event:
+        case TextDelta(text=text):
+            return f"text {text}"
+        case ReasoningDelta(text=text):
+            return f"thought {text}"
+        case SpanEnd(kind="frame"):
+            return ""
+        case SpanEnd(kind=kind):
+            return f"end {kind}"
+        case CallOpen(index=index, name=name):
+            return f"open {index} {name}"
+        case CallArgs(text=text):
+            return f"args {text}"
+        case CallClose(index=index):
+            return f"close {index}"
+        case Diagnostic(code=code):
+            return f"note {code}"
+    raise TypeError(type(event))
+
+
+FLOWS = [
+    Flow(
+        "text_leaves_at_once",
+        "hermes",
+        "qwen3",
+        [("Hello", ["text Hello"]), (" there", ["text  there"]), (" <b>", ["text  <b>"])],
+        ["end text"],
+    ),
+    Flow(
+        "white_space_waits_for_what_it_frames",
+        "hermes",
+        "qwen3",
+        [("Hello \n", ["text Hello"]), ("\n", []), ("world", ["text  \n\nworld"])],
+        ["end text"],
+    ),
+    Flow(
+        "half_a_marker_is_held_back",
+        "hermes",
+        "qwen3",
+        [("a <tool", ["text a"]), ("_c", []), ("at", ["text  <tool_cat"])],
+        ["end text"],
+    ),
+    Flow(
+        "json_arguments_stream_as_they_come",
+        "hermes",
+        None,
+        [
+            ("<tool_call>", []),
+            ('{"name": "write_file", ', []),
+            ('"arguments": ', []),
+            ('{"con', ["open 0 write_file", 'args {"con']),
+            ('tent": "a', ['args tent": "a']),
+            ('b"', ['args b"']),
+            ("}", ["args }"]),
+            ("}", ["close 0"]),
+            ("</tool_call>", []),
+        ],
+        [],
+    ),
+    Flow(
+        "a_string_streams_inside_its_value",
+        "qwen3_coder",
+        None,
+        [
+            ("<tool_call>\n<function=write_file>\n", []),
+            ("<parameter=", ["open 0 write_file"]),
+            ("content>\n", ['args {"content": ']),
+            ("def f", ['args "def f']),
+            ('():\n    return "x', ['args ():\\n    return \\"x']),
+            ('"\n', ['args \\"']),
+            ("</param", []),
+            ("eter>\n", []),
+            ("</function>", ['args "', "args }", "close 0"]),
+        ],
+        [],
+    ),
+    Flow(
+        "a_number_waits_for_its_end",
+        "glm47",
+        None,
+        [
+            ("<tool_call>get_weather<arg_key>", ["open 0 get_weather"]),
+            ("days</arg_key><arg_value>", ['args {"days": ']),
+            ("1", []),
+            ("2", []),
+            ("</arg_value>", []),
+            ("</tool_call>", ["args 12", "args }", "close 0"]),
+        ],
+        [],
+    ),
+    Flow(
+        "the_end_of_a_thought_is_told_when_something_else_begins",
+        "hermes",
+        "qwen3",
+        [
+            ("<think>", []),
+            ("Hm.", ["thought Hm."]),
+            ("\n</think>", []),
+            ("\n\n", []),
+            ("Hi", ["end reasoning", "text Hi"]),
+        ],
+        ["end text"],
+    ),
+    Flow(
+        "a_call_inside_a_thought_ends_it_once_it_is_surely_a_call",
+        "glm47",
+        "glm45",
+        [
+            ("<think>Maybe", ["thought Maybe"]),
+            ("<tool_call>get_time", []),
+            (
+                "</tool_call>",
+                [
+                    "note call_inside_reasoning",
+                    "end reasoning",
+                    "open 0 get_time",
+                    "args {}",
+                    "close 0",
+                ],
+            ),
+        ],
+        [],
+    ),
+    Flow(
+        "two_calls_of_a_list_close_one_by_one",
+        "mistral",
+        None,
+        [
+            (
+                '[TOOL_CALLS][{"name": "get_time", "arguments": {}}',
+                ["open 0 get_time", "args {}", "close 0"],
+            ),
+            (', {"name": "get_time"', []),
+            (', "arguments": {}}', ["open 1 get_time", "args {}", "close 1"]),
+            ("]", []),
+        ],
+        [],
+    ),
+    Flow(
+        "harmony_closes_before_its_closing_token",
+        "harmony",
+        "gpt_oss",
+        [
+            ("<|channel|>commentary to=functions.get_time", []),
+            (" <|constrain|>json<|message|>", ["open 0 get_time"]),
+            ("{}", ["args {}", "close 0"]),
+            ("<|call|>", []),
+        ],
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.id)
+def test_flow(flow: Flow) -> None:
+    parser = Parser(flow.tool, flow.reasoning, tools=TOOLS, in_reasoning=False)
+    for piece, expected in flow.steps:
+        assert told(parser.feed(piece)) == expected, piece
+    assert told(parser.finish()) == flow.end
+
+
+SPECIAL = {
+    name: next(family.sample for family in families() if family.name == name)
+    for name in ("kimi_k2", "mistral", "deepseek_v3_1", "gemma4", "harmony", "kimi_k3", "inkling")
+}
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+def test_a_special_token_spelled_out_in_plain_text_is_prose(family: str, size: int) -> None:
+    text = SPECIAL[family]
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    parser = Parser(family, None, tools=TOOLS, in_reasoning=False)
+    events = [event for piece in pieces for event in parser.feed(piece, special=False)]
+    events += parser.finish()
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
+    assert not [event for event in events if isinstance(event, CallOpen)]
+
+
+def test_special_tokens_among_plain_text() -> None:
+    parser = Parser("kimi_k2", None, tools=TOOLS)
+    events = parser.feed("Use `<|tool_call_begin|>`: ", special=False)
+    for piece, special in [
+        ("<|tool_calls_section_begin|>", True),
+        ("<|tool_call_begin|>", True),
+        ("functions.get_time:7", False),
+        ("<|tool_call_argument_begin|>", True),
+        ('{"a": "<|tool_call_end|>"}', False),
+        ("<|tool_call_end|>", True),
+        ("<|tool_calls_section_end|>", True),
+    ]:
+        events += parser.feed(piece, special)
+    assert told(events + parser.finish()) == [
+        "text Use `<|tool_call_begin|>`:",
+        "end text",
+        "open 0 get_time",
+        'args {"a": "<|tool_call_end|>"}',
+        "close 0",
+    ]
+
+
+def test_nothing_in_nothing_out() -> None:
+    parser = Parser("hermes", "qwen3")
+    assert parser.feed("") == []
+    assert parser.finish() == []
