@@ -4,23 +4,42 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dovetail_parsers.families import solar
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
-BLOCKS = [
-    pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
-    for page in sorted(PAGES)
-    for number, code in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    )
-]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_a_code_block_runs(code: str) -> None:
-    exec(compile(code, "<document>", "exec"), {"__name__": "__document__"})
+def run_page(page: Path) -> dict[str, Any]:
+    """Runs the code of a page, one block after the other, and gives what it defined."""
+    names: dict[str, Any] = {"__name__": "__document__"}
+    for code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        exec(compile(code, str(page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    run_page(page)
+
+
+def test_the_family_that_the_walk_through_builds_is_the_real_one() -> None:
+    assert run_page(ROOT / "docs" / "adding-a-family.md")["FAMILY"] == solar.FAMILY
+
+
+def test_every_diagnostic_is_explained() -> None:
+    source = ROOT / "packages" / "parsers" / "src"
+    said = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    codes = set(re.findall(r'(?:diagnose|append)\(\s*"([a-z_]{5,})"', said))
+    codes |= set(re.findall(r'_fail\([^"\n]*"([a-z_]+)"', said))
+    page = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    assert len(codes) > 15
+    assert not [code for code in codes if f"`{code}`" not in page]
 
 
 def test_the_models_page_is_current() -> None:

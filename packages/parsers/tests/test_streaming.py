@@ -14,8 +14,11 @@ from dovetail_model import (
     ReasoningDelta,
     SpanEnd,
     TextDelta,
+    ToolSpec,
 )
-from dovetail_parsers import Parser, families
+from dovetail_parsers import Parser, families, parse
+
+TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
 @dataclass(frozen=True)
@@ -238,3 +241,22 @@ def test_nothing_in_nothing_out() -> None:
     parser = Parser("hermes", "qwen3")
     assert parser.feed("") == []
     assert parser.finish() == []
+
+
+def test_namespaces_are_restored_and_tools_keep_their_own_names() -> None:
+    tools = [
+        ToolSpec("search", namespace="mcp", shown_as="mcp__search", parameters=TYPED),
+        ToolSpec("patch", custom=True, namespace="edit", shown_as="edit__patch"),
+    ]
+    message = parse(
+        "<tool_call><function=mcp__search><parameter=n>3</parameter></function></tool_call>"
+        "<tool_call><function=edit__patch><parameter=input>\n*** 5\n</parameter></function>"
+        "</tool_call>",
+        tool_parser="qwen3_coder",
+        tools=tools,
+    )
+    calls = [block for block in message.blocks if block.type == "tool_call"]
+    assert [(b.namespace, b.name, b.arguments, b.custom) for b in calls] == [
+        ("mcp", "search", '{"n": 3}', False),
+        ("edit", "patch", "*** 5", True),
+    ]

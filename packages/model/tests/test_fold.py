@@ -1,0 +1,135 @@
+"""The one way from events to a message."""
+
+import msgspec
+import pytest
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    Failure,
+    Finish,
+    Fold,
+    Message,
+    ReasoningBlock,
+    ReasoningDelta,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    ToolCallBlock,
+    Usage,
+    fold,
+)
+
+CALL: list[Event] = [
+    CallOpen(0, "f", raw="<call>"),
+    CallArgs(0, '{"a"', '{"a"'),
+    CallArgs(0, ": 1}", ": 1}"),
+]
+
+
+def test_blocks_come_in_the_order_of_speech() -> None:
+    message = fold(
+        [
+            ReasoningDelta("First", "<think>First"),
+            SpanEnd("reasoning", "</think>"),
+            *CALL,
+            CallClose(0, "</call>"),
+            SpanEnd("frame", "\n"),
+            ReasoningDelta("then", "<think>then"),
+            SpanEnd("reasoning", "</think>"),
+            TextDelta("do", "do"),
+            TextDelta("ne", "ne"),
+            SpanEnd("text"),
+        ]
+    )
+    assert message.blocks == (
+        ReasoningBlock("First", raw="<think>First</think>"),
+        ToolCallBlock("call_0", "f", '{"a": 1}', raw='<call>{"a": 1}</call>\n'),
+        ReasoningBlock("then", raw="<think>then</think>"),
+        TextBlock("done", raw="done"),
+    )
+    assert message.raw == "".join(block.raw for block in message.blocks)
+    assert [block.type for block in message.blocks] == [
+        "reasoning",
+        "tool_call",
+        "reasoning",
+        "text",
+    ]
+
+
+def test_an_ended_span_is_not_continued() -> None:
+    message = fold([TextDelta("a"), SpanEnd("text"), TextDelta("b"), TextDelta("c")])
+    assert [block.text for block in message.blocks if block.type == "text"] == ["a", "bc"]
+
+
+FINISHES: list[tuple[str, list[Event], str]] = [
+    ("nothing_said", [TextDelta("a")], "stop"),
+    ("a_call_waits", [*CALL, CallClose(0)], "tool_calls"),
+    ("a_call_was_cut", CALL, "length"),
+    ("it_was_said", [*CALL, CallClose(0), Finish("stop_sequence", "END")], "stop_sequence"),
+    ("it_failed", [TextDelta("a"), Failure("engine", "gone")], "error"),
+]
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"), [row[1:] for row in FINISHES], ids=[row[0] for row in FINISHES]
+)
+def test_why_it_ended(events: list[Event], reason: str) -> None:
+    assert fold(events).finish == reason
+
+
+def test_a_cut_call_is_marked() -> None:
+    call = fold(CALL).blocks[0]
+    assert isinstance(call, ToolCallBlock)
+    assert (call.arguments, call.complete) == ('{"a": 1}', False)
+
+
+def test_ids_come_from_the_caller_else_from_the_model() -> None:
+    events: list[Event] = [
+        CallOpen(0, "f", id="own"),
+        CallClose(0),
+        CallOpen(1, "f"),
+        CallClose(1),
+    ]
+    ids = [block.id for block in fold(events).blocks if block.type == "tool_call"]
+    assert ids == ["own", "call_1"]
+    named = fold(events, new_id=lambda opened: f"toolu_{opened.index}{opened.id}")
+    assert [b.id for b in named.blocks if b.type == "tool_call"] == ["toolu_0own", "toolu_1None"]
+
+
+def test_notes_are_kept_and_usage_is_the_last_one() -> None:
+    message = fold([Usage(5, 1), Diagnostic("bare_key", "hermes"), Usage(5, 9, cached_tokens=3)])
+    assert message.usage == Usage(5, 9, cached_tokens=3)
+    assert message.usage.total_tokens == 14
+    assert message.diagnostics == (Diagnostic("bare_key", "hermes"),)
+
+
+def test_raw_text_without_any_block_is_kept() -> None:
+    assert fold([SpanEnd("frame", "\n\n")]) == Message(raw="\n\n")
+
+
+def test_raw_text_before_the_first_block_is_its_own() -> None:
+    message = fold([SpanEnd("frame", "\n"), TextDelta("a", "a")])
+    assert message.blocks == (TextBlock("a", raw="\na"),)
+
+
+def test_arguments_of_no_call_are_our_own_fault() -> None:
+    with pytest.raises(LookupError):
+        Fold().add(CallArgs(3, "x"))
+
+
+def test_a_message_survives_encoding() -> None:
+    message = fold([ReasoningDelta("a"), *CALL, CallClose(0), Finish("tool_calls")])
+    assert msgspec.json.decode(msgspec.json.encode(message), type=Message) == message
+
+
+def test_events_tell_their_type_on_the_wire_and_off_it() -> None:
+    others: list[Event] = [TextDelta("a"), Usage(), Finish("stop"), Failure("internal", "x")]
+    decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+    for event in CALL + others:
+        encoded = msgspec.json.encode(event)
+        assert msgspec.json.decode(encoded)["type"] == event.type
+        assert decoder.decode(encoded) == event
