@@ -278,17 +278,19 @@ class Machine:
 
     def _leave_gap(self, at: int) -> int:
         """Text that is neither white space nor a marker of the gap."""
+        entry = self._state.name == self._grammar.entry
         otherwise = self._state.mode.otherwise
-        if otherwise is not None:
-            if self._grammar.states[otherwise.mode].channel in _PROSE:
-                self._origin = None
-            self._enter(otherwise)
-        elif self._origin is not None or self._call.is_open:
-            return self._fail(at, "text_in_call")
-        else:
-            if self._state.name != self._grammar.entry:
+        if otherwise is None:
+            if self._origin is not None or self._call.is_open:
+                return self._fail(at, "text_in_call")
+            if not entry:
                 self._call.diagnose("text_in_calls")
-            self._state = self._grammar.states["text"]
+            otherwise = To("text")
+        self._enter(otherwise)
+        if self._state.channel is Channel.TEXT:
+            self._origin = None
+            if not entry:
+                self._spans.end_frame()
         return at
 
     def _read_word(

@@ -76,10 +76,10 @@ class Spans:
         self._fresh = False
 
     def end_frame(self) -> None:
-        """Markup behind a call was read: it belongs to the call."""
-        raw = self.take_raw()
-        if raw:
-            self.events.append(SpanEnd("frame", raw))
+        """Markup behind a call was read: it belongs to the call, if nothing was said since."""
+        if self._open is None and any(self.raw):
+            self.events.append(SpanEnd("frame", self.take_raw()))
+            self._white.clear()
 
     def finish(self) -> None:
         """The output has ended. White space at the end of an unclosed span belongs to it."""

@@ -17,14 +17,25 @@ class JsonArguments:
     empty string are the empty object. Anything else fails.
     """
 
-    __slots__ = ("_blank", "_inner", "_is_object", "_json", "_kind", "_string", "done", "failed")
+    __slots__ = (
+        "_blank",
+        "_inner",
+        "_json",
+        "_kind",
+        "_shape",
+        "_string",
+        "_whole",
+        "done",
+        "failed",
+    )
 
     def __init__(self, dialect: Dialect = JSON) -> None:
         self._json = JsonText(dialect)
         self._kind = ""  # the first character of the value
         self._string = JsonString()
         self._blank = True  # so far the string held nothing
-        self._is_object = False  # and now an object
+        self._shape = ""  # the first character of what it held
+        self._whole = True  # and nothing that does not belong to it
         self._inner = JsonText()
         self.done = False
         self.failed = False
@@ -65,21 +76,21 @@ class JsonArguments:
     def _from_string(self, decoded: str) -> str:
         """Text that a string held: an object, or nothing at all."""
         out, read = self._inner.feed(decoded)
-        if out and self._blank:
-            self._is_object = out[0] == "{"
+        if out and not self._shape:
+            self._shape = out[0]
         self._blank &= not decoded.strip()
-        self._is_object &= not decoded[read:].strip()
+        self._whole &= not decoded[read:].strip()
         if self._string.done and self._blank:
             self._kind = "n"
             return "{}"
-        return out if self._is_object else ""
+        return out if self._shape == "{" else ""
 
     def _update(self) -> None:
         """A value that is no object fails at its end, wherever the chunks were cut."""
         self.failed = self._json.failed
         if self._json.done:
-            held = self._kind == '"' and self._is_object and self._inner.done
-            self.done = self._kind in "{n" or held
+            held = self._shape == "{" and self._whole and self._inner.done
+            self.done = self._kind in "{n" or (self._kind == '"' and held)
             self.failed = not self.done
 
 
