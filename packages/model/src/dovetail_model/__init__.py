@@ -36,9 +36,11 @@ from dovetail_model.event import (
     Failure,
     Finish,
     FinishReason,
+    Logprobs,
     ReasoningDelta,
     SpanEnd,
     TextDelta,
+    TokenLogprob,
 )
 from dovetail_model.fold import Fold, Message, fold
 from dovetail_model.request import (
@@ -78,6 +80,7 @@ __all__ = [
     "ImageBlock",
     "InternalError",
     "InvalidRequest",
+    "Logprobs",
     "Message",
     "NotFound",
     "OutputBlock",
@@ -93,6 +96,7 @@ __all__ = [
     "TextBlock",
     "TextDelta",
     "Thinking",
+    "TokenLogprob",
     "TooLarge",
     "ToolCallBlock",
     "ToolChoice",

@@ -39,11 +39,15 @@ class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning_delta", gc=Fals
 
 
 class SpanEnd(msgspec.Struct, frozen=True, tag="span_end", gc=False):
-    """The open text or thought has ended; a `frame` is markup behind a call, part of no span."""
+    """The open text or thought has ended; a `frame` is markup behind a call, part of no span.
+
+    `seal` is the opaque handle that goes to the client with a thought, if it gets one.
+    """
 
     type: ClassVar[Literal["span_end"]] = "span_end"
     kind: Literal["text", "reasoning", "frame"]
     raw: str = ""
+    seal: str | None = None
 
 
 class CallOpen(msgspec.Struct, frozen=True, tag="call_open", gc=False):
@@ -76,6 +80,21 @@ class CallClose(msgspec.Struct, frozen=True, tag="call_close", gc=False):
     type: ClassVar[Literal["call_close"]] = "call_close"
     index: int
     raw: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+    """One sampled token and the likeliest ones beside it."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Logprobs(msgspec.Struct, frozen=True, tag="logprobs", gc=False):
+    """Log probabilities of tokens whose text the following event carries."""
+
+    type: ClassVar[Literal["logprobs"]] = "logprobs"
+    tokens: tuple[TokenLogprob, ...]
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish", gc=False):
@@ -111,6 +130,7 @@ Event = (
     | CallArgs
     | CallClose
     | Usage
+    | Logprobs
     | Finish
     | Diagnostic
     | Failure

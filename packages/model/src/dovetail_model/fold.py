@@ -18,9 +18,11 @@ from dovetail_model.event import (
     Failure,
     Finish,
     FinishReason,
+    Logprobs,
     ReasoningDelta,
     SpanEnd,
     TextDelta,
+    TokenLogprob,
 )
 from dovetail_model.usage import Usage
 
@@ -37,13 +39,23 @@ class Message(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     diagnostics: tuple[Diagnostic, ...] = ()
     failure: Failure | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
     raw: str = ""
 
 
 class Fold:
     """Takes events one by one and gives the message they make so far."""
 
-    __slots__ = ("_diagnostics", "_failure", "_finish", "_lead", "_new_id", "_parts", "_usage")
+    __slots__ = (
+        "_diagnostics",
+        "_failure",
+        "_finish",
+        "_lead",
+        "_logprobs",
+        "_new_id",
+        "_parts",
+        "_usage",
+    )
 
     def __init__(self, new_id: Callable[[CallOpen], str] | None = None) -> None:
         self._new_id = new_id or _own_id
@@ -53,6 +65,7 @@ class Fold:
         self._usage = Usage()
         self._failure: Failure | None = None
         self._diagnostics: list[Diagnostic] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def add(self, event: Event) -> None:
         match event:
@@ -60,20 +73,22 @@ class Fold:
                 self._span("text").add(text, raw)
             case ReasoningDelta(text=text, raw=raw):
                 self._span("reasoning").add(text, raw)
-            case SpanEnd(raw=raw):
-                self._end_span(raw)
+            case SpanEnd(raw=raw, seal=seal):
+                self._end_span(raw, seal)
             case CallOpen(raw=raw):
                 self._part(_Part("tool_call", event, self._new_id(event))).add("", raw)
             case CallArgs(index=index, text=text, raw=raw):
                 self._call(index).add(text, raw)
             case CallClose(index=index, raw=raw):
                 self._call(index).end(raw)
-            case Usage() | Finish() | Diagnostic() | Failure():
+            case Usage() | Logprobs() | Finish() | Diagnostic() | Failure():
                 self._note(event)
 
-    def _note(self, event: Usage | Finish | Diagnostic | Failure) -> None:
+    def _note(self, event: Usage | Logprobs | Finish | Diagnostic | Failure) -> None:
         """Events about the message, not of it."""
         match event:
+            case Logprobs(tokens=tokens):
+                self._logprobs.extend(tokens)
             case Usage():
                 self._usage = event
             case Finish():
@@ -93,6 +108,7 @@ class Fold:
             usage=self._usage,
             diagnostics=tuple(self._diagnostics),
             failure=self._failure,
+            logprobs=tuple(self._logprobs),
             raw="".join(self._lead) + "".join(block.raw for block in blocks),
         )
 
@@ -118,7 +134,7 @@ class Fold:
         self._parts.append(part)
         return part
 
-    def _end_span(self, raw: str) -> None:
+    def _end_span(self, raw: str, seal: str | None) -> None:
         if not self._parts:
             self._lead.append(raw)
             return
@@ -127,6 +143,7 @@ class Fold:
             last.raw.append(raw)
         else:
             last.end(raw)
+            last.seal = seal
 
     def _call(self, index: int) -> "_Part":
         for part in reversed(self._parts):
@@ -138,7 +155,7 @@ class Fold:
 class _Part:
     """A block in the making."""
 
-    __slots__ = ("ended", "id", "kind", "open", "raw", "text")
+    __slots__ = ("ended", "id", "kind", "open", "raw", "seal", "text")
 
     def __init__(self, kind: str, opened: CallOpen | None = None, id: str = "") -> None:
         self.kind = kind
@@ -147,6 +164,7 @@ class _Part:
         self.text: list[str] = []
         self.raw: list[str] = []
         self.ended = False
+        self.seal: str | None = None
 
     def add(self, text: str, raw: str) -> None:
         self.text.append(text)
@@ -168,7 +186,9 @@ class _Part:
                 complete=self.ended,
                 raw=raw,
             )
-        return (TextBlock if self.kind == "text" else ReasoningBlock)(text=text, raw=raw)
+        if self.kind == "text":
+            return TextBlock(text=text, raw=raw)
+        return ReasoningBlock(text=text, seal=self.seal, raw=raw)
 
 
 def fold(events: Iterable[Event], new_id: Callable[[CallOpen], str] | None = None) -> Message:

@@ -82,6 +82,7 @@ class Hints(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One generation that a client asked for.
 
+    `ignored` are the paths of fields that nobody here understands: kept, reported, harmless.
     `echo` is opaque: what the codec that decoded the request needs to answer in kind. Nothing
     between decode and encode may look into it.
     """
@@ -97,4 +98,5 @@ class Request(msgspec.Struct, frozen=True):
     identity: Identity = Identity()
     hints: Hints = Hints()
     stream: bool = False
+    ignored: tuple[str, ...] = ()
     echo: object = None
