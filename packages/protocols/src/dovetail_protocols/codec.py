@@ -1,0 +1,67 @@
+"""What a codec does, whichever its API. Codecs hold no state between requests and do no IO."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from dovetail_model import DovetailError, Event, Message, Request
+
+Headers = Mapping[str, str]
+"""Header names in lower case."""
+
+
+class Ids(Protocol):
+    """Where outward ids come from: globally unique, in the API's own style."""
+
+    def __call__(self, prefix: str) -> str: ...
+
+
+class Clock(Protocol):
+    """Seconds since the epoch."""
+
+    def __call__(self) -> float: ...
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """An error before any stream began: an HTTP status and a body in the API's own form."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class StreamEncoder(Protocol):
+    """Turns the events of one answer into the frames of one API.
+
+    Events come in the order of the model: a `Usage` with the true input tokens first, spans and
+    calls, the final `Usage`, and a `Finish` or a `Failure` at the end. Calls carry their outward
+    ids, thoughts their seals.
+    """
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Frames for these events, with the answer's beginning and end where they fall."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """A frame that the clients of this API count as a sign of life."""
+        ...
+
+
+class Codec(Protocol):
+    """One API, in both directions."""
+
+    name: str
+    call_id_prefix: str
+
+    def decode(self, body: bytes, headers: Headers) -> Request: ...
+
+    def stream(self, request: Request, ids: Ids, clock: Clock) -> StreamEncoder: ...
+
+    def encode_message(
+        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+    ) -> bytes:
+        """The whole answer at once, from the fold of the same events: one message a choice."""
+        ...
+
+    def encode_error(self, error: DovetailError) -> ErrorAnswer: ...

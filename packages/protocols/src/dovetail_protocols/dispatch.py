@@ -1,0 +1,68 @@
+"""The side channel: a frame the moment a call is complete, a frame for each finished thought.
+
+The same frames in every API. Names and payloads are those that users of Dynamo know; a custom
+tool's frame carries its free text.
+"""
+
+import msgspec
+
+from dovetail_model import CallArgs, CallClose, CallOpen, Event, Hints, ReasoningDelta, SpanEnd
+from dovetail_protocols.sse import frame
+
+_encode = msgspec.json.encode
+
+
+class Dispatcher:
+    """Follows the events of one choice and tells what is complete, once."""
+
+    __slots__ = ("_arguments", "_call", "_choice", "_reasoning", "_spans", "_thought", "_tools")
+
+    def __init__(self, hints: Hints, choice: int = 0) -> None:
+        self._tools = "tools" in hints.dispatch
+        self._reasoning = "reasoning" in hints.dispatch
+        self._choice = choice
+        self._call: CallOpen | None = None
+        self._arguments: list[str] = []
+        self._thought: list[str] = []
+        self._spans = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to tell at all."""
+        return self._tools or self._reasoning
+
+    def follow(self, event: Event) -> bytes:
+        """The frame that this event completes, if any. It goes behind the event's own frames."""
+        match event:
+            case ReasoningDelta(text=text) if self._reasoning:
+                self._thought.append(text)
+            case SpanEnd(kind="reasoning") if self._reasoning and self._thought:
+                return self._tell_thought()
+            case CallOpen() if self._tools:
+                self._call, self._arguments = event, []
+            case CallArgs(text=text) if self._tools:
+                self._arguments.append(text)
+            case CallClose() if self._tools and self._call is not None:
+                return self._tell_call(self._call)
+        return b""
+
+    def _tell_thought(self) -> bytes:
+        text = "".join(self._thought)
+        self._thought = []
+        index, self._spans = self._spans, self._spans + 1
+        data = _encode({"index": index, "reasoning_content": text})
+        return frame(data, b"reasoning_dispatch")
+
+    def _tell_call(self, call: CallOpen) -> bytes:
+        arguments = "".join(self._arguments)
+        self._call = None
+        name = {"name": call.name}
+        if call.namespace is not None:
+            name["namespace"] = call.namespace
+        told: dict[str, object] = {"index": call.index, "id": call.id}
+        if call.custom:
+            told |= {"type": "custom", "custom": {**name, "input": arguments}}
+        else:
+            told |= {"type": "function", "function": {**name, "arguments": arguments}}
+        data = _encode({"choice_index": self._choice, "tool_call": told})
+        return frame(data, b"tool_call_dispatch")

@@ -1,0 +1,91 @@
+"""`nvext` and the headers beside it: what a harness knows that helps, and what it wants besides."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail_model import Hints
+from dovetail_protocols.codec import Headers
+
+Channel = Literal["tools", "reasoning"]
+_CHANNELS: dict[str, frozenset[Channel]] = {
+    "tools": frozenset({"tools"}),
+    "reasoning": frozenset({"reasoning"}),
+    "all": frozenset({"tools", "reasoning"}),
+}
+_KNOWN = {
+    "agent_hints", "annotations", "extra_fields", "cache_salt", "max_thinking_tokens",
+    "use_raw_prompt", "dispatch",
+}  # fmt: skip
+_KNOWN_HINTS = {
+    "priority", "strict_priority", "osl", "speculative_prefill", "latency_sensitivity",
+}  # fmt: skip
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What `nvext` said."""
+
+    hints: Hints
+    extra_fields: frozenset[str] = frozenset()
+    annotations: tuple[str, ...] = ()
+    max_thinking_tokens: int | None = None
+    ignored: tuple[str, ...] = ()
+
+
+def extension(nvext: object, headers: Headers) -> Extension:
+    """Hints and options. Unknown fields are reported; nothing here is a reason to refuse."""
+    fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
+    raw = fields.get("agent_hints")
+    agent: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    ignored = [f"nvext.{name}" for name in fields if name not in _KNOWN]
+    ignored += [f"nvext.agent_hints.{name}" for name in agent if name not in _KNOWN_HINTS]
+    return Extension(
+        hints=Hints(
+            priority=_whole(headers.get("x-dynamo-request-priority"), agent.get("priority")),
+            strict_priority=_whole(
+                headers.get("x-dynamo-request-strict-priority"), agent.get("strict_priority")
+            ),
+            osl=_whole(agent.get("osl")),
+            latency_sensitivity=_number(agent.get("latency_sensitivity")),
+            speculative_prefill=agent.get("speculative_prefill") is True,
+            cache_salt=_text(fields.get("cache_salt")),
+            dispatch=_channels(headers.get("x-dovetail-dispatch"), fields.get("dispatch")),
+        ),
+        extra_fields=frozenset(_texts(fields.get("extra_fields"))),
+        annotations=tuple(_texts(fields.get("annotations"))),
+        max_thinking_tokens=_whole(fields.get("max_thinking_tokens")),
+        ignored=tuple(ignored),
+    )
+
+
+def _channels(header: str | None, field: object) -> frozenset[Channel]:
+    """`tools,reasoning` in a header; a list, a name or true in the body. The header wins."""
+    if header is not None:
+        names = [name.strip().lower() for name in header.split(",")]
+    elif field is True:
+        names = ["all"]
+    else:
+        names = [field] if isinstance(field, str) else _texts(field)
+    return frozenset[Channel]().union(*(_CHANNELS.get(name, frozenset()) for name in names))
+
+
+def _whole(*candidates: object) -> int | None:
+    for value in candidates:
+        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: object) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

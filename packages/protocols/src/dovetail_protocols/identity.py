@@ -1,0 +1,58 @@
+"""Who is speaking: session, parent and agent, from the headers of every harness we know."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dovetail_model import Identity
+from dovetail_protocols.codec import Headers
+
+SESSION = (
+    "x-dynamo-session-id",
+    "x-claude-code-session-id",
+    "thread-id",
+    "session-id",
+    "x-session-id",
+    "session_id",
+    "x-session-affinity",
+)
+PARENT = ("x-dynamo-parent-session-id", "x-codex-parent-thread-id", "x-parent-session-id")
+AGENT = ("x-claude-code-agent-id", "x-openai-subagent")
+PARENT_AGENT = ("x-claude-code-parent-agent-id",)
+
+
+def identity(headers: Headers, *, session: str | None = None, user: str | None = None) -> Identity:
+    """The identity that the headers tell; `session` is what the body says where they are silent.
+
+    A sub-agent without a parent session of its own has the session it runs in as its parent.
+    """
+    turn = _turn_metadata(headers)
+    agent = _first(headers, AGENT)
+    found = _first(headers, SESSION) or _text(turn.get("session_id")) or session
+    parent = _first(headers, PARENT) or _text(turn.get("parent_thread_id"))
+    parent = parent or _first(headers, PARENT_AGENT) or (found if agent else None)
+    return Identity(
+        session=found,
+        parent=parent,
+        agent=agent,
+        user=user,
+        compaction=turn.get("request_kind") == "compaction",
+        final=headers.get("x-dynamo-session-final", "").lower() in ("1", "true"),
+    )
+
+
+def _first(headers: Headers, names: Iterable[str]) -> str | None:
+    return next((headers[name] for name in names if headers.get(name)), None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _turn_metadata(headers: Headers) -> dict[str, object]:
+    """Codex describes the turn in a header of JSON."""
+    try:
+        value = msgspec.json.decode(headers.get("x-codex-turn-metadata", "{}"))
+    except msgspec.DecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,28 @@
+"""The bytes that every API sends for the same events, as they were read in review."""
+
+import pytest
+from golden import Transcript, transcripts
+
+TRANSCRIPTS = list(transcripts())
+EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
+
+
+@EACH
+def test_the_stream_is_the_golden_one(transcript: Transcript) -> None:
+    golden = (transcript.folder / f"{transcript.api}.sse").read_bytes()
+    assert transcript.stream().decode() == golden.decode()
+
+
+@EACH
+def test_batches_of_events_make_the_same_bytes(transcript: Transcript) -> None:
+    assert transcript.stream_at_once() == transcript.stream()
+
+
+@EACH
+def test_the_whole_answer_is_the_golden_one(transcript: Transcript) -> None:
+    if transcript.failure() is not None:
+        pytest.skip("a failure before the end of a whole answer is an HTTP error")
+    import msgspec
+
+    golden = (transcript.folder / f"{transcript.api}.json").read_bytes()
+    assert msgspec.json.decode(transcript.whole()) == msgspec.json.decode(golden)
