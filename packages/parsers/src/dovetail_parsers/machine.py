@@ -8,6 +8,7 @@ Long because every channel's reading is a few lines here, and they share the buf
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
 _WORD = re.compile(r"(?s:.{0,600})")  # an id or a key
+_LONGEST_WORD = 1000  # longer than any that is allowed, with the marker behind it
 _LOOK_AHEAD = 256  # white space between a value's closer and what must follow it
 _PROSE = (Channel.TEXT, Channel.REASONING, Channel.LOST)
 _LITERAL = schemas.ANY - schemas.STRING
@@ -155,17 +157,21 @@ class Machine:
         self._wait = end < len(buffer)
         return end
 
-    def _find(self, buffer: str, at: int, final: bool) -> tuple[int, str | None]:
+    def _find(
+        self, buffer: str, at: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
         """The next marker. One that is a special token, spelled out in plain text, is prose."""
         scanner = self._state.scanner
-        end, marker = scanner.search(buffer, at, final)
+        end, marker = scanner.search(buffer, at, final, within)
         while marker is not None and not self._counts(marker, end):
-            end, marker = scanner.search(buffer, end + 1, final)
+            end, marker = scanner.search(buffer, end + 1, final, within)
         return end, marker
 
-    def _find_markup(self, buffer: str, at: int, final: bool) -> tuple[int, str | None]:
+    def _find_markup(
+        self, buffer: str, at: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
         """Like `_find`, where half a marker at the end of the output is no content either."""
-        end, marker = self._find(buffer, at, final=False)
+        end, marker = self._find(buffer, at, False, within)
         if final and marker is None and buffer[end:] in self._state.edges:
             marker = buffer[end:]
         return end, marker
@@ -297,7 +303,7 @@ class Machine:
         self, buffer: str, at: int, final: bool, allowed: re.Pattern[str] = _WORD
     ) -> tuple[int, str | None, bool]:
         """Collects a word up to a marker. False where it ceases to be one."""
-        end, marker = self._find_markup(buffer, at, final)
+        end, marker = self._find_markup(buffer, at, final, _LONGEST_WORD)
         word = self._word + buffer[at:end]
         fits = allowed.match(word).end()  # type: ignore[union-attr]
         end -= len(word) - fits

@@ -5,6 +5,7 @@ buffer that could still become one. What precedes is safe to pass on.
 """
 
 import re
+import sys
 from collections.abc import Iterable
 
 _Trie = dict[str, "_Trie"]
@@ -22,20 +23,24 @@ class Scanner:
         self._match = pattern.match
         self._partial = frozenset(m[:i] for m in self.markers for i in range(1, len(m)))
 
-    def search(self, buffer: str, start: int, final: bool) -> tuple[int, str | None]:
+    def search(
+        self, buffer: str, start: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
         """Where the next marker begins, and the marker; None for one that is still partial.
 
-        Without either, the position is the buffer's end.
+        Without either, the position is the buffer's end, or that of the search: `within` bounds
+        how far it goes.
         """
-        found = self._search(buffer, start)
+        stop = min(len(buffer), start + within)
+        found = self._search(buffer, start, stop)
         while found is not None:
             text = found.group()
             if not final and found.end() == len(buffer) and text in self._partial:
                 return found.start(), None
             if text in self.markers:
                 return found.start(), text
-            found = self._search(buffer, found.start() + 1)
-        return len(buffer), None
+            found = self._search(buffer, found.start() + 1, stop)
+        return stop, None
 
     def match(self, buffer: str, start: int) -> tuple[bool, str | None]:
         """The marker that begins at `start`. The flag says: undecided, wait for more text."""

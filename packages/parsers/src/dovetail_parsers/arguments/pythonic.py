@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments.body import Progress, Sink
@@ -12,6 +13,7 @@ from dovetail_parsers.arguments.notation import load, write_python
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_REST_OF_NAME = re.compile(r"[\w.\-]+")
 _TOO_LONG = 200
 
 
@@ -40,7 +42,17 @@ def _write_one(call: ToolCallBlock) -> str:
     return f"{call.name}({', '.join(pairs)})"
 
 
-_START, _NAME_OF_CALL, _PAREN, _NAME_OF_PARAMETER, _EQUALS, _VALUE, _AFTER, _NEXT = range(8)
+class _At(Enum):
+    """What comes next."""
+
+    START = auto()
+    NAME_OF_CALL = auto()
+    PAREN = auto()
+    NAME_OF_PARAMETER = auto()
+    EQUALS = auto()
+    VALUE = auto()
+    AFTER_VALUE = auto()
+    AFTER_CALL = auto()
 
 
 class _PythonicDecoder:
@@ -49,7 +61,7 @@ class _PythonicDecoder:
     def __init__(self, body: Pythonic) -> None:
         self._bare = body.bare
         self._listed = body.brackets
-        self._state = _START if body.brackets else _NAME_OF_CALL
+        self._state = _At.START if body.brackets else _At.NAME_OF_CALL
         self._word = ""  # a name that may not be complete yet
         self._name = ""  # of the call being read
         self._opened = False
@@ -59,7 +71,7 @@ class _PythonicDecoder:
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
         at = start
         while at < len(text):
-            if self._state == _VALUE:
+            if self._state == _At.VALUE:
                 progress, at = self._feed_value(text, at, sink)
             else:
                 progress, at = self._feed_mark(text, at, sink)
@@ -70,9 +82,9 @@ class _PythonicDecoder:
     def finish(self, rest: str, sink: Sink) -> bool:
         """A call is complete only with its closing parenthesis; a list may lack its bracket."""
         sink.skip(rest)
-        if self._state == _NEXT:
+        if self._state == _At.AFTER_CALL:
             return True
-        return self._state == _NAME_OF_CALL and not self._listed and not self._word
+        return self._state == _At.NAME_OF_CALL and not self._listed and not self._word
 
     def _feed_value(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
         value = self._value
@@ -81,7 +93,7 @@ class _PythonicDecoder:
         if value.repairs:
             report(value.repairs, sink)
         if value.done:
-            self._state = _AFTER
+            self._state = _At.AFTER_VALUE
         return (Progress.FAIL if value.failed else Progress.MORE), end
 
     def _feed_mark(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
@@ -92,52 +104,51 @@ class _PythonicDecoder:
                 self._end_word()
             sink.skip(text[at:end])
             return Progress.MORE, end
-        if self._state in (_NAME_OF_CALL, _NAME_OF_PARAMETER):
-            found = _NAME.match(self._word + text[at:])
+        if self._state in (_At.NAME_OF_CALL, _At.NAME_OF_PARAMETER):
+            found = (_REST_OF_NAME if self._word else _NAME).match(text, at)
             if found is not None:
                 return self._feed_word(found.group(), at, sink)
             if self._word:
                 self._end_word()
+                return Progress.MORE, at
         return self._punctuation(text[at], at, sink)
 
-    def _feed_word(self, word: str, at: int, sink: Sink) -> tuple[Progress, int]:
-        grown = word[len(self._word) :]
-        if not grown:
-            self._end_word()
-        elif len(word) > _TOO_LONG:
+    def _feed_word(self, grown: str, at: int, sink: Sink) -> tuple[Progress, int]:
+        if len(self._word) + len(grown) > _TOO_LONG:
             return Progress.FAIL, at
-        else:
-            self._word = word
-            sink.skip(grown)
+        self._word += grown
+        sink.skip(grown)
         return Progress.MORE, at + len(grown)
 
     def _end_word(self) -> None:
-        if self._state == _NAME_OF_CALL:
+        if self._state == _At.NAME_OF_CALL:
             self._name, self._word = self._word, ""
-            self._state = _PAREN
+            self._state = _At.PAREN
         else:
-            self._state = _EQUALS
+            self._state = _At.EQUALS
 
     def _punctuation(self, char: str, at: int, sink: Sink) -> tuple[Progress, int]:
         match self._state, char:
-            case (4, "="):
+            case (_At.EQUALS, "="):
                 self._begin_value(sink)
                 return Progress.MORE, at + 1
-            case (3 | 6, ")") if self._may_close():
+            case (_At.NAME_OF_PARAMETER | _At.AFTER_VALUE, ")") if self._may_close():
                 self._close(sink)
                 return Progress.MORE, at + 1
-            case (1 | 7, "]") if self._listed and not (self._bare and not self._name):
+            case (_At.NAME_OF_CALL | _At.AFTER_CALL, "]") if self._listed and not (
+                self._bare and not self._name
+            ):
                 sink.skip(char)
                 return Progress.END, at + 1
-            case (1, _) if not self._listed and self._name:
+            case (_At.NAME_OF_CALL, _) if not self._listed and self._name:
                 return Progress.END, at
-            case (7, other) if not self._listed and other not in ",;":
-                self._state = _NAME_OF_CALL
+            case (_At.AFTER_CALL, other) if not self._listed and other not in ",;":
+                self._state = _At.NAME_OF_CALL
                 return Progress.MORE, at
         follows = _FOLLOWS.get((self._state, char))
-        if follows is None or (follows == _NAME_OF_PARAMETER and not self._accepts(sink)):
+        if follows is None or (follows == _At.NAME_OF_PARAMETER and not self._accepts(sink)):
             return Progress.FAIL, at
-        if self._state == _PAREN:
+        if self._state == _At.PAREN:
             self._opened, self._empty = False, True
         self._state = follows
         sink.skip(char)
@@ -147,7 +158,7 @@ class _PythonicDecoder:
         return not self._bare or self._opened or sink.knows(self._name)
 
     def _may_close(self) -> bool:
-        return self._state == _AFTER or not self._word
+        return self._state == _At.AFTER_VALUE or not self._word
 
     def _open(self, sink: Sink) -> None:
         """A name, a parenthesis, and what must follow it: only now is it surely a call."""
@@ -161,20 +172,20 @@ class _PythonicDecoder:
         sink.add_arguments(f'{lead}"{self._word}": ', "=")
         self._word, self._empty = "", False
         self._value = JsonText(PYTHON)
-        self._state = _VALUE
+        self._state = _At.VALUE
 
     def _close(self, sink: Sink) -> None:
         self._open(sink)
         sink.add_arguments("{}" if self._empty else "}", ")")
         sink.close_call()
         self._word = ""
-        self._state = _NEXT
+        self._state = _At.AFTER_CALL
 
 
 _FOLLOWS = {
-    (_START, "["): _NAME_OF_CALL,
-    (_PAREN, "("): _NAME_OF_PARAMETER,
-    (_AFTER, ","): _NAME_OF_PARAMETER,
-    (_NEXT, ","): _NAME_OF_CALL,
-    (_NEXT, ";"): _NAME_OF_CALL,
+    (_At.START, "["): _At.NAME_OF_CALL,
+    (_At.PAREN, "("): _At.NAME_OF_PARAMETER,
+    (_At.AFTER_VALUE, ","): _At.NAME_OF_PARAMETER,
+    (_At.AFTER_CALL, ","): _At.NAME_OF_CALL,
+    (_At.AFTER_CALL, ";"): _At.NAME_OF_CALL,
 }
