@@ -328,7 +328,9 @@ class JsonText:
 
 def overlap(text: str, marker: str, start: int = 0) -> int:
     """How many characters at the end of `text[start:]` could be the beginning of `marker`."""
-    for size in range(min(len(marker) - 1, len(text) - start), 0, -1):
-        if text.endswith(marker[:size]):
-            return size
+    at = text.find(marker[0], max(start, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
     return 0

@@ -1,0 +1,48 @@
+"""What does a chunk of plain text cost, and a chunk of thought?"""
+
+from benchmarks import texts
+from benchmarks.arguments import SIZES, Sized, costs, not_flat, reading, settle, stream
+from benchmarks.report import Result, table
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock
+from dovetail_parsers import families
+from dovetail_parsers.family import Family
+
+INTRO = """\
+An answer of so many characters without a call, and a thought; `-` where a family has no format for
+thoughts.
+"""
+ENDS = (min(SIZES), max(SIZES))
+
+
+def run() -> Result:
+    text: dict[str, Sized] = {}
+    thought: dict[str, Sized] = {}
+    for family in families():
+        text[family.name] = _measured(TextBlock, family)
+        if family.reasoning_parser is not None:
+            thought[family.name] = _measured(ReasoningBlock, family)
+        print(f"  {family.name:<18}", *(f"{cell:>6}" for cell in _row(family.name, text, thought)))
+    said = f"Text: {reading(text)}\nThoughts: {reading(thought)}"
+    failures = [*not_flat(text, "text"), *not_flat(thought, "thought")]
+    return Result("prose", "Text and thoughts", _numbers(text, thought), said, failures)
+
+
+def _measured(kind: type[TextBlock | ReasoningBlock], family: Family) -> Sized:
+    def block(size: int) -> OutputBlock:
+        return kind(texts.prose(size))
+
+    streams = {size: stream(block(size), family) for size in ENDS}
+    settle(streams)
+    return streams
+
+
+def _row(name: str, *kinds: dict[str, Sized]) -> list[str]:
+    cells: list[str] = []
+    for measured in kinds:
+        cells += costs(measured[name]) if name in measured else ["-"] * 3
+    return cells
+
+
+def _numbers(text: dict[str, Sized], thought: dict[str, Sized]) -> str:
+    head = ("family", "text 2k", "200k", "200k / 2k", "thought 2k", "200k", "200k / 2k")
+    return f"{INTRO}\n{table(head, ((name, *_row(name, text, thought)) for name in text))}"
