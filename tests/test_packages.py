@@ -1,0 +1,32 @@
+"""Each package as others see it: its public names and its version."""
+
+import re
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PACKAGES = sorted(
+    path.parent for path in Path(__file__).parents[1].glob("packages/*/pyproject.toml")
+)
+
+
+@pytest.mark.parametrize("home", PACKAGES, ids=lambda home: home.name)
+def test_all_is_exactly_what_is_exported(home: Path) -> None:
+    package = import_module(f"dovetail_{home.name}")
+    names = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert names == set(package.__all__)
+    assert list(package.__all__) == sorted(package.__all__)
+
+
+@pytest.mark.parametrize("home", PACKAGES, ids=lambda home: home.name)
+def test_the_changelog_opens_with_this_version(home: Path) -> None:
+    text = (home / "CHANGELOG.md").read_text(encoding="utf-8")
+    opened = re.findall(r"^## \[(\d[^]]*)\]", text, re.MULTILINE)[0]
+    assert opened == version(f"dovetail-{home.name}")
