@@ -39,12 +39,14 @@ fix: .venv/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 
 golden: docs  ## rewrite every generated file that is kept in the repository; read the diff
+	$(BIN)/python packages/protocols/tests/golden.py
 
 bench: .venv/.dev  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-fuzz: .venv/.dev  ## throw random model output at every family
+fuzz: .venv/.dev  ## throw mutated model output at every family, mutated requests at every codec
 	$(BIN)/python tools/fuzz.py
+	$(BIN)/python tools/fuzz_requests.py
 
 docs: .venv/.dev  ## rewrite docs/models.md from the families themselves
 	$(BIN)/python tools/render_models_doc.py

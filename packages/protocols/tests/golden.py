@@ -7,22 +7,15 @@ only by `make golden`, and read in review. `ID_x` in a script stands for an outw
 
 import argparse
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from dovetail_model import CallOpen, Event, Failure, Message, Request, fold
-from dovetail_protocols import Codec
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
 FOLDER = Path(__file__).parent / "transcripts"
-APIS = [
-    name for name in ("messages", "responses", "chat") if find_spec(f"dovetail_protocols.{name}")
-]
-CODECS: dict[str, Codec] = {
-    name: import_module(f"dovetail_protocols.{name}").CODEC for name in APIS
-}
+CODECS: dict[str, Codec] = {"messages": MESSAGES, "responses": RESPONSES, "chat": CHAT}
 TIME = 1_760_000_000.0
 
 

@@ -1,5 +1,6 @@
 """The bytes that every API sends for the same events, as they were read in review."""
 
+import msgspec
 import pytest
 from golden import Transcript, transcripts
 
@@ -22,7 +23,27 @@ def test_batches_of_events_make_the_same_bytes(transcript: Transcript) -> None:
 def test_the_whole_answer_is_the_golden_one(transcript: Transcript) -> None:
     if transcript.failure() is not None:
         pytest.skip("a failure before the end of a whole answer is an HTTP error")
-    import msgspec
-
     golden = (transcript.folder / f"{transcript.api}.json").read_bytes()
     assert msgspec.json.decode(transcript.whole()) == msgspec.json.decode(golden)
+
+
+def test_the_cases_that_must_be_there() -> None:
+    wanted = {
+        "plain_text",
+        "think_text",
+        "think_call",
+        "think_call_think_call",
+        "parallel_calls",
+        "text_between_calls",
+        "custom_tool",
+        "namespaced_tool",
+        "max_tokens_in_a_call",
+        "failure_in_the_middle",
+        "stop_sequence",
+        "cached_tokens",
+        "refusal",
+        "empty_output",
+    }
+    assert wanted <= {transcript.folder.name for transcript in TRANSCRIPTS}
+    apis = [transcript.api for transcript in TRANSCRIPTS]
+    assert min(apis.count(api) for api in ("messages", "responses", "chat")) >= 14

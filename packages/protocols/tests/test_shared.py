@@ -151,7 +151,7 @@ def test_dispatch_tells_each_thing_once_when_it_is_complete() -> None:
     dispatcher = Dispatcher(Hints(dispatch=frozenset({"tools", "reasoning"})))
     told = SseReader().feed(b"".join(map(dispatcher.follow, events)))
     assert [(event.event, msgspec.json.decode(event.data)) for event in told] == [
-        ("reasoning_dispatch", {"index": 0, "reasoning_content": "ab"}),
+        ("reasoning_dispatch", {"choice_index": 0, "index": 0, "reasoning_content": "ab"}),
         (
             "tool_call_dispatch",
             {

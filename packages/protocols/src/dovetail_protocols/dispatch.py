@@ -50,7 +50,8 @@ class Dispatcher:
         text = "".join(self._thought)
         self._thought = []
         index, self._spans = self._spans, self._spans + 1
-        data = _encode({"index": index, "reasoning_content": text})
+        told = {"choice_index": self._choice, "index": index, "reasoning_content": text}
+        data = _encode(told)
         return frame(data, b"reasoning_dispatch")
 
     def _tell_call(self, call: CallOpen) -> bytes:

@@ -1,5 +1,6 @@
 """Reading a request body: lenient about what is unknown, exact about where a fault is."""
 
+import json
 import re
 from typing import Any, TypeVar
 
@@ -9,15 +10,26 @@ from dovetail_model import InvalidRequest
 
 T = TypeVar("T")
 
+_decode = msgspec.json.decode
 _AT = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
 def load(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object."""
+    """The body as a JSON object.
+
+    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
+    an escape, which no strict reader takes. It stays in the history for good: refused once, the
+    session would be lost. So it is mended.
+    """
     try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
+        value = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        try:
+            value = _decode(
+                json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace")
+            )
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The request body must be a JSON object.")
     return value

@@ -1,0 +1,43 @@
+"""OpenAI's Chat Completions."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from dovetail_model import DovetailError, Message, Request
+from dovetail_protocols.chat import decode as _decode
+from dovetail_protocols.chat import error as _error
+from dovetail_protocols.chat import message as _message
+from dovetail_protocols.chat.encode import ChatStream
+from dovetail_protocols.chat.read import ChatReader
+from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
+
+__all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream"]
+
+ReasoningField = Literal["reasoning_content", "reasoning"]
+
+
+class ChatCodec:
+    """Chat Completions. `reasoning_field` is the name under which clients find the reasoning."""
+
+    name = "chat"
+    call_id_prefix = "call_"
+
+    def __init__(self, reasoning_field: ReasoningField = "reasoning_content") -> None:
+        self._reasoning_field = reasoning_field
+
+    def decode(self, body: bytes, headers: Headers) -> Request:
+        return _decode.decode(body, headers)
+
+    def stream(self, request: Request, ids: Ids, clock: Clock) -> ChatStream:
+        return ChatStream(request, ids, clock, self._reasoning_field)
+
+    def encode_message(
+        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+    ) -> bytes:
+        return _message.encode_message(request, messages, ids, clock, self._reasoning_field)
+
+    def encode_error(self, error: DovetailError) -> ErrorAnswer:
+        return _error.encode_error(error)
+
+
+CODEC: Codec = ChatCodec()

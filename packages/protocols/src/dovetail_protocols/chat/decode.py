@@ -1,0 +1,132 @@
+"""The body of `POST /v1/chat/completions` into a request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
+from dovetail_protocols.chat.history import History
+from dovetail_protocols.chat.sampling import sampling, text
+from dovetail_protocols.chat.thinking import thinking
+from dovetail_protocols.chat.tool import offer
+from dovetail_protocols.chat.wire import (
+    ChatMessage,
+    ChatRequest,
+    JsonSchema,
+    SamplingFields,
+    StreamOptions,
+)
+from dovetail_protocols.codec import Headers
+from dovetail_protocols.hints import Extension, extension
+from dovetail_protocols.identity import identity
+from dovetail_protocols.wire import convert, load, unknown
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """What the encoder must know to answer in kind; `unknown` is what nobody understood."""
+
+    include_usage: bool = False
+    segments: bool = False
+    service_tier: bool = False
+    unknown: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+def decode(body: bytes, headers: Headers) -> Request:
+    """A request, read leniently: what nobody here understands is reported, never refused."""
+    fields = load(body)
+    wire = convert(fields, ChatRequest)
+    more = extension(wire.nvext, headers)
+    offered = offer(wire)
+    messages = _messages(wire)
+    history = History()
+    for at, message in enumerate(messages):
+        history.add(at, message)
+    return Request(
+        model=model(wire),
+        turns=history.turns(),
+        system=history.system(),
+        tools=offered.tools,
+        tool_choice=offered.choice,
+        sampling=_sampling(wire),
+        thinking=thinking(wire, more.max_thinking_tokens),
+        output=_output(wire.response_format or {}),
+        identity=identity(headers, session=text(wire.prompt_cache_key), user=user(wire)),
+        hints=more.hints,
+        stream=bool(wire.stream),
+        ignored=(
+            *ignored(fields, wire, more),
+            *offered.ignored,
+            *_unheard_names(messages),
+        ),
+        echo=Echo(
+            include_usage=include_usage(wire),
+            segments="reasoning_segments" in more.extra_fields,
+            service_tier=wire.service_tier is not None,
+            unknown={name: fields[name] for name in unknown(fields, ChatRequest)},
+        ),
+    )
+
+
+def model(wire: SamplingFields) -> str:
+    if not wire.model:
+        raise InvalidRequest("model: a request must name a model", param="model")
+    return wire.model
+
+
+def user(wire: SamplingFields) -> str | None:
+    return text(wire.user) or text(wire.safety_identifier)
+
+
+def include_usage(wire: SamplingFields) -> bool:
+    return wire.stream_options is not None and bool(wire.stream_options.include_usage)
+
+
+def ignored(fields: dict[str, Any], wire: SamplingFields, more: Extension) -> tuple[str, ...]:
+    """Fields that say something nobody here understands. Null says nothing."""
+    told = {name: value for name, value in fields.items() if value is not None}
+    options = told.get("stream_options")
+    inner = unknown(options, StreamOptions, "stream_options.") if isinstance(options, dict) else ()
+    return (*unknown(told, type(wire)), *inner, *more.ignored)
+
+
+def _messages(wire: ChatRequest) -> list[ChatMessage]:
+    if not wire.messages:
+        raise InvalidRequest("messages: at least one message is needed", param="messages")
+    if wire.modalities and "audio" in wire.modalities:
+        raise Unsupported("modalities: answers are text, there is no audio", param="modalities")
+    return wire.messages
+
+
+def _unheard_names(messages: list[ChatMessage]) -> tuple[str, ...]:
+    """A speaker's name has no place in the model; a tool's name is known from its call."""
+    named = any(message.name and message.role not in ("tool", "function") for message in messages)
+    return ("messages[].name",) if named else ()
+
+
+def _sampling(wire: ChatRequest) -> Sampling:
+    newer = wire.max_completion_tokens
+    asked = wire.logprobs or (wire.logprobs is None and wire.top_logprobs is not None)
+    return sampling(
+        wire,
+        max_tokens=wire.max_tokens if newer is None else newer,
+        logprobs=(wire.top_logprobs or 0) if asked else None,
+        param="max_tokens" if newer is None else "max_completion_tokens",
+    )
+
+
+def _output(format: dict[str, Any]) -> OutputFormat:
+    """The form of the answer. A schema may stand beside the type, as llama.cpp has it."""
+    match format.get("type"):
+        case None | "text":
+            return OutputFormat()
+        case "json_object" if not isinstance(format.get("schema"), dict):
+            return OutputFormat("json_object")
+        case "json_object" | "json_schema":
+            nested = format.get("json_schema")
+            path = "response_format.json_schema" if nested is not None else "response_format"
+            inner = convert(format if nested is None else nested, JsonSchema, path)
+            return OutputFormat("json_schema", inner.schema or {}, inner.name, bool(inner.strict))
+        case kind:
+            path = "response_format.type"
+            raise Unsupported(f"{path}: '{kind}' is not offered", param=path)

@@ -1,0 +1,197 @@
+"""Events into the chunks of a chat stream.
+
+All that is constant in a chunk is made once; a delta costs the encoding of its text and a join.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    Failure,
+    Finish,
+    Logprobs,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
+from dovetail_protocols.chat.decode import Echo
+from dovetail_protocols.chat.error import error_body
+from dovetail_protocols.chat.outcome import FINISH, encode_logprobs, usage_answer
+from dovetail_protocols.chat.segments import Segments
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.sse import comment, frame
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.encode
+_DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+class ChatStream:
+    """The chunks of one answer: `n` choices in one stream, their roles told first, in order."""
+
+    __slots__ = ("_begun", "_choices", "_head", "_include_usage", "_over")
+
+    def __init__(self, request: Request, ids: Ids, clock: Clock, reasoning_field: str) -> None:
+        echo = echo_of(request)
+        self._head = _head(request, ids("chatcmpl-"), int(clock()), echo)
+        self._include_usage = echo.include_usage
+        self._choices = [
+            _Choice(self._head, at, request, reasoning_field) for at in range(request.sampling.n)
+        ]
+        self._begun = False
+        self._over = False
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Chunks for these events of one choice. Nothing follows the end of the stream."""
+        writer = self._choices[choice]
+        out: list[bytes] = []
+        for event in events:
+            if self._over:
+                break
+            if not self._begun:
+                self._begun = True
+                out += [each.role() for each in self._choices]
+            if type(event) is Failure:
+                self._over = True
+                out.append(frame(error_body(event)))
+            elif not writer.finished:
+                out.append(writer.write(event))
+                if type(event) is Finish and all(each.finished for each in self._choices):
+                    out.append(self._end())
+        return b"".join(out)
+
+    def keep_alive(self) -> bytes:
+        return comment("keep-alive")
+
+    def _end(self) -> bytes:
+        self._over = True
+        if not self._include_usage:
+            return DONE
+        usage = _encode(usage_answer([each.usage for each in self._choices]))
+        return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+
+
+class _Choice:
+    """The chunks of one choice."""
+
+    __slots__ = (
+        "_arguments",
+        "_content",
+        "_dispatcher",
+        "_logprobs",
+        "_reasoning",
+        "_segments",
+        "_start",
+        "_top",
+        "finished",
+        "usage",
+    )
+
+    def __init__(self, head: bytes, at: int, request: Request, reasoning_field: str) -> None:
+        self._start = head + b'"choices":[{"index":%d,"delta":{' % at
+        self._content = self._start + b'"content":'
+        self._reasoning = self._start + b'"%s":' % reasoning_field.encode()
+        self._arguments: dict[int, tuple[bytes, bytes]] = {}
+        dispatcher = Dispatcher(request.hints, at)
+        self._dispatcher = dispatcher if dispatcher.active else None
+        self._segments = Segments() if echo_of(request).segments else None
+        self._top = request.sampling.logprobs
+        self._logprobs: list[TokenLogprob] = []  # told with the next chunk
+        self.usage = Usage()
+        self.finished = False
+
+    def role(self) -> bytes:
+        return self._start + b'"role":"assistant","content":""' + _DELTA_END
+
+    def write(self, event: Event) -> bytes:
+        match event:
+            case TextDelta(text=text):
+                chunk = self._content + _encode(text) + self._tail()
+            case ReasoningDelta(text=text):
+                chunk = self._reasoning + _encode(text) + self._tail()
+                if self._segments is not None:
+                    self._segments.think(text)
+            case CallArgs(index=index, text=text):
+                before, after = self._arguments[index]
+                chunk = before + _encode(text) + after + self._tail()
+            case _:
+                chunk = self._rare(event)
+        if self._dispatcher is not None:
+            chunk += self._dispatcher.follow(event)
+        return chunk
+
+    def _rare(
+        self,
+        event: CallOpen | CallClose | SpanEnd | Usage | Logprobs | Finish | Diagnostic | Failure,
+    ) -> bytes:
+        match event:
+            case CallOpen():
+                return self._open(event)
+            case Usage():
+                self.usage = event
+            case Logprobs(tokens=tokens) if self._top is not None:
+                self._logprobs += tokens
+            case Finish():
+                return self._finish(event)
+            case CallClose() | SpanEnd() | Logprobs() | Diagnostic() | Failure():
+                pass
+        return b""
+
+    def _open(self, call: CallOpen) -> bytes:
+        """The only chunk that has the call's id and name: clients join what they get twice."""
+        if self._segments is not None:
+            self._segments.call()
+        kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
+        index = self._start + b'"tool_calls":[{"index":%d,' % call.index
+        self._arguments[call.index] = (index + b'"%s":{"%s":' % (kind, text), b"}}]")
+        id, name = _encode(call.id or f"call_{call.index}"), _encode(call.name)
+        opened = b'"id":%s,"type":"%s","%s":{"name":%s,"%s":""}}]' % (id, kind, kind, name, text)
+        return index + opened + self._tail()
+
+    def _tail(self) -> bytes:
+        if not self._logprobs:
+            return _DELTA_END
+        return b"}," + self._take_logprobs() + b',"finish_reason":null}]}\n\n'
+
+    def _take_logprobs(self) -> bytes:
+        if not self._logprobs:
+            return b'"logprobs":null'
+        told = encode_logprobs(self._logprobs, self._top or 0)
+        self._logprobs = []
+        return b'"logprobs":' + told
+
+    def _finish(self, finish: Finish) -> bytes:
+        self.finished = True
+        delta = b""
+        if self._segments is not None:
+            delta = b'"reasoning_segments":' + _encode(self._segments.texts())
+        reason = b',"finish_reason":"%s"' % FINISH[finish.reason].encode()
+        if finish.stop_sequence is not None:
+            reason += b',"stop_reason":' + _encode(finish.stop_sequence)
+        return self._start + delta + b"}," + self._take_logprobs() + reason + b"}]}\n\n"
+
+
+def echo_of(request: Request) -> Echo:
+    """What the request's own codec noted; a request from elsewhere is answered plainly."""
+    return request.echo if isinstance(request.echo, Echo) else Echo()
+
+
+def _head(request: Request, id: str, created: int, echo: Echo) -> bytes:
+    tier = b',"service_tier":"default"' if echo.service_tier else b""
+    return b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s%s,' % (
+        _encode(id),
+        created,
+        _encode(request.model),
+        tier,
+    )

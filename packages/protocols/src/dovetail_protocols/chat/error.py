@@ -1,0 +1,55 @@
+"""Errors in OpenAI's form, before a stream and in the middle of one."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from dovetail_model import DovetailError, Failure
+from dovetail_protocols.codec import ErrorAnswer
+
+_REQUEST, _SERVER = "invalid_request_error", "server_error"
+
+KINDS: dict[str, tuple[int, str, str | None]] = {
+    "invalid_request": (400, _REQUEST, None),
+    "unsupported": (400, _REQUEST, "unsupported_parameter"),
+    "context_overflow": (400, _REQUEST, "context_length_exceeded"),
+    "unauthenticated": (401, _REQUEST, "invalid_api_key"),
+    "forbidden": (403, _REQUEST, "permission_denied"),
+    "not_found": (404, _REQUEST, "model_not_found"),
+    "too_large": (413, _REQUEST, "request_too_large"),
+    "rate_limited": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "engine": (500, _SERVER, "engine_error"),
+    "engine_unavailable": (503, _SERVER, "service_unavailable"),
+    "overloaded": (503, _SERVER, "server_is_overloaded"),
+    "engine_timeout": (504, _SERVER, "timeout"),
+    "internal": (500, _SERVER, "internal_error"),
+}
+"""Our kind of error: HTTP status, type and code."""
+
+
+def encode_error(error: DovetailError) -> ErrorAnswer:
+    """An error as an HTTP answer."""
+    status = KINDS.get(error.kind, KINDS["internal"])[0]
+    wait = error.retry_after
+    headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
+    return ErrorAnswer(status, error_body(error.failure()), headers)
+
+
+def error_body(failure: Failure) -> bytes:
+    """The JSON body. In a stream it is the data of a frame: the official SDK raises on it."""
+    _, kind, code = KINDS.get(failure.kind, KINDS["internal"])
+    error = {"message": failure.message, "type": kind, "param": failure.param, "code": code}
+    return msgspec.json.encode({"error": error})
+
+
+def kind_of(error: Mapping[str, object]) -> str:
+    """Our kind for an error that another server sent: by its code, its status, or its type.
+
+    OpenAI's codes are words; vLLM sends the HTTP status as the code.
+    """
+    code, type = error.get("code"), error.get("type")
+    for kind, (status, theirs, known) in KINDS.items():
+        if code in (known, status) and (code is not None or theirs == type):
+            return kind
+    return "engine"

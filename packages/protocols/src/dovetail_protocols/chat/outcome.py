@@ -1,0 +1,67 @@
+"""How an answer ended, what it cost and how likely its tokens were, in OpenAI's terms."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail_model import FinishReason, TokenLogprob, Usage
+from dovetail_protocols.chat.wire import (
+    CompletionDetails,
+    LogprobsAnswer,
+    PromptDetails,
+    TokenAnswer,
+    TopLogprob,
+    UsageAnswer,
+)
+
+FINISH: dict[FinishReason, str] = {
+    "stop": "stop",
+    "stop_sequence": "stop",
+    "tool_calls": "tool_calls",
+    "length": "length",
+    "context_window": "length",
+    "cancelled": "length",  # cut, whoever cut it: not to be taken for an answer that ended
+    "refusal": "content_filter",
+    "error": "length",
+}
+
+LEAST = -9999.0
+"""The log probability of what is impossible: JSON knows no infinity."""
+
+
+def usage_answer(usages: Sequence[Usage]) -> UsageAnswer:
+    """The cost of all choices. Their prompt is one prompt, and counted once."""
+    prompt = max(usage.input_tokens for usage in usages)
+    completion = sum(usage.output_tokens for usage in usages)
+    return UsageAnswer(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        # Later choices find the prompt that the first one computed: that was no saving.
+        prompt_tokens_details=PromptDetails(min(usage.cached_tokens for usage in usages)),
+        completion_tokens_details=CompletionDetails(
+            sum(usage.reasoning_tokens for usage in usages)
+        ),
+    )
+
+
+def logprobs_answer(tokens: Sequence[TokenLogprob], top: int) -> LogprobsAnswer:
+    return LogprobsAnswer([_token(token, top) for token in tokens])
+
+
+def encode_logprobs(tokens: Sequence[TokenLogprob], top: int) -> bytes:
+    return msgspec.json.encode(logprobs_answer(tokens, top))
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST) if logprob == logprob else LEAST
+
+
+def _token(token: TokenLogprob, top: int) -> TokenAnswer:
+    best = [TopLogprob(text, finite(value), _bytes(text)) for text, value in token.top[:top]]
+    return TokenAnswer(token.token, finite(token.logprob), _bytes(token.token), best)
+
+
+def _bytes(token: str) -> list[int] | None:
+    """The token's bytes; not known where it held a part of a character only."""
+    return None if "\ufffd" in token else list(token.encode())

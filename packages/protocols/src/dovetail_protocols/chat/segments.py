@@ -1,0 +1,89 @@
+"""Reasoning in segments: how interleaved thoughts survive an API that groups them.
+
+A chat message has one place for reasoning and one list of calls. For N calls there are N+1
+segments: segment i was thought before call i, the last one after all of them.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from dovetail_model import Block, OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+
+
+class Segments:
+    """Cuts the thoughts of an answer at its calls."""
+
+    __slots__ = ("_segments",)
+
+    def __init__(self) -> None:
+        self._segments: list[list[str]] = [[]]
+
+    def think(self, text: str) -> None:
+        self._segments[-1].append(text)
+
+    def call(self) -> None:
+        """A call begins: what is thought from here on belongs to the next segment."""
+        self._segments.append([])
+
+    def texts(self) -> list[str]:
+        return ["".join(segment) for segment in self._segments]
+
+
+def segments_of(blocks: Iterable[OutputBlock]) -> list[str]:
+    """The segments of a finished answer."""
+    segments = Segments()
+    for block in blocks:
+        if isinstance(block, ReasoningBlock):
+            segments.think(block.text)
+        elif isinstance(block, ToolCallBlock):
+            segments.call()
+    return segments.texts()
+
+
+def texts_of(blocks: Sequence[OutputBlock]) -> tuple[str, str]:
+    """All visible text of an answer and all its reasoning, as the grouped fields show them."""
+    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    return text, "".join(segments_of(blocks))
+
+
+def read_segments(*candidates: object) -> list[str]:
+    """The first form of reasoning that says anything: a text, or a list of segments.
+
+    A segment may be a text, or an object that holds one, as content parts do.
+    """
+    for candidate in candidates:
+        found = candidate if isinstance(candidate, list) else [candidate]
+        texts = [_text(segment) for segment in found]
+        if any(texts):
+            return texts
+    return []
+
+
+def interleave(
+    segments: Sequence[str], said: Sequence[Block], calls: Sequence[ToolCallBlock]
+) -> tuple[Block, ...]:
+    """The blocks of an assistant turn, each segment before the call that it explains.
+
+    Where the text stood among the calls a chat message does not say: it goes before the first one.
+    """
+    before = list(segments[: len(calls)])
+    blocks: list[Block] = []
+    for at, call in enumerate(calls):
+        blocks += _thought(before[at] if at < len(before) else "")
+        if at == 0:
+            blocks += said
+        blocks.append(call)
+    for segment in segments[len(calls) :]:
+        blocks += _thought(segment)
+    if not calls:
+        blocks += said
+    return tuple(blocks)
+
+
+def _thought(text: str) -> list[ReasoningBlock]:
+    return [ReasoningBlock(text)] if text else []
+
+
+def _text(segment: object) -> str:
+    if isinstance(segment, dict):
+        segment = next((segment[key] for key in ("text", "thinking") if segment.get(key)), "")
+    return segment if isinstance(segment, str) else ""

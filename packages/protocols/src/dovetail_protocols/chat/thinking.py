@@ -1,0 +1,72 @@
+"""Thinking controls: every spelling that clients and templates have for one question.
+
+The more specific spelling wins: what the client hands to the template itself, then switches, then
+an effort, which says by itself that thinking is on unless it is `none`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from dovetail_model import Thinking
+from dovetail_protocols.chat.wire import ChatRequest
+
+_ON = frozenset({"enabled", "adaptive", "auto", "on", "true", "thinking", "think"})
+_OFF = frozenset({"disabled", "none", "off", "false", "chat", "no_think"})
+
+
+def thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
+    """What the request says about thinking; template arguments are kept as they came."""
+    template = {**(wire.chat_template_args or {}), **(wire.chat_template_kwargs or {})}
+    reasoning, switch = _fields(wire.reasoning, "enabled"), _fields(wire.thinking, "type")
+    effort = _text(template.get("reasoning_effort"), wire.reasoning_effort, reasoning.get("effort"))
+    switches = (
+        template.get("enable_thinking"),
+        template.get("thinking"),
+        template.get("thinking_mode"),
+        wire.enable_thinking,
+        switch.get("type"),
+        reasoning.get("enabled"),
+    )
+    budgets = (
+        max_thinking_tokens,
+        template.get("thinking_budget"),
+        wire.thinking_budget,
+        wire.thinking_token_budget,
+        switch.get("budget_tokens"),
+        reasoning.get("max_tokens"),
+    )
+    return Thinking(
+        enabled=_enabled(switches, effort),
+        effort=effort,
+        budget=next((value for value in budgets if _is_budget(value)), None),
+        keep=_keep(switch),
+        summary=_text(reasoning.get("summary")),
+        template_kwargs=template,
+    )
+
+
+def _enabled(switches: Iterable[object], effort: str | None) -> bool | None:
+    for switch in switches:
+        if isinstance(switch, bool):
+            return switch
+        if isinstance(switch, str) and switch.lower() in _ON | _OFF:
+            return switch.lower() in _ON
+    return None if effort is None else effort.lower() not in _OFF
+
+
+def _keep(switch: Mapping[str, Any]) -> Literal["all", "template"]:
+    """GLM's API keeps the thoughts of earlier turns when `clear_thinking` is false."""
+    return "all" if switch.get("clear_thinking") is False else "template"
+
+
+def _fields(value: object, switch: str) -> Mapping[str, Any]:
+    """A control as an object; some clients send the bare switch."""
+    return value if isinstance(value, dict) else {switch: value}
+
+
+def _text(*candidates: object) -> str | None:
+    return next((value for value in candidates if isinstance(value, str) and value), None)
+
+
+def _is_budget(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

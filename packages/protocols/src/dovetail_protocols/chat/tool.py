@@ -1,0 +1,131 @@
+"""Tools and the choice among them, in today's form and in the one before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
+from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
+from dovetail_protocols.wire import convert
+
+Tools = tuple[ToolSpec, ...]
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What the model is offered, and what of the offer nobody here can serve."""
+
+    tools: Tools = ()
+    choice: ToolChoice = ToolChoice()
+    ignored: tuple[str, ...] = ()
+
+
+def offer(wire: ChatRequest) -> Offer:
+    """Tools and choice. A list of allowed tools is the list that the model is offered."""
+    tools, ignored = _tools(wire.tools or [])
+    path = "tool_choice"
+    asked = wire.tool_choice
+    if wire.functions and not wire.tools:
+        tools = tuple(
+            _function(function, f"functions[{at}]") for at, function in enumerate(wire.functions)
+        )
+    if asked is None and wire.function_call is not None:
+        path, asked = "function_call", wire.function_call
+    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
+        asked, tools = _allowed(asked, tools)
+    elif isinstance(asked, dict) and asked.get("type") in ("auto", "none", "required", "any"):
+        asked = str(asked["type"])
+    choice = _choice(asked, tools, path, parallel=wire.parallel_tool_calls is not False)
+    return Offer(tools, choice, ignored)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tools, tuple[str, ...]]:
+    """The tools that can be served, and the paths of those that cannot."""
+    found: list[ToolSpec] = []
+    ignored: list[str] = []
+    for at, tool in enumerate(tools):
+        path = f"tools[{at}]"
+        match tool.get("type") or "function":
+            case "function":
+                found.append(_function(*_inner(tool, "function", path)))
+            case "custom":
+                found.append(_custom(*_inner(tool, "custom", path)))
+            case _:
+                ignored.append(path)
+    return tuple(found), tuple(ignored)
+
+
+def _inner(tool: Mapping[str, Any], key: str, path: str) -> tuple[object, str]:
+    """The description of a tool; clients of Responses leave out the level around it."""
+    return (tool[key], f"{path}.{key}") if key in tool else (tool, path)
+
+
+def _function(value: object, path: str) -> ToolSpec:
+    function = convert(value, Function, path)
+    return ToolSpec(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters or {},
+        strict=bool(function.strict),
+    )
+
+
+def _custom(value: object, path: str) -> ToolSpec:
+    custom = convert(value, Custom, path)
+    return ToolSpec(
+        name=custom.name,
+        description=custom.description or "",
+        custom=True,
+        grammar=_grammar(custom.format or {}),
+    )
+
+
+def _grammar(format: Mapping[str, Any]) -> str | None:
+    """The grammar of a custom tool's input, as Lark: a regular expression is one rule of it."""
+    inner = format.get("grammar", format)
+    fields: Mapping[str, Any] = inner if isinstance(inner, dict) else {}
+    definition = fields.get("definition")
+    if not isinstance(definition, str) or not definition:
+        return None
+    if fields.get("syntax") == "regex":
+        return "start: /" + definition.replace("/", r"\/") + "/"
+    return definition
+
+
+def _allowed(asked: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
+    """The mode and the tools that are left. Order is kept, so that the prompt is stable."""
+    inner = asked.get("allowed_tools", asked)
+    fields: dict[str, Any] = inner if isinstance(inner, dict) else {}
+    listed = fields.get("tools")
+    references = listed if isinstance(listed, list) else []
+    names = {_name(tool) for tool in references if isinstance(tool, dict)}
+    mode = "required" if fields.get("mode") == "required" else "auto"
+    return mode, tuple(tool for tool in tools if tool.name in names)
+
+
+def _choice(
+    asked: str | dict[str, Any] | None, tools: Tools, path: str, *, parallel: bool
+) -> ToolChoice:
+    match asked:
+        case None | "auto":
+            return ToolChoice(parallel=parallel)
+        case "none":
+            return ToolChoice("none", parallel=parallel)
+        case "required" | "any" if tools:
+            return ToolChoice("required", parallel=parallel)
+        case dict():
+            name = _name(asked)
+            if any(tool.name == name for tool in tools):
+                return ToolChoice("named", name, parallel=parallel)
+            raise InvalidRequest(f"{path}: no tool is named '{name}'", param=path)
+        case "required" | "any":
+            raise InvalidRequest(f"{path}: a call is required, but there are no tools", param=path)
+        case _:
+            raise InvalidRequest(f"{path}: unknown choice '{asked}'", param=path)
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool that is referred to, with or without the level around it."""
+    inner = next((tool[key] for key in ("function", "custom") if key in tool), tool)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else ""

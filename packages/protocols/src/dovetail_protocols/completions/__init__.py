@@ -1,0 +1,37 @@
+"""OpenAI's text completions: a raw prompt, and what follows it."""
+
+from collections.abc import Sequence
+
+from dovetail_model import DovetailError, Message, Request
+from dovetail_protocols.chat import error as _error
+from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
+from dovetail_protocols.completions import decode as _decode
+from dovetail_protocols.completions import encode as _encode
+from dovetail_protocols.completions.decode import raw_prompt
+from dovetail_protocols.completions.encode import CompletionStream
+
+__all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
+
+
+class CompletionsCodec:
+    """Text completions. There are no calls, so the prefix of their ids is that of chat."""
+
+    name = "completions"
+    call_id_prefix = "call_"
+
+    def decode(self, body: bytes, headers: Headers) -> Request:
+        return _decode.decode(body, headers)
+
+    def stream(self, request: Request, ids: Ids, clock: Clock) -> CompletionStream:
+        return CompletionStream(request, ids, clock)
+
+    def encode_message(
+        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+    ) -> bytes:
+        return _encode.encode_message(request, messages, ids, clock)
+
+    def encode_error(self, error: DovetailError) -> ErrorAnswer:
+        return _error.encode_error(error)
+
+
+CODEC: Codec = CompletionsCodec()

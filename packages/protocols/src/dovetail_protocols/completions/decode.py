@@ -1,0 +1,89 @@
+"""The body of `POST /v1/completions` into a request.
+
+A raw prompt is no turn: no template may touch it. It waits in the request's echo, and whoever
+feeds the engine asks for it with `raw_prompt`.
+"""
+
+import msgspec
+
+from dovetail_model import InvalidRequest, Request, Unsupported
+from dovetail_protocols.chat.decode import ignored, include_usage, model, user
+from dovetail_protocols.chat.sampling import sampling, text
+from dovetail_protocols.codec import Headers
+from dovetail_protocols.completions.wire import CompletionRequest, Prompt
+from dovetail_protocols.hints import extension
+from dovetail_protocols.identity import identity
+from dovetail_protocols.wire import convert, load
+
+RawPrompt = str | tuple[int, ...]
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """The prompt, and what the encoder must know to answer in kind."""
+
+    prompt: RawPrompt
+    repeat: bool = False
+    include_usage: bool = False
+
+
+def decode(body: bytes, headers: Headers) -> Request:
+    """A request without turns. Its prompt is in the echo."""
+    fields = load(body)
+    wire = convert(fields, CompletionRequest)
+    more = extension(wire.nvext, headers)
+    prompt = _prompt(wire.prompt)
+    _refuse(wire, prompt)
+    return Request(
+        model=model(wire),
+        sampling=sampling(
+            wire, max_tokens=wire.max_tokens, logprobs=wire.logprobs, param="max_tokens"
+        ),
+        identity=identity(headers, session=text(wire.prompt_cache_key), user=user(wire)),
+        hints=more.hints,
+        stream=bool(wire.stream),
+        ignored=ignored(fields, wire, more),
+        echo=Echo(prompt, repeat=bool(wire.echo), include_usage=include_usage(wire)),
+    )
+
+
+def raw_prompt(request: Request) -> RawPrompt:
+    """The prompt as the client wrote it: text, or token ids."""
+    if not isinstance(request.echo, Echo):
+        raise TypeError("only a request for a text completion has a raw prompt")
+    return request.echo.prompt
+
+
+def _prompt(prompt: Prompt) -> RawPrompt:
+    """One prompt, bare or in a list. Several would be several answers in one."""
+    if isinstance(prompt, str):
+        return prompt
+    items = prompt or [""]
+    ids = [item for item in items if isinstance(item, int)]
+    if len(ids) == len(items):
+        return _ids(ids, "prompt")
+    if len(items) > 1:
+        if ids:
+            raise InvalidRequest("prompt: texts and token ids are mixed", param="prompt")
+        raise Unsupported("prompt: one prompt a request, please", param="prompt")
+    only = items[0]
+    return _ids(only, "prompt[0]") if isinstance(only, list) else str(only)
+
+
+def _ids(ids: list[int], path: str) -> tuple[int, ...]:
+    for at, id in enumerate(ids):
+        if id < 0:
+            where = f"{path}[{at}]"
+            raise InvalidRequest(f"{where}: a token id is not negative", param=where)
+    return tuple(ids)
+
+
+def _refuse(wire: CompletionRequest, prompt: RawPrompt) -> None:
+    """What would change the answer and cannot be done is refused, not passed over."""
+    if wire.suffix:
+        raise Unsupported("suffix: text is only added at the end", param="suffix")
+    if wire.best_of is not None and wire.best_of != (wire.n or 1):
+        raise Unsupported("best_of: every answer that is made is given", param="best_of")
+    if wire.echo and wire.logprobs is not None:
+        raise Unsupported("logprobs: not known for a prompt that is echoed", param="logprobs")
+    if wire.echo and not isinstance(prompt, str):
+        raise Unsupported("echo: token ids have no text here", param="echo")

@@ -1,0 +1,182 @@
+"""Events into the chunks of a text completion, and the whole of it.
+
+No parser runs on a raw completion: its text is all text. Should thoughts come, they are text, too.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from dovetail_model import (
+    Event,
+    Failure,
+    Finish,
+    Logprobs,
+    Message,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    TextBlock,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
+from dovetail_protocols.chat.encode import DONE
+from dovetail_protocols.chat.error import error_body
+from dovetail_protocols.chat.outcome import FINISH, finite, usage_answer
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.completions.decode import Echo
+from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
+from dovetail_protocols.sse import comment, frame
+
+_encode = msgspec.json.encode
+_ENDS = {**FINISH, "tool_calls": "stop"}
+
+
+class CompletionStream:
+    """The chunks of one answer: `n` choices in one stream."""
+
+    __slots__ = ("_choices", "_head", "_include_usage", "_over")
+
+    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+        echo = _echo(request)
+        self._head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,' % (
+            _encode(ids("cmpl-")),
+            int(clock()),
+            _encode(request.model),
+        )
+        self._include_usage = echo.include_usage
+        self._choices = [_Choice(self._head, at, request) for at in range(request.sampling.n)]
+        self._over = False
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Chunks for these events of one choice. Nothing follows the end of the stream."""
+        writer = self._choices[choice]
+        out: list[bytes] = []
+        for event in events:
+            if self._over:
+                break
+            if type(event) is Failure:
+                self._over = True
+                out.append(frame(error_body(event)))
+            elif not writer.finished:
+                out.append(writer.write(event))
+                if type(event) is Finish and all(each.finished for each in self._choices):
+                    out.append(self._end())
+        return b"".join(out)
+
+    def keep_alive(self) -> bytes:
+        return comment("keep-alive")
+
+    def _end(self) -> bytes:
+        self._over = True
+        if not self._include_usage:
+            return DONE
+        usage = _encode(usage_answer([each.usage for each in self._choices]))
+        return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+
+
+class _Choice:
+    """The chunks of one choice. An echoed prompt goes out before the first of them."""
+
+    __slots__ = ("_logprobs", "_prompt", "_start", "_tokens", "_top", "finished", "usage")
+
+    def __init__(self, head: bytes, at: int, request: Request) -> None:
+        self._start = head + b'"choices":[{"index":%d,"text":' % at
+        self._prompt = _repeated(request)
+        self._top = request.sampling.logprobs
+        self._tokens: list[TokenLogprob] = []  # told with the next chunk
+        self._logprobs = Offsets(len(self._prompt))
+        self.usage = Usage()
+        self.finished = False
+
+    def write(self, event: Event) -> bytes:
+        out = b""
+        if self._prompt:
+            prompt, self._prompt = self._prompt, ""
+            out = self._chunk(prompt)
+        match event:
+            case TextDelta(text=text) | ReasoningDelta(text=text):
+                out += self._chunk(text)
+            case Usage():
+                self.usage = event
+            case Logprobs(tokens=tokens) if self._top is not None:
+                self._tokens += tokens
+            case Finish():
+                out += self._finish(event)
+            case _:
+                pass
+        return out
+
+    def _chunk(self, text: str, end: bytes = b"null") -> bytes:
+        logprobs = b"null"
+        if self._tokens:
+            logprobs = _encode(self._logprobs.answer(self._tokens, self._top or 0))
+            self._tokens = []
+        told = b',"logprobs":' + logprobs + b',"finish_reason":' + end + b"}]}\n\n"
+        return self._start + _encode(text) + told
+
+    def _finish(self, finish: Finish) -> bytes:
+        self.finished = True
+        end = _encode(_ENDS[finish.reason])
+        if finish.stop_sequence is not None:
+            end += b',"stop_reason":' + _encode(finish.stop_sequence)
+        return self._chunk("", end)
+
+
+class Offsets:
+    """Log probabilities with the place of each token in the text."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: int = 0) -> None:
+        self._at = at
+
+    def answer(self, tokens: Sequence[TokenLogprob], top: int) -> LogprobsAnswer:
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._at)
+            self._at += len(token.token)
+        best = [{text: finite(value) for text, value in token.top[:top]} for token in tokens]
+        return LogprobsAnswer(
+            text_offset=offsets,
+            token_logprobs=[finite(token.logprob) for token in tokens],
+            tokens=[token.token for token in tokens],
+            top_logprobs=best if top else None,
+        )
+
+
+def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+    """One choice for each message."""
+    answer = CompletionAnswer(
+        id=ids("cmpl-"),
+        created=int(clock()),
+        model=request.model,
+        choices=[_whole(at, message, request) for at, message in enumerate(messages)],
+        usage=usage_answer([message.usage for message in messages]),
+    )
+    return _encode(answer)
+
+
+def _whole(at: int, message: Message, request: Request) -> ChoiceAnswer:
+    top, prompt = request.sampling.logprobs, _repeated(request)
+    said = (b.text for b in message.blocks if isinstance(b, TextBlock | ReasoningBlock))
+    told = top is not None and bool(message.logprobs)
+    return ChoiceAnswer(
+        text=prompt + "".join(said),
+        index=at,
+        logprobs=Offsets(len(prompt)).answer(message.logprobs, top or 0) if told else None,
+        finish_reason=_ENDS[message.finish],
+        stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
+    )
+
+
+def _echo(request: Request) -> Echo:
+    return request.echo if isinstance(request.echo, Echo) else Echo("")
+
+
+def _repeated(request: Request) -> str:
+    """The prompt, where the answer must begin with it."""
+    echo = _echo(request)
+    return echo.prompt if echo.repeat and isinstance(echo.prompt, str) else ""

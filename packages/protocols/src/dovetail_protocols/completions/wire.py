@@ -1,0 +1,48 @@
+"""Text completions on the wire."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from dovetail_protocols.chat.wire import SamplingFields, UsageAnswer
+
+Prompt = str | list[str | int | list[int]] | None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of `POST /v1/completions`."""
+
+    prompt: Prompt = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    best_of: int | None = None
+
+
+class LogprobsAnswer(msgspec.Struct, frozen=True):
+    """Four lists of one length: a place in each for every token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]] | None
+
+
+class ChoiceAnswer(msgspec.Struct, frozen=True):
+    text: str
+    index: int
+    logprobs: LogprobsAnswer | None
+    finish_reason: str | None
+    stop_reason: str | UnsetType = UNSET
+
+
+class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer. A chunk of a stream has the same form."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[ChoiceAnswer]
+    usage: UsageAnswer | UnsetType = UNSET

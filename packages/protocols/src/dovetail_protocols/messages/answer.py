@@ -1,0 +1,80 @@
+"""A finished message as the whole answer, and what the stream shares with it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail_model import (
+    EngineError,
+    Failure,
+    FinishReason,
+    Message,
+    OutputBlock,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    Usage,
+)
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.messages import wire
+from dovetail_protocols.messages.arguments import input_json
+from dovetail_protocols.messages.quoting import sound
+
+MESSAGE_PREFIX = "msg_"
+
+STOP_REASONS: dict[FinishReason, str] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+    "stop_sequence": "stop_sequence",
+    "context_window": "model_context_window_exceeded",
+    "refusal": "refusal",
+    "cancelled": "end_turn",
+}
+BROKEN = Failure("engine", "The model's output broke off.")
+
+
+def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+    """The whole answer. One that broke is an error here too, never a short message."""
+    message = messages[0]
+    reason = STOP_REASONS.get(message.finish)
+    if message.failure is not None or reason is None:
+        raise EngineError((message.failure or BROKEN).message)
+    answer = wire.MessageOut(
+        id=ids(MESSAGE_PREFIX),
+        role="assistant",
+        model=request.model,
+        content=[_block(block) for block in message.blocks if not _is_blank(block)],
+        stop_reason=reason,
+        stop_sequence=message.stop_sequence,
+        usage=usage_out(message.usage),
+    )
+    return msgspec.json.encode(answer)
+
+
+def encode_count(tokens: int) -> bytes:
+    """The answer to a request to count."""
+    return b'{"input_tokens":%d}' % tokens
+
+
+def usage_out(usage: Usage) -> wire.UsageOut:
+    thought = usage.reasoning_tokens
+    return wire.UsageOut(
+        input_tokens=max(0, usage.input_tokens - usage.cached_tokens),
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        output_tokens_details=wire.OutputDetailsOut(thought) if thought else None,
+    )
+
+
+def _is_blank(block: OutputBlock) -> bool:
+    return isinstance(block, TextBlock) and not block.text.strip()
+
+
+def _block(block: OutputBlock) -> wire.TextOut | wire.ThinkingOut | wire.ToolUseOut:
+    if isinstance(block, TextBlock):
+        return wire.TextOut(sound(block.text))
+    if isinstance(block, ReasoningBlock):
+        return wire.ThinkingOut(sound(block.text), block.seal or "")
+    return wire.ToolUseOut(block.id, sound(block.name), input_json(block))

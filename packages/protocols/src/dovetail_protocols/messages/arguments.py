@@ -1,0 +1,63 @@
+"""The arguments of a call as this API shows them: an object, in pieces or whole.
+
+A custom tool's free text is the one member `input`. A call that the model never finished shows
+the members that are whole, which is what the official clients make of the pieces.
+"""
+
+import re
+
+import msgspec
+
+from dovetail_model import ToolCallBlock
+from dovetail_protocols.messages.quoting import escaped, sound
+
+CUSTOM_HEAD = '{"input":"'
+CUSTOM_TAIL = '"}'
+
+_TOKEN = re.compile(
+    r"""\s*+(?: (?P<string>"(?:[^"\\]++|\\.)*+") | (?P<mark>[{}\[\],:])
+      | (?P<word>-?[0-9][-+.0-9eE]*+ | true | false | null) )""",
+    re.VERBOSE | re.DOTALL,
+)
+_CLOSER = {"{": "}", "[": "]"}
+
+
+def input_json(call: ToolCallBlock) -> msgspec.Raw:
+    """The input of a finished or cut call: the model's own JSON wherever it is JSON."""
+    text = sound(call.arguments)
+    if call.custom:
+        text = CUSTOM_HEAD + escaped(text) + (CUSTOM_TAIL if call.complete else "")
+    return msgspec.Raw((text if _is_json(text) else _whole_members(text)).encode())
+
+
+def _whole_members(text: str) -> str:
+    """The JSON of everything in the text that is complete, its containers closed behind it."""
+    stack: list[str] = []
+    end, closers, is_key = 0, "", False
+    at = 0
+    while (token := _TOKEN.match(text, at)) is not None:
+        at = token.end()
+        mark, word = token["mark"], token["word"]
+        if mark in (",", ":"):
+            is_key = mark == "," and stack[-1:] == ["}"]
+            continue
+        if word and not _is_json(word):
+            break
+        if token["string"] and is_key:
+            continue
+        if mark in _CLOSER:
+            stack.append(_CLOSER[mark])
+        elif mark and (not stack or stack.pop() != mark):
+            break
+        is_key = mark == "{"
+        end, closers = at, "".join(reversed(stack))
+    found = text[:end] + closers
+    return found if _is_json(found) else "{}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Content blocks of a history into blocks of the model.
+
+Nothing is refused for being unknown: what the model has no block for is told as text (`telling`).
+A string and a list with one text block are the same content, and empty text is no block at all:
+clients flip between these forms from one request to the next, and the prompt must not change.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    InvalidRequest,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+)
+from dovetail_protocols.messages import wire
+from dovetail_protocols.messages.telling import tell, tell_all
+from dovetail_protocols.wire import convert
+
+_Decode = Callable[[dict[str, Any], str], tuple[Block, ...]]
+
+
+def decode_content(content: str | list[Any] | None, path: str) -> tuple[Block, ...]:
+    """The blocks of a message or a system prompt, in the client's order."""
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return _text(content)
+    blocks: list[Block] = []
+    for at, item in enumerate(content):
+        blocks += _block(item, f"{path}[{at}]")
+    return tuple(blocks)
+
+
+def _block(item: object, path: str) -> tuple[Block, ...]:
+    if isinstance(item, str):
+        return _text(item)
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{path}: a content block must be an object", param=path)
+    kind = item.get("type")
+    decode = _DECODERS.get(kind) if isinstance(kind, str) else None
+    return decode(item, path) if decode is not None else _told(item, path)
+
+
+def _text(text: str) -> tuple[Block, ...]:
+    return (TextBlock(text),) if text.strip() else ()
+
+
+def _told(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    return _text(tell(item))
+
+
+def _nothing(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    return ()
+
+
+def _text_block(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    return _text(convert(item, wire.Text, path).text)
+
+
+def _thinking(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    block = convert(item, wire.Thinking, path)
+    return (ReasoningBlock(block.thinking, seal=block.signature or None),)
+
+
+def _redacted(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    return (ReasoningBlock("", seal=convert(item, wire.RedactedThinking, path).data or None),)
+
+
+def _tool_use(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    block = convert(item, wire.ToolUse, path)
+    return (ToolCallBlock(block.id, block.name, _arguments(block.input)),)
+
+
+def _arguments(value: object) -> str:
+    """Arguments as JSON text, keys in the client's order.
+
+    A few clients send the text itself instead of the object that it spells.
+    """
+    if value is None or value == "":
+        return "{}"
+    if isinstance(value, str):
+        try:
+            spelled = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            spelled = None
+        if isinstance(spelled, dict):
+            return value
+    return msgspec.json.encode(value).decode()
+
+
+def _tool_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    block = convert(item, wire.ToolResult, path)
+    content = [block.content] if isinstance(block.content, str) else block.content or []
+    found: list[TextBlock | ImageBlock | DocumentBlock] = []
+    for at, part in enumerate(content):
+        found += _result_part(part, f"{path}.content[{at}]")
+    return (ToolResultBlock(block.tool_use_id, tuple(found), bool(block.is_error)),)
+
+
+def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | DocumentBlock]:
+    """What a tool gave back. White space of a tool is its data: only empty text goes."""
+    if isinstance(part, str):
+        return [TextBlock(part)] if part else []
+    if isinstance(part, dict) and part.get("type") == "text":
+        return _result_part(convert(part, wire.Text, path).text, path)
+    blocks = _block(part, path)
+    kept = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
+    if len(kept) == len(blocks):
+        return kept
+    return [TextBlock(tell(part))]  # a call or a thought inside a result: no client does this
+
+
+def _image(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    source = convert(item, wire.Media, path).source
+    if source.data is None and source.url is None:
+        return _told(item, path)
+    return (ImageBlock(source.media_type or "", source.data, source.url),)
+
+
+def _document(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    block = convert(item, wire.Media, path)
+    source, context = block.source, _text(block.context or "")
+    media_type = source.media_type or ""
+    if source.content is not None:
+        text = tell_all(source.content)
+        return *context, DocumentBlock(media_type, block.title, text=text)
+    if source.type == "text":
+        return *context, DocumentBlock(media_type, block.title, text=source.data or "")
+    if source.data is None and source.url is None:
+        return _told(item, path)
+    return *context, DocumentBlock(media_type, block.title, source.data, source.url)
+
+
+def _search_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    block = convert(item, wire.SearchResult, path)
+    lines = [block.title, block.source, tell_all(block.content)]
+    return _text("\n".join(line for line in lines if line))
+
+
+def _compaction(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    """A summary that another server made. One without content stands for nothing."""
+    content = item.get("content")
+    return _text(content) if isinstance(content, str) else ()
+
+
+_DECODERS: dict[str, _Decode] = {
+    "text": _text_block,
+    "thinking": _thinking,
+    "redacted_thinking": _redacted,
+    "tool_use": _tool_use,
+    "tool_result": _tool_result,
+    "image": _image,
+    "document": _document,
+    "search_result": _search_result,
+    "compaction": _compaction,
+    "fallback": _nothing,  # marks where a hosted model gave way to another; never shown
+}

@@ -1,0 +1,241 @@
+"""A request of the Messages API into a request of the model.
+
+Lenient: a field is refused only when it cannot mean anything, and then by its path. Fields that
+nobody here knows are reported in `ignored` and kept in `echo`.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail_model import (
+    InvalidRequest,
+    OutputFormat,
+    Request,
+    Sampling,
+    Thinking,
+    ToolChoice,
+    ToolSpec,
+    Turn,
+)
+from dovetail_protocols.codec import Headers
+from dovetail_protocols.hints import extension
+from dovetail_protocols.identity import identity
+from dovetail_protocols.messages import wire
+from dovetail_protocols.messages.content import decode_content
+from dovetail_protocols.wire import convert, load, unknown
+
+_LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "thinking": wire.ThinkingConfig,
+    "output_config": wire.OutputConfig,
+    "context_management": wire.ContextManagement,
+    "metadata": wire.Metadata,
+}
+_CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+    "none": "none",
+}
+
+
+def decode(body: bytes, headers: Headers) -> Request:
+    """The request to create a message."""
+    request = _decode(body, headers)
+    if not request.turns:
+        raise InvalidRequest("messages: at least one message is required", param="messages")
+    return request
+
+
+def decode_count(body: bytes, headers: Headers) -> Request:
+    """The request to count the tokens of a prompt. It may hold nothing but tools."""
+    return msgspec.structs.replace(_decode(body, headers), stream=False)
+
+
+def _decode(body: bytes, headers: Headers) -> Request:
+    fields = _load(body)
+    for name in ("model", "messages"):
+        if fields.get(name) is None:
+            raise InvalidRequest(f"{name}: Field required", param=name)
+    asked = convert(fields, wire.Request)
+    try:
+        return _request(asked, fields, headers)
+    except RecursionError as error:
+        raise InvalidRequest("The request body is nested too deeply.") from error
+
+
+def _request(asked: wire.Request, fields: dict[str, Any], headers: Headers) -> Request:
+    extra = extension(asked.nvext, headers)
+    tools, skipped = _tools(asked.tools or [])
+    thinking, edits = _thinking(asked, extra.max_thinking_tokens)
+    session, user = _speaker(asked.metadata)
+    strange = unknown(fields, wire.Request)
+    return Request(
+        model=asked.model,
+        turns=tuple(
+            Turn(message.role, decode_content(message.content, f"messages[{at}].content"))
+            for at, message in enumerate(asked.messages)
+        ),
+        system=decode_content(asked.system, "system"),
+        tools=tools,
+        tool_choice=_tool_choice(asked.tool_choice, tools),
+        sampling=_sampling(asked),
+        thinking=thinking,
+        output=_output(asked),
+        identity=identity(headers, session=session, user=user),
+        hints=extra.hints,
+        stream=bool(asked.stream),
+        ignored=(*strange, *_unknown_nested(fields), *skipped, *edits, *extra.ignored),
+        echo={name: fields[name] for name in strange} or None,
+    )
+
+
+def _load(body: bytes) -> dict[str, Any]:
+    """The body, with half surrogate pairs mended.
+
+    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left
+    as an escape. A strict reader refuses it; the client would send it again in every turn.
+    """
+    try:
+        return load(body)
+    except (InvalidRequest, UnicodeDecodeError) as error:
+        try:
+            text = json.dumps(json.loads(body), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
+        return load(text.encode("utf-8", "replace"))
+
+
+def _sampling(asked: wire.Request) -> Sampling:
+    return Sampling(
+        max_tokens=_whole(asked.max_tokens),
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=_whole(asked.top_k),
+        stop=tuple(asked.stop_sequences or ()),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _tools(tools: list[wire.Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
+    """The tools that the client runs, and the paths of those that a server would run."""
+    kept: list[ToolSpec] = []
+    skipped: list[str] = []
+    for at, tool in enumerate(tools):
+        if tool.input_schema is None and tool.type not in (None, "custom"):
+            skipped.append(f"tools[{at}]")
+            continue
+        if not tool.name:
+            path = f"tools[{at}].name"
+            raise InvalidRequest(f"{path}: Field required", param=path)
+        kept.append(
+            ToolSpec(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=tool.input_schema or {},
+                strict=bool(tool.strict),
+            )
+        )
+    return tuple(kept), skipped
+
+
+def _tool_choice(choice: wire.ToolChoice | None, tools: tuple[ToolSpec, ...]) -> ToolChoice:
+    """How the model may call. Without tools of its own, nothing can be demanded of it.
+
+    Claude Code's side request for a web search demands a server tool: that one is skipped.
+    """
+    if choice is None:
+        return ToolChoice()
+    mode, parallel = _CHOICES[choice.type], not choice.disable_parallel_tool_use
+    if not tools and mode in ("required", "named"):
+        mode = "auto"
+    if mode != "named":
+        return ToolChoice(mode, parallel=parallel)
+    if not any(tool.name == choice.name for tool in tools):
+        message = f"tool_choice.name: there is no tool named {choice.name!r}"
+        raise InvalidRequest(message, param="tool_choice.name")
+    return ToolChoice(mode, choice.name, parallel)
+
+
+def _thinking(asked: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
+    """What was asked about reasoning, and the paths of context edits that are not ours to do.
+
+    Absence must stay absence: Claude Code's sub-agents leave `thinking` out and still replay
+    thoughts, and the template has to render them as before.
+    """
+    keep: Literal["all", "template"] | int = "template"
+    edits: list[str] = []
+    for at, edit in enumerate(_edits(asked)):
+        if edit.type.startswith("clear_thinking"):
+            keep = _keep(edit.keep, f"context_management.edits[{at}].keep")
+        else:
+            edits.append(f"context_management.edits[{at}]")
+    config, output = asked.thinking, asked.output_config
+    if config is not None and config.budget_tokens is not None:
+        budget = _whole(config.budget_tokens)
+    thinking = Thinking(
+        enabled=None if config is None else config.type != "disabled",
+        effort=None if output is None else output.effort,
+        budget=budget,
+        keep=keep,
+    )
+    return thinking, edits
+
+
+def _edits(asked: wire.Request) -> list[wire.Edit]:
+    management = asked.context_management
+    return [] if management is None else management.edits or []
+
+
+def _keep(keep: object, path: str) -> Literal["all"] | int:
+    """Thoughts of how many turns stay. The API's own default is the last turn's."""
+    if keep is None:
+        return 1
+    if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
+        return "all"
+    value = keep.get("value") if isinstance(keep, dict) else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise InvalidRequest(f"{path}: neither `all` nor a number of turns", param=path)
+
+
+def _output(asked: wire.Request) -> OutputFormat:
+    form = asked.output_format
+    if asked.output_config is not None and asked.output_config.format is not None:
+        form = asked.output_config.format
+    if form is None or form.type == "text":
+        return OutputFormat()
+    return OutputFormat("json_schema", form.schema or {}, form.name, strict=True)
+
+
+def _speaker(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:
+    """Session and user, as `metadata.user_id` tells them.
+
+    Claude Code writes JSON into it; its older versions glued the session to the end.
+    """
+    told = metadata.user_id if metadata is not None else None
+    if not told:
+        return None, None
+    try:
+        value = msgspec.json.decode(told)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value = None
+    session = value.get("session_id") if isinstance(value, dict) else None
+    if isinstance(session, str) and session:
+        return session, None
+    legacy = _LEGACY_SESSION.search(told)
+    return (legacy[1], None) if legacy else (None, told)
+
+
+def _unknown_nested(fields: dict[str, Any]) -> Iterator[str]:
+    for name, kind in _NESTED.items():
+        value = fields.get(name)
+        if isinstance(value, dict):
+            yield from unknown(value, kind, f"{name}.")

@@ -1,0 +1,236 @@
+"""Events into the frames of a Messages stream.
+
+The order is the API's: `message_start`, then each block started, streamed and stopped before the
+next one starts, `message_delta`, `message_stop`, and nothing behind it. A block stops the moment
+the model has ended it, because clients run a tool as soon as its block stops.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Event,
+    Failure,
+    Finish,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextDelta,
+    Usage,
+)
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.messages import wire
+from dovetail_protocols.messages.answer import BROKEN, MESSAGE_PREFIX, STOP_REASONS, usage_out
+from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
+from dovetail_protocols.messages.error import error_frame
+from dovetail_protocols.messages.quoting import escaped, quoted
+from dovetail_protocols.sse import frame
+
+CALL_PREFIX = "toolu_"
+
+_PING = frame(b'{"type":"ping"}', b"ping")
+_MESSAGE_STOP = frame(b'{"type":"message_stop"}', b"message_stop")
+_DELTA_HEAD = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":'
+)
+_TEXT_HEAD = _DELTA_HEAD + b'"text_delta","text":'
+_THINKING_HEAD = _DELTA_HEAD + b'"thinking_delta","thinking":'
+_SIGNATURE_HEAD = _DELTA_HEAD + b'"signature_delta","signature":'
+_INPUT_HEAD = _DELTA_HEAD + b'"input_json_delta","partial_json":'
+_DELTA_TAIL = b"}}\n\n"
+_START = frame(
+    b'{"type":"content_block_start","index":%d,"content_block":%b}', b"content_block_start"
+)
+_STOP = frame(b'{"type":"content_block_stop","index":%d}', b"content_block_stop")
+_TEXT = b'{"type":"text","text":""}'
+_THINKING = b'{"type":"thinking","thinking":"","signature":""}'
+_TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
+
+
+class MessagesStream:
+    """The frames of one answer. Calls come one after the other, as models write them."""
+
+    __slots__ = (
+        "_call",
+        "_dispatcher",
+        "_head",
+        "_held",
+        "_ids",
+        "_index",
+        "_model",
+        "_open",
+        "_over",
+        "_sent",
+        "_started",
+        "_usage",
+    )
+
+    def __init__(self, request: Request, ids: Ids) -> None:
+        self._ids = ids
+        self._model = request.model
+        dispatcher = Dispatcher(request.hints)
+        self._dispatcher = dispatcher if dispatcher.active else None
+        self._usage = Usage()
+        self._started = False
+        self._over = False
+        self._index = 0  # of the open block, or of the next one
+        self._open: type[Event] | None = None  # the kind of delta that the open block takes
+        self._head = b""  # what its delta frames begin with
+        self._held: list[str] = []  # white space that begins a text block, until it has content
+        self._call = CallOpen(-1, "")
+        self._sent = False  # whether the open call has shown any of its arguments
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Frames for these events. The API has one choice: those of others say nothing."""
+        if choice:
+            return b""
+        frames: list[bytes] = []
+        for event in events:
+            act = _ACTS.get(type(event))
+            if act is None or self._over:
+                continue
+            if not self._started:
+                frames.append(self._start(event))
+            frames.append(act(self, event))
+            if self._dispatcher is not None:
+                frames.append(self._dispatcher.follow(event))
+        return b"".join(frames)
+
+    def keep_alive(self) -> bytes:
+        """A ping, once there is a message. Before that the status of the answer is still open."""
+        return _PING if self._started and not self._over else b""
+
+    def _start(self, event: Event) -> bytes:
+        if isinstance(event, Failure):
+            return b""  # an answer that never began
+        self._started = True
+        usage = event if isinstance(event, Usage) else self._usage
+        message = wire.MessageOut(
+            self._ids(MESSAGE_PREFIX), "assistant", self._model, [], None, None, usage_out(usage)
+        )
+        data = b'{"type":"message_start","message":' + msgspec.json.encode(message) + b"}"
+        return frame(data, b"message_start")
+
+    def _on_text(self, event: TextDelta) -> bytes:
+        """Text. A block of white space alone makes Claude Code reorder the turn: it has to wait."""
+        text = event.text
+        if self._open is TextDelta:
+            return self._head + quoted(text) + _DELTA_TAIL if text else b""
+        if not text or text.isspace():
+            self._held.append(text)
+            return b"" if self._open is CallArgs else self._stop()
+        text = "".join(self._held) + text
+        stopped = self._end()
+        return stopped + self._open_block(TextDelta, _TEXT_HEAD, _TEXT) + self._delta(text)
+
+    def _on_reasoning(self, event: ReasoningDelta) -> bytes:
+        """A thought. An empty delta is sent too: it is the sign of life of a long prefill."""
+        if self._open is ReasoningDelta:
+            return self._head + quoted(event.text) + _DELTA_TAIL
+        started = self._end() + self._open_block(ReasoningDelta, _THINKING_HEAD, _THINKING)
+        return started + self._delta(event.text)
+
+    def _on_span_end(self, event: SpanEnd) -> bytes:
+        """The open span ends. Markup behind a call, the third kind, is part of no block."""
+        if self._open is CallArgs:
+            self._held.clear()
+            return b""
+        signature = b""
+        if event.seal and self._open is ReasoningDelta:
+            signature = _SIGNATURE_HEAD % self._index + quoted(event.seal) + _DELTA_TAIL
+        return signature + self._end()
+
+    def _on_call_open(self, event: CallOpen) -> bytes:
+        ended = self._end()
+        self._call = event
+        self._sent = event.custom
+        block = _TOOL_USE % (quoted(event.id or self._ids(CALL_PREFIX)), quoted(event.name))
+        started = ended + self._open_block(CallArgs, _INPUT_HEAD, block)
+        return started + self._delta(CUSTOM_HEAD) if event.custom else started
+
+    def _on_call_args(self, event: CallArgs) -> bytes:
+        text = event.text
+        if self._open is not CallArgs or event.index != self._call.index:
+            return b""  # of a call whose block has stopped: it was cut
+        if self._call.custom:
+            text = escaped(text)
+        elif not self._sent:
+            text = text.lstrip()  # the official SDK fails on white space alone
+        if not text:
+            return b""
+        self._sent = True
+        return self._head + quoted(text) + _DELTA_TAIL
+
+    def _on_call_close(self, event: CallClose) -> bytes:
+        if self._open is not CallArgs or event.index != self._call.index:
+            return b""
+        self._sent = True  # complete, so no arguments at all mean an empty object
+        tail = self._delta(CUSTOM_TAIL) if self._call.custom else b""
+        return tail + self._end()
+
+    def _on_usage(self, event: Usage) -> bytes:
+        self._usage = event
+        return b""
+
+    def _on_finish(self, event: Finish) -> bytes:
+        reason = STOP_REASONS.get(event.reason)
+        if reason is None:
+            return self._on_failure(BROKEN)
+        self._over = True
+        delta = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": event.stop_sequence},
+            "usage": usage_out(self._usage),
+        }
+        return self._end() + frame(msgspec.json.encode(delta), b"message_delta") + _MESSAGE_STOP
+
+    def _on_failure(self, event: Failure) -> bytes:
+        """An error, and no clean end: the open block stays open, so that nothing of it runs."""
+        self._over = True
+        return error_frame(event)
+
+    def _delta(self, text: str) -> bytes:
+        return self._head + quoted(text) + _DELTA_TAIL
+
+    def _open_block(self, takes: type[Event], head: bytes, block: bytes) -> bytes:
+        self._open = takes
+        self._head = head % self._index
+        return _START % (self._index, block)
+
+    def _end(self) -> bytes:
+        """Another block or the end is next: white space that nothing followed is dropped."""
+        self._held.clear()
+        return self._stop()
+
+    def _stop(self) -> bytes:
+        """Stop the open block. A cut call must not pass for one without arguments."""
+        if self._open is None:
+            return b""
+        cut = self._delta("{") if self._open is CallArgs and not self._sent else b""
+        stop = _STOP % self._index
+        self._open = None
+        self._index += 1
+        return cut + stop
+
+
+_ACTS: dict[type, Callable[..., bytes]] = {
+    TextDelta: MessagesStream._on_text,
+    ReasoningDelta: MessagesStream._on_reasoning,
+    SpanEnd: MessagesStream._on_span_end,
+    CallOpen: MessagesStream._on_call_open,
+    CallArgs: MessagesStream._on_call_args,
+    CallClose: MessagesStream._on_call_close,
+    Usage: MessagesStream._on_usage,
+    Finish: MessagesStream._on_finish,
+    Failure: MessagesStream._on_failure,
+}
+
+
+def stream(request: Request, ids: Ids, clock: Clock) -> MessagesStream:
+    """An encoder for one answer. This API tells no times."""
+    return MessagesStream(request, ids)

@@ -1,0 +1,61 @@
+"""Errors in the form of the Messages API, before a stream and in the middle of one."""
+
+import math
+
+import msgspec
+
+from dovetail_model import DovetailError, Failure
+from dovetail_protocols.codec import ErrorAnswer
+from dovetail_protocols.sse import frame
+
+_KINDS: dict[str, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "unauthenticated": (401, "authentication_error"),
+    "forbidden": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "too_large": (413, "request_too_large"),
+    "context_overflow": (400, "invalid_request_error"),
+    "rate_limited": (429, "rate_limit_error"),
+    "unsupported": (400, "invalid_request_error"),
+    "engine": (500, "api_error"),
+    "engine_unavailable": (503, "api_error"),
+    "engine_timeout": (503, "api_error"),
+    "overloaded": (529, "overloaded_error"),
+    "internal": (500, "api_error"),
+}
+_OTHERWISE = _KINDS["internal"]
+_OVERFLOW = "prompt is too long"
+
+
+def encode_error(error: DovetailError) -> ErrorAnswer:
+    """An answer with the status that the API's clients expect for this kind of error."""
+    status, _ = _KINDS.get(error.kind, _OTHERWISE)
+    wait = error.retry_after
+    headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
+    return ErrorAnswer(status, _body(error.failure()), headers)
+
+
+def error_frame(failure: Failure) -> bytes:
+    """The same error inside a stream. Nothing may follow it."""
+    return frame(_body(failure), b"error")
+
+
+def _body(failure: Failure) -> bytes:
+    _, kind = _KINDS.get(failure.kind, _OTHERWISE)
+    return msgspec.json.encode(
+        {"type": "error", "error": {"type": kind, "message": _message(failure)}}
+    )
+
+
+def _message(failure: Failure) -> str:
+    """The text, with what clients look for in it.
+
+    This API has no field for the offending parameter: it stands before the message. And only
+    the words "prompt is too long" make Claude Code compact its conversation by itself.
+    """
+    message = failure.message
+    if failure.kind == "context_overflow" and not message.startswith(_OVERFLOW):
+        return f"{_OVERFLOW}: {message}"
+    if failure.param and not message.startswith(failure.param):
+        return f"{failure.param}: {message}"
+    return message

@@ -1,0 +1,102 @@
+"""Blocks that the model cannot see as such, told as text.
+
+Server tools, their results, references and whatever comes next year: a history with them must go
+on working. The text depends on the block's meaning alone. `cache_control` wanders from block to
+block between requests and must never reach the prompt; sealed fields mean nothing to our model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+_HIDDEN = {
+    "cache_control", "encrypted_content", "encrypted_index", "encrypted_stdout", "citations",
+}  # fmt: skip
+
+
+def tell(value: object) -> str:
+    """One block as text: by its kind where we know it, else as its JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return tell_all(value)
+    if isinstance(value, dict):
+        kind = value.get("type")
+        teller = _TELLERS.get(kind) if isinstance(kind, str) else None
+        if teller is not None:
+            return teller(value)
+        if isinstance(kind, str) and kind.endswith("_tool_result"):
+            return tell(value.get("content"))
+    return "" if value is None else _json(value)
+
+
+def tell_all(values: str | list[Any] | None) -> str:
+    """Content of several blocks, a line for each."""
+    if isinstance(values, str):
+        return values
+    return "\n".join(filter(None, map(tell, values or ())))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(_shown(value)).decode()
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _shown(item) for name, item in value.items() if name not in _HIDDEN}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return value
+
+
+def _text(block: dict[str, Any]) -> str:
+    return str(block.get("text") or "")
+
+
+def _call(block: dict[str, Any]) -> str:
+    return f"[{block.get('name')} {_json(block.get('input') or {})}]"
+
+
+def _page(block: dict[str, Any]) -> str:
+    return "\n".join(str(block[name]) for name in ("title", "url") if block.get(name))
+
+
+def _fetched(block: dict[str, Any]) -> str:
+    return "\n".join(filter(None, (_page(block), tell(block.get("content")))))
+
+
+def _document(block: dict[str, Any]) -> str:
+    """A document where only text can stand: its own text, or that there was one."""
+    source = block.get("source")
+    fields: dict[str, Any] = source if isinstance(source, dict) else {}
+    title = str(block.get("title") or "")
+    if fields.get("type") == "text":
+        body = str(fields.get("data") or "")
+    elif fields.get("content") is not None:
+        body = tell(fields["content"])
+    else:
+        where = fields.get("url") or fields.get("file_id") or fields.get("media_type") or ""
+        body = f"[{block.get('type')} {where}]".replace(" ]", "]")
+    return "\n".join(filter(None, (title, body)))
+
+
+def _reference(block: dict[str, Any]) -> str:
+    return f"Tool available: {block.get('tool_name')}"
+
+
+def _references(block: dict[str, Any]) -> str:
+    return tell(block.get("tool_references"))
+
+
+_TELLERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "text": _text,
+    "server_tool_use": _call,
+    "mcp_tool_use": _call,
+    "web_search_result": _page,
+    "web_fetch_result": _fetched,
+    "document": _document,
+    "image": _document,
+    "tool_reference": _reference,
+    "tool_search_tool_search_result": _references,
+}

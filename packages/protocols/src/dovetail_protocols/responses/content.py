@@ -1,0 +1,102 @@
+"""The content of messages and results: a string, or parts in every spelling that clients use."""
+
+from typing import Any
+
+import msgspec
+
+from dovetail_model import DocumentBlock, ImageBlock, TextBlock
+from dovetail_protocols import wire as fields
+from dovetail_protocols.responses import wire
+
+ContentBlock = TextBlock | ImageBlock | DocumentBlock
+
+_IMAGES = ("input_image", "image_url", "computer_screenshot")
+
+
+def blocks(content: wire.Content, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
+    """The blocks that the content makes. A part nobody can show is reported by its path."""
+    if isinstance(content, str):
+        return _said(content)
+    found: list[ContentBlock] = []
+    for at, part in enumerate(content or ()):
+        made = _said(part) if isinstance(part, str) else _part(part)
+        if made is None:
+            ignored.append(f"{path}[{at}]")
+        else:
+            found.extend(made)
+    return tuple(found)
+
+
+def output(value: object, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
+    """What a tool gave back: text, parts, or any other JSON value, which is shown as such."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return _said(value)
+    if isinstance(value, list) and (not value or any(map(_is_part, value))):
+        return blocks(fields.convert(value, list[wire.Part | str], path), path, ignored)
+    if _is_part(value):
+        return blocks([fields.convert(value, wire.Part, path)], path, ignored)
+    return _said(as_json(value))
+
+
+def text(content: wire.Content, joint: str = "") -> str:
+    """The text alone."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return joint.join(part if isinstance(part, str) else part.text or "" for part in content)
+
+
+def as_json(value: Any) -> str:
+    """A JSON value as text, its keys in the order the client sent them."""
+    return msgspec.json.encode(value).decode()
+
+
+def _is_part(value: object) -> bool:
+    """Whether this is a part of a content, and not some tool's own list of objects."""
+    return isinstance(value, dict) and value.get("type") in (
+        "input_text", "output_text", "text", "input_file", *_IMAGES,
+    )  # fmt: skip
+
+
+def _said(text: str) -> tuple[TextBlock, ...]:
+    return (TextBlock(text),) if text else ()
+
+
+def _part(part: wire.Part) -> tuple[ContentBlock, ...] | None:
+    if part.text is not None or part.refusal is not None:
+        return _said(part.text or part.refusal or "")
+    if part.type in _IMAGES:
+        return _image(part)
+    if part.type == "input_file":
+        return _document(part)
+    return None
+
+
+def _image(part: wire.Part) -> tuple[ContentBlock, ...] | None:
+    address = part.image_url
+    url = address.url if isinstance(address, wire.ImageUrl) else address
+    if not url:
+        # An uploaded file: there is no file store here to take it from.
+        return None
+    media_type, data = _inline(url)
+    if data is None:
+        return (ImageBlock(url=url),)
+    return (ImageBlock(media_type=media_type, data=data),)
+
+
+def _document(part: wire.Part) -> tuple[ContentBlock, ...] | None:
+    if part.file_data is not None:
+        media_type, data = _inline(part.file_data)
+        return (DocumentBlock(media_type, part.filename, data=data or part.file_data),)
+    if part.file_url is not None:
+        return (DocumentBlock(title=part.filename, url=part.file_url),)
+    return None
+
+
+def _inline(url: str) -> tuple[str, str | None]:
+    """Media type and base64 data of a data URL; no data where it is an ordinary address."""
+    if not url.startswith("data:"):
+        return "", None
+    head, _, data = url[len("data:") :].partition(",")
+    return head.partition(";")[0], data

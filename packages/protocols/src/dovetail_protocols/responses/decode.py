@@ -1,0 +1,164 @@
+"""A request body to the neutral request. Lenient: what is unknown is reported, not refused."""
+
+import msgspec
+
+from dovetail_model import (
+    Block,
+    Identity,
+    InvalidRequest,
+    OutputFormat,
+    Request,
+    Sampling,
+    Thinking,
+    Unsupported,
+)
+from dovetail_protocols.codec import Headers
+from dovetail_protocols.hints import Extension, extension
+from dovetail_protocols.identity import identity
+from dovetail_protocols.responses import content, items, tools, wire
+from dovetail_protocols.responses.echo import echo
+from dovetail_protocols.wire import convert, load, unknown
+
+
+def decode(body: bytes, headers: Headers) -> Request:
+    """The request that the body and its headers make."""
+    sent = load(body)
+    try:
+        return _request(sent, convert(sent, wire.Body), headers)
+    except RecursionError as error:
+        raise InvalidRequest("The request body is nested too deep.") from error
+
+
+def _request(sent: wire.Json, body: wire.Body, headers: Headers) -> Request:
+    _refuse(body)
+    history = items.read(body.input)
+    declared = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
+    toolbox = tools.read(declared + history.tools)
+    choice, offered, unmet = tools.choose(
+        body.tool_choice, body.parallel_tool_calls, toolbox.specs()
+    )
+    if history.compacts:
+        choice = msgspec.structs.replace(choice, mode="none", name=None)
+    more = extension(body.nvext, headers)
+    ignored = [*unknown(sent, wire.Body), *toolbox.ignored, *unmet, *more.ignored]
+    system = _system(body.instructions, ignored)
+    return Request(
+        model=body.model,
+        turns=history.turns(),
+        system=system,
+        tools=offered,
+        tool_choice=choice,
+        sampling=_sampling(body),
+        thinking=_thinking(body, more),
+        output=_output(body.text),
+        identity=_identity(body, headers, history.compacts),
+        hints=more.hints,
+        stream=body.stream is True,
+        ignored=(*ignored, *history.ignored),
+        echo=echo(body, sent, compacts=history.compacts),
+    )
+
+
+def _refuse(body: wire.Body) -> None:
+    """What would silently change the meaning of the request if it were ignored."""
+    if not body.model:
+        raise InvalidRequest("model: The request names no model", param="model")
+    if body.background:
+        raise Unsupported("Responses in the background are not offered here.", param="background")
+    if body.prompt is not None:
+        raise Unsupported("Prompt templates are not kept here: send input.", param="prompt")
+    if body.conversation is not None:
+        raise Unsupported(
+            "Conversations are not kept here: send their items as input.", param="conversation"
+        )
+    if body.input is None and body.previous_response_id is None:
+        raise InvalidRequest("input: The request has no input", param="input")
+
+
+def _system(instructions: str | list[object] | None, ignored: list[str]) -> tuple[Block, ...]:
+    """Instructions: text, or items of which every message counts, whatever its role."""
+    if instructions is None or isinstance(instructions, str):
+        return content.blocks(instructions, "instructions", ignored)
+    found: list[Block] = []
+    for at, item in enumerate(instructions):
+        path = f"instructions[{at}]"
+        message = convert(item, wire.MessageIn, path)
+        found += content.blocks(message.content, f"{path}.content", ignored)
+    return tuple(found)
+
+
+def _sampling(body: wire.Body) -> Sampling:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    asked = "message.output_text.logprobs" in (body.include or ())
+    return Sampling(
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        stop=tuple(stop or ()),
+        logprobs=body.top_logprobs or 0 if asked or body.top_logprobs else None,
+    )
+
+
+def _thinking(body: wire.Body, more: Extension) -> Thinking:
+    """An empty `reasoning` asks for nothing; what goes to the template itself is the last word."""
+    asked = body.reasoning or wire.Reasoning()
+    kwargs = body.chat_template_kwargs or {}
+    given = kwargs.get("reasoning_effort")
+    effort = given if isinstance(given, str) else asked.effort
+    summary = asked.summary or asked.generate_summary
+    return Thinking(
+        enabled=_enabled(kwargs, effort),
+        effort=effort,
+        budget=more.max_thinking_tokens,
+        keep="all" if asked.context == "all_turns" else "template",
+        summary=None if summary == "none" else summary,
+        template_kwargs=kwargs,
+    )
+
+
+def _enabled(kwargs: wire.Json, effort: str | None) -> bool | None:
+    """A switch of the template, else an effort: any but `none` means that thinking is on."""
+    for name in ("enable_thinking", "thinking"):
+        if isinstance(kwargs.get(name), bool):
+            return bool(kwargs[name])
+    mode = kwargs.get("thinking_mode")
+    if mode in ("enabled", "disabled"):
+        return bool(mode == "enabled")
+    return None if effort is None else effort != "none"
+
+
+def _output(text: wire.TextOptions | None) -> OutputFormat:
+    form = text.format if text else None
+    match form:
+        case None | wire.TextFormat(type="text"):
+            return OutputFormat()
+        case wire.TextFormat(type="json_object"):
+            return OutputFormat("json_object")
+        case wire.TextFormat(type="json_schema", schema=schema, name=name, strict=strict):
+            if schema is None:
+                where = "text.format.schema"
+                raise InvalidRequest(f"{where}: A schema is needed", param=where)
+            return OutputFormat("json_schema", schema, name, strict is True)
+    where = "text.format.type"
+    raise InvalidRequest(f"{where}: Expected text, json_object or json_schema", param=where)
+
+
+def _identity(body: wire.Body, headers: Headers, compacts: bool) -> Identity:
+    """Who speaks. Where headers are silent the body's own metadata speaks: it carries them."""
+    told = {
+        name.lower(): value
+        for name, value in (body.client_metadata or {}).items()
+        if isinstance(value, str)
+    }
+    found = identity(
+        {**told, **headers},
+        session=body.prompt_cache_key,
+        user=body.safety_identifier or body.user,
+    )
+    return msgspec.structs.replace(found, compaction=True) if compacts else found

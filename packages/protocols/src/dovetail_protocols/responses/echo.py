@@ -1,0 +1,75 @@
+"""What a response repeats of its request, and what the application must know of it besides."""
+
+from typing import Any
+
+import msgspec
+
+from dovetail_model import Request
+from dovetail_protocols.responses import wire
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """Kept in `Request.echo`.
+
+    `fields` is the JSON object whose members every response object repeats; made once, as a
+    harness sends tens of kilobytes of tools. The rest is for whoever keeps responses:
+    `previous_response_id` names the one this request goes on from, `store` asks to keep this one.
+    `compacts` says that the answer must be a single compaction item.
+    """
+
+    fields: bytes
+    store: bool = True
+    previous_response_id: str | None = None
+    compacts: bool = False
+
+
+def echo(body: wire.Body, sent: dict[str, Any], *, compacts: bool) -> Echo:
+    """The echo of a body; `sent` is the same as it came, for what is repeated word for word."""
+    return Echo(
+        fields=msgspec.json.encode(_fields(body, sent)),
+        store=body.store is not False,
+        previous_response_id=body.previous_response_id,
+        compacts=compacts,
+    )
+
+
+def of(request: Request) -> Echo:
+    """The echo of a request, or a bare one where another codec decoded it."""
+    if isinstance(request.echo, Echo):
+        return request.echo
+    return echo(wire.Body(model=request.model), {}, compacts=False)
+
+
+def _fields(body: wire.Body, sent: dict[str, Any]) -> dict[str, Any]:
+    """Every field that the API repeats, with its default where the client did not send it.
+
+    Sampling that was left to the served model is null: its defaults are not known here.
+    """
+    return {
+        "model": body.model,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "reasoning": {"effort": None, "summary": None} | (sent.get("reasoning") or {}),
+        "safety_identifier": body.safety_identifier,
+        "service_tier": body.service_tier,
+        "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": _text(sent.get("text") or {}),
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+
+
+def _text(sent: dict[str, Any]) -> dict[str, Any]:
+    return sent | {"format": sent.get("format") or {"type": "text"}}

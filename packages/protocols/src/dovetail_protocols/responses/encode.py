@@ -1,0 +1,286 @@
+"""Events to frames, and a finished message to a response object. Items come as the model spoke."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    DovetailError,
+    Event,
+    Failure,
+    Finish,
+    Logprobs,
+    Message,
+    OutputBlock,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    TokenLogprob,
+    ToolCallBlock,
+    Usage,
+)
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.responses.item import (
+    CallItem,
+    CustomCallItem,
+    Frames,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    logprob,
+)
+from dovetail_protocols.responses.response import Outcome, Response, outcome
+
+
+class Items:
+    """The items of one response in the order they began, each with its place and its id."""
+
+    __slots__ = ("_ids", "_summary", "all", "frames")
+
+    def __init__(self, request: Request, ids: Ids, frames: Frames) -> None:
+        self.all: list[Item] = []
+        self.frames = frames
+        self._ids = ids
+        self._summary = request.thinking.summary is not None
+
+    def message(self) -> MessageItem:
+        item = MessageItem(self._ids(MessageItem.prefix), len(self.all), self.frames)
+        self.all.append(item)
+        return item
+
+    def reasoning(self) -> ReasoningItem:
+        identity = self._ids(ReasoningItem.prefix)
+        item = ReasoningItem(identity, len(self.all), self.frames, self._summary)
+        self.all.append(item)
+        return item
+
+    def call(self, call: CallOpen) -> CallItem:
+        kind = CustomCallItem if call.custom else CallItem
+        item = kind(self._ids(kind.prefix), len(self.all), self.frames, call)
+        self.all.append(item)
+        return item
+
+    def block(self, block: OutputBlock) -> Item | None:
+        """The finished item of a finished block; none where a stream would have sent none."""
+        item: Item
+        match block:
+            case TextBlock(text=text):
+                if not text.strip():
+                    return None
+                item = self.message()
+            case ReasoningBlock(text=text, seal=seal):
+                item = self.reasoning()
+                item.seal = seal
+            case ToolCallBlock(arguments=text):
+                item = self.call(
+                    CallOpen(0, block.name, block.id, block.namespace, custom=block.custom)
+                )
+        item.pieces.append(text)
+        item.done = not isinstance(block, ToolCallBlock) or block.complete
+        return item
+
+
+class Encoder:
+    """The stream of one response."""
+
+    __slots__ = (
+        "_begun", "_calls", "_dispatcher", "_ended", "_frames", "_held", "_items", "_response",
+        "_span", "_tokens", "_usage", "_wants_logprobs",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+        self._response = Response(request, ids, clock)
+        self._frames = Frames()
+        self._items = Items(request, ids, self._frames)
+        dispatcher = Dispatcher(request.hints)
+        self._dispatcher = dispatcher if dispatcher.active else None
+        self._wants_logprobs = request.sampling.logprobs is not None
+        self._span: MessageItem | ReasoningItem | None = None
+        self._calls: dict[int, CallItem] = {}
+        self._held: list[str] = []  # white space that may yet turn out to begin a text
+        self._tokens: list[TokenLogprob] = []
+        self._usage = Usage()
+        self._begun = False
+        self._ended = False
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Frames for these events. This API knows one choice: others are left out."""
+        out: list[bytes] = []
+        for event in events:
+            if self._ended or choice:
+                break
+            if not self._begun:
+                out.append(self._begin())
+            out.append(self._on[type(event)](self, event))
+            if self._dispatcher is not None:
+                out.append(self._dispatcher.follow(event))
+        return b"".join(out)
+
+    def keep_alive(self) -> bytes:
+        """Clients do not count comments as life, but this event they do."""
+        if self._ended:
+            return b""
+        if not self._begun:
+            return self._begin()
+        return self._frames.frame("response.in_progress", response=self._response.in_progress())
+
+    def _begin(self) -> bytes:
+        self._begun = True
+        response = self._response.in_progress()
+        created = self._frames.frame("response.created", response=response)
+        return created + self._frames.frame("response.in_progress", response=response)
+
+    def _text(self, event: TextDelta) -> bytes:
+        span = self._span
+        if type(span) is MessageItem:
+            return self._more(span, event.text) if self._tokens else span.add(event.text)
+        closed = self._close_span() if span is not None else b""
+        self._held.append(event.text)
+        if not event.text.strip():
+            # A client would keep an item of white space alone and send it back for ever.
+            return closed
+        self._span = span = self._items.message()
+        text = "".join(self._held)
+        self._held.clear()
+        return closed + span.open() + self._more(span, text)
+
+    def _more(self, span: MessageItem, text: str) -> bytes:
+        if not self._tokens:
+            return span.add(text)
+        tokens, self._tokens = self._tokens, []
+        return span.add_with(text, tokens)
+
+    def _reasoning(self, event: ReasoningDelta) -> bytes:
+        span = self._span
+        self._tokens.clear()  # only visible text is told with its probabilities
+        if type(span) is ReasoningItem:
+            return span.add(event.text)
+        closed = self._close_span()
+        self._span = span = self._items.reasoning()
+        return closed + span.open() + span.add(event.text)
+
+    def _span_end(self, event: SpanEnd) -> bytes:
+        self._tokens.clear()
+        return self._close_span(event.seal)
+
+    def _close_span(self, seal: str | None = None) -> bytes:
+        span, self._span = self._span, None
+        self._held.clear()
+        if isinstance(span, ReasoningItem):
+            return span.close(seal)
+        return span.close() if span is not None else b""
+
+    def _call_open(self, event: CallOpen) -> bytes:
+        closed = self._close_span()
+        self._tokens.clear()
+        item = self._calls[event.index] = self._items.call(event)
+        return closed + item.open()
+
+    def _call_args(self, event: CallArgs) -> bytes:
+        self._tokens.clear()
+        return self._calls[event.index].add(event.text)
+
+    def _call_close(self, event: CallClose) -> bytes:
+        return self._calls.pop(event.index).close()
+
+    def _count(self, event: Usage) -> bytes:
+        self._usage = event
+        return b""
+
+    def _likely(self, event: Logprobs) -> bytes:
+        if self._wants_logprobs:
+            self._tokens.extend(event.tokens)
+        return b""
+
+    def _finish(self, event: Finish) -> bytes:
+        closed = self._close_span()
+        cut = not all(item.done for item in self._items.all)
+        return closed + self._end(outcome(event.reason, None, cut))
+
+    def _failure(self, event: Failure) -> bytes:
+        """Nothing is closed: a client must not take an item for whole that may not be."""
+        return self._end(outcome("error", event, cut=False))
+
+    def _end(self, end: Outcome) -> bytes:
+        self._ended = True
+        output = [item.final() for item in self._items.all]
+        response = self._response.ended(end, output, self._usage)
+        return self._frames.frame(f"response.{end.status}", response=response)
+
+    def _nothing(self, event: Diagnostic) -> bytes:
+        return b""
+
+    _on: ClassVar[dict[type, Callable[[Any, Any], bytes]]] = {
+        TextDelta: _text,
+        ReasoningDelta: _reasoning,
+        SpanEnd: _span_end,
+        CallOpen: _call_open,
+        CallArgs: _call_args,
+        CallClose: _call_close,
+        Usage: _count,
+        Logprobs: _likely,
+        Finish: _finish,
+        Diagnostic: _nothing,
+        Failure: _failure,
+    }
+
+
+def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+    """The whole answer: the same items under the same ids as the stream's."""
+    message = messages[0]
+    response = Response(request, ids, clock)
+    items = Items(request, ids, Frames())
+    tokens = _Tokens(message.logprobs if request.sampling.logprobs is not None else ())
+    for block in message.blocks:
+        item = items.block(block)
+        found = tokens.take(block)
+        if isinstance(item, MessageItem):
+            item.logprobs += map(logprob, found)
+    cut = not all(item.done for item in items.all)
+    end = outcome(message.finish, message.failure, cut)
+    output = [item.final() for item in items.all]
+    return bytes(response.ended(end, output, message.usage))
+
+
+def overflow_stream(request: Request, error: DovetailError, ids: Ids, clock: Clock) -> bytes:
+    """An error as a whole stream: clients of this API take an overflow only in that form."""
+    failure = error.failure()
+    if error.retry_after is not None and "try again in" not in failure.message:
+        message = f"{failure.message} Please try again in {error.retry_after:g}s."
+        failure = Failure(failure.kind, message, failure.param)
+    return Encoder(request, ids, clock).encode([failure])
+
+
+class _Tokens:
+    """Finds the tokens of each block in the flat list that a message keeps."""
+
+    __slots__ = ("_at", "_ends", "_text", "_tokens")
+
+    def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
+        self._tokens = tokens
+        self._text = "".join(token.token for token in tokens)
+        self._ends = {0: 0}  # offset in the text to number of tokens before it
+        length = 0
+        for count, token in enumerate(tokens, 1):
+            length += len(token.token)
+            self._ends[length] = count
+        self._at = 0
+
+    def take(self, block: OutputBlock) -> Sequence[TokenLogprob]:
+        """The tokens whose text is exactly the block's, behind those already taken."""
+        if not self._tokens:
+            return ()
+        text = block.arguments if isinstance(block, ToolCallBlock) else block.text
+        start = self._text.find(text, self._at)
+        end = start + len(text)
+        if start not in self._ends or end not in self._ends:
+            return ()
+        self._at = end
+        return self._tokens[self._ends[start] : self._ends[end]]

@@ -1,0 +1,58 @@
+"""Items of tools that the API brings itself: shell, patch, search. None of them is served here.
+
+A history may still hold them, from another server or an older client. Those with a result of their
+own become calls and results under the tool's plain name; the others become a line of text.
+"""
+
+from typing import Any
+
+from dovetail_protocols.responses.content import as_json
+
+PAIRED_CALLS = {
+    "tool_search_call": ("tool_search", "arguments"),
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+    "computer_call": ("computer", "action"),
+}
+"""Item type to the tool's name and the field that holds its arguments."""
+
+PAIRED_RESULTS = (
+    "local_shell_call_output",
+    "shell_call_output",
+    "apply_patch_call_output",
+    "computer_call_output",
+)
+"""What came back from those."""
+
+TOLD = {
+    "web_search_call": ("action",),
+    "file_search_call": ("queries", "results"),
+    "code_interpreter_call": ("code", "outputs"),
+    "image_generation_call": ("revised_prompt",),
+}
+"""Item type to the fields worth telling. An image's own data is not: it is no text."""
+
+
+def arguments(value: object) -> str:
+    """Arguments as JSON text: verbatim where they are text already, whatever they look like."""
+    if isinstance(value, str):
+        return value
+    return as_json({} if value is None else value)
+
+
+def told(item: dict[str, Any]) -> str:
+    """A line that says what was done."""
+    kind: str = item["type"]
+    fields = {name: item[name] for name in TOLD[kind] if item.get(name) is not None}
+    return f"[{kind} {as_json(fields)}]"
+
+
+def names(tools: object) -> list[str]:
+    """The names of tools that a search found, those inside namespaces too."""
+    found: list[str] = []
+    for tool in tools if isinstance(tools, list) else []:
+        if isinstance(tool, dict):
+            inner = tool.get("tools")
+            found += names(inner) if isinstance(inner, list) else [str(tool.get("name"))]
+    return found

@@ -1,0 +1,95 @@
+"""The response object: the frame around the items, the same in a stream and in a whole answer."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dovetail_model import Failure, FinishReason, Request, Usage
+from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.responses import echo, wire
+from dovetail_protocols.responses.error import code_in_stream
+
+_encode = msgspec.json.encode
+
+_INCOMPLETE = {
+    "length": "max_output_tokens",
+    "context_window": "max_output_tokens",
+    "refusal": "content_filter",
+}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a response ended. `status` is also the name of its last event."""
+
+    status: str
+    reason: str | None = None
+    error: wire.Json | None = None
+
+
+def outcome(finish: FinishReason, failure: Failure | None, cut: bool) -> Outcome:
+    """What the end of the model's output means here.
+
+    A cut call makes the response incomplete whatever the engine said: a client that saw it
+    completed would take a turn in which nothing runs for the end of the work.
+    """
+    if failure is not None:
+        code = code_in_stream(failure.kind)
+        return Outcome("failed", error={"code": code, "message": failure.message})
+    if finish in ("cancelled", "error"):
+        message = f"The generation ended early: {finish}."
+        return Outcome("failed", error={"code": "server_error", "message": message})
+    reason = _INCOMPLETE.get(finish)
+    return Outcome("incomplete" if reason or cut else "completed", reason)
+
+
+class Response:
+    """One response: its id, its time, and all that it repeats of the request."""
+
+    __slots__ = ("_clock", "_created", "_echo", "id")
+
+    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+        self.id = ids("resp_")
+        self._clock = clock
+        self._created = int(clock())
+        self._echo = echo.of(request).fields
+
+    def in_progress(self) -> msgspec.Raw:
+        return self._object("in_progress", {"output": []})
+
+    def ended(self, end: Outcome, output: Iterable[wire.ItemOut], usage: Usage) -> msgspec.Raw:
+        details = {"reason": end.reason} if end.reason else None
+        return self._object(
+            end.status,
+            {
+                "completed_at": int(self._clock()) if end.status == "completed" else None,
+                "error": end.error,
+                "incomplete_details": details,
+                "output": list(output),
+                "usage": None if end.status == "failed" else _usage(usage),
+            },
+        )
+
+    def _object(self, status: str, more: wire.Json) -> msgspec.Raw:
+        fields = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        return msgspec.Raw(_encode(fields | more)[:-1] + b"," + self._echo[1:])
+
+
+def _usage(usage: Usage) -> wire.Json:
+    """Nothing is charged for writing to a cache here, so none of it is reported."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

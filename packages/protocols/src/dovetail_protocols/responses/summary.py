@@ -1,0 +1,36 @@
+"""The summary that stands for a compacted conversation, and how a client carries it.
+
+A request that ends in a trigger asks for it; the harness keeps the item it gets in place of the
+conversation and sends it back as it is. The content of that item is opaque to the client, so the
+summary itself travels in it and any replica can read it. It is packed, not encrypted: it tells the
+client nothing that it could not have asked the model for.
+"""
+
+import base64
+import binascii
+
+TRIGGER = (
+    "The conversation is about to be cut to save space. Write a summary from which the work can go"
+    " on without it: what the user wants, what has been decided and why, what has been done, with"
+    " the names of files, commands and values that matter, what is left to do, and what comes next."
+    " Give the summary alone, and call no tools."
+)
+PREFACE = "Summary of the conversation so far:\n\n"
+
+_MARK = "dovetail.summary."
+
+
+def pack(summary: str) -> str:
+    """The summary as the opaque content of a compaction item."""
+    return _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
+
+
+def unpack(content: str) -> str | None:
+    """The summary in the content, or None where somebody else made it."""
+    if not content.startswith(_MARK):
+        return None
+    try:
+        packed = content[len(_MARK) :].encode()
+        return base64.b64decode(packed, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError):
+        return None

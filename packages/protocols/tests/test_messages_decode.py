@@ -1,0 +1,384 @@
+"""What clients of the Messages API send, and what it means. A test is named for who sends it."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from golden import transcripts
+
+from dovetail_model import (
+    Hints,
+    Identity,
+    InvalidRequest,
+    OutputFormat,
+    Request,
+    Sampling,
+    TextBlock,
+    Thinking,
+    ToolChoice,
+    ToolSpec,
+    Turn,
+)
+from dovetail_protocols.messages import CODEC, decode_count, encode_count
+
+CACHE = {"type": "ephemeral"}
+TOOL = {"name": "read", "description": "Read.", "input_schema": {"type": "object"}}
+
+
+def body(**fields: Any) -> bytes:
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    return msgspec.json.encode(asked | fields)
+
+
+def decode(headers: dict[str, str] | None = None, **fields: Any) -> Request:
+    return CODEC.decode(body(**fields), headers or {})
+
+
+def turns(*messages: tuple[str, Any]) -> tuple[Turn, ...]:
+    return decode(messages=[{"role": role, "content": c} for role, c in messages]).turns
+
+
+# Messages
+
+
+def test_string_and_list_content_are_the_same_turn() -> None:
+    text = {"type": "text", "text": "Hi", "cache_control": CACHE}
+    assert turns(("user", "Hi")) == turns(("user", [text])) == (Turn("user", (TextBlock("Hi"),)),)
+
+
+def test_claude_code_sends_system_role_last() -> None:
+    found = turns(("user", "Hi"), ("assistant", "Ho"), ("user", "?"), ("system", "A file changed."))
+    assert [turn.role for turn in found] == ["user", "assistant", "user", "system"]
+    assert found[-1].blocks == (TextBlock("A file changed."),)
+
+
+def test_claude_code_sends_a_reminder_between_result_and_answer() -> None:
+    used = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+    given = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+    found = turns(
+        ("user", "Hi"),
+        ("assistant", [used]),
+        ("user", [given]),
+        ("system", "Typed while the tool ran."),
+        ("assistant", "Done."),
+    )
+    assert [turn.role for turn in found] == ["user", "assistant", "user", "system", "assistant"]
+
+
+def test_claude_code_sends_consecutive_users() -> None:
+    found = turns(("user", "a"), ("user", "b"), ("assistant", "c"))
+    assert found == (
+        Turn("user", (TextBlock("a"),)),
+        Turn("user", (TextBlock("b"),)),
+        Turn("assistant", (TextBlock("c"),)),
+    )
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\n\n", [{"type": "text", "text": " \n"}], [], None])
+def test_empty_text_is_no_block(empty: object) -> None:
+    assert turns(("user", empty)) == (Turn("user"),)
+    assert decode(system=empty).system == ()
+
+
+def test_a_client_in_javascript_cuts_an_emoji_in_half() -> None:
+    half = rb'{"model": "m", "messages": [{"role": "user", "content": "a \ud83d b \u00e9"}]}'
+    assert CODEC.decode(half, {}).turns[0].blocks == (TextBlock("a ? b é"),)
+
+
+# System
+
+
+def test_claude_code_sends_three_system_blocks() -> None:
+    billing = "x-anthropic-billing-header: cc_version=2.1.197.abc; cc_entrypoint=sdk-cli;"
+    found = decode(
+        system=[
+            {"type": "text", "text": billing},
+            {"type": "text", "text": "You are an agent.", "cache_control": CACHE},
+            {"type": "text", "text": "Rules.", "cache_control": CACHE},
+        ]
+    ).system
+    assert found == (TextBlock(billing), TextBlock("You are an agent."), TextBlock("Rules."))
+
+
+def test_sdk_users_send_system_as_a_string() -> None:
+    assert decode(system="Be kind.").system == (TextBlock("Be kind."),)
+
+
+def test_cache_control_changes_nothing_anywhere() -> None:
+    def asked(**cache: Any) -> Request:
+        text = {"type": "text", "text": "x", **cache}
+        used = {"type": "tool_use", "id": "t", "name": "read", "input": {}, **cache}
+        given = {"type": "tool_result", "tool_use_id": "t", "content": [text], **cache}
+        odd = {"type": "next_year", "inner": text, **cache}
+        return decode(
+            system=[text],
+            tools=[TOOL | cache],
+            messages=[
+                {"role": "user", "content": [text, odd]},
+                {"role": "assistant", "content": [used]},
+                {"role": "user", "content": [given]},
+            ],
+            **cache,
+        )
+
+    assert asked(cache_control=CACHE) == asked()
+
+
+# Tools
+
+
+def test_claude_code_sends_tools_with_options_of_hosted_models() -> None:
+    given = TOOL | {
+        "type": "custom",
+        "defer_loading": True,
+        "eager_input_streaming": True,
+        "strict": True,
+        "input_examples": [{"path": "x"}],
+        "cache_control": CACHE,
+    }
+    asked = decode(tools=[given])
+    assert asked.tools == (ToolSpec("read", "Read.", {"type": "object"}, strict=True),)
+    assert asked.ignored == ()
+
+
+def test_claude_code_sends_server_tools_without_a_schema() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    asked = decode(tools=[TOOL, search, {"type": "mcp_toolset", "mcp_server_name": "x"}])
+    assert [tool.name for tool in asked.tools] == ["read"]
+    assert asked.ignored == ("tools[1]", "tools[2]")
+
+
+def test_claude_code_demands_a_server_tool_in_its_web_search_request() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    asked = decode(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    assert asked.tool_choice == ToolChoice("auto")
+
+
+def test_a_tool_without_description_or_schema() -> None:
+    assert decode(tools=[{"name": "now", "description": None}]).tools == (ToolSpec("now"),)
+
+
+CHOICES = [
+    (None, ToolChoice()),
+    ({"type": "auto"}, ToolChoice("auto")),
+    ({"type": "any"}, ToolChoice("required")),
+    ({"type": "none"}, ToolChoice("none")),
+    ({"type": "tool", "name": "read"}, ToolChoice("named", "read")),
+    ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice("auto", parallel=False)),
+    (
+        {"type": "tool", "name": "read", "disable_parallel_tool_use": True},
+        ToolChoice("named", "read", parallel=False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("choice", "expected"), CHOICES)
+def test_tool_choice(choice: object, expected: ToolChoice) -> None:
+    assert decode(tools=[TOOL], tool_choice=choice).tool_choice == expected
+
+
+# Thinking, sampling, format
+
+THINKING: list[tuple[dict[str, Any], Thinking]] = [
+    ({}, Thinking()),
+    ({"thinking": None}, Thinking()),
+    ({"thinking": {"type": "adaptive"}}, Thinking(enabled=True)),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, Thinking(enabled=True, budget=5)),
+    ({"thinking": {"type": "disabled"}}, Thinking(enabled=False)),
+    ({"output_config": {"effort": "high"}}, Thinking(effort="high")),
+    ({"nvext": {"max_thinking_tokens": 7}}, Thinking(budget=7)),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 5}, "nvext": {"max_thinking_tokens": 7}},
+        Thinking(enabled=True, budget=5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), THINKING)
+def test_thinking(fields: dict[str, Any], expected: Thinking) -> None:
+    assert decode(**fields).thinking == expected
+
+
+KEEPS: list[tuple[dict[str, Any], object]] = [
+    ({"keep": "all"}, "all"),
+    ({"keep": {"type": "all"}}, "all"),
+    ({"keep": {"type": "thinking_turns", "value": 3}}, 3),
+    ({}, 1),
+]
+
+
+@pytest.mark.parametrize(("edit", "keep"), KEEPS)
+def test_clear_thinking(edit: dict[str, Any], keep: object) -> None:
+    asked = decode(
+        context_management={
+            "edits": [
+                {"type": "clear_tool_uses_20250919"},
+                {"type": "clear_thinking_20251015", **edit},
+            ]
+        }
+    )
+    assert asked.thinking.keep == keep
+    assert asked.ignored == ("context_management.edits[0]",)
+
+
+def test_sampling() -> None:
+    asked = decode(
+        max_tokens=32000, temperature=1, top_p=0.9, top_k=40, stop_sequences=["a", "b"], stream=True
+    )
+    assert asked.sampling == Sampling(32000, 1.0, 0.9, 40, stop=("a", "b"))
+    assert asked.stream
+    assert decode().sampling == Sampling()
+    assert not decode().stream
+
+
+def test_some_clients_spell_counts_as_floats() -> None:
+    sampling = decode(max_tokens=1024.0, top_k=40.0).sampling
+    assert (sampling.max_tokens, sampling.top_k) == (1024, 40)
+
+
+def test_a_client_warms_the_cache_with_no_tokens() -> None:
+    assert decode(max_tokens=0).sampling.max_tokens == 0
+
+
+def test_claude_code_asks_for_a_title_in_json() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    expected = OutputFormat("json_schema", {"type": "object"}, strict=True)
+    assert decode(tools=[], output_config={"format": form}).output == expected
+    assert decode(output_format=form).output == expected
+    assert decode(output_config={"effort": "low"}).output == OutputFormat()
+    assert decode(output_format={"type": "text"}).output == OutputFormat()
+
+
+# Identity, hints, the rest
+
+
+def user(user_id: str, headers: dict[str, str] | None = None) -> Identity:
+    return decode(headers, metadata={"user_id": user_id}).identity
+
+
+def test_claude_code_names_its_session_in_the_metadata() -> None:
+    told = '{"device_id":"d","account_uuid":"","session_id":"s"}'
+    assert user(told) == Identity(session="s")
+    assert user(told, {"x-claude-code-session-id": "h"}) == Identity(session="h")
+
+
+def test_old_claude_code_glues_its_session_to_the_user() -> None:
+    assert user("user_0af3_account__session_1b-2c") == Identity(session="1b-2c")
+
+
+@pytest.mark.parametrize("told", ["someone", '{"device_id":"d"}', '{"session_id":4}', "[1]", "{"])
+def test_sdk_users_name_a_user(told: str) -> None:
+    assert user(told) == Identity(user=told)
+
+
+def test_nvext_and_headers() -> None:
+    asked = decode(
+        {"x-dynamo-request-priority": "2"},
+        nvext={"agent_hints": {"osl": 9}, "dispatch": ["tools"], "mood": 1},
+    )
+    assert asked.hints == Hints(priority=2, osl=9, dispatch=frozenset({"tools"}))
+    assert asked.ignored == ("nvext.mood",)
+
+
+def test_unknown_fields_are_kept_and_reported() -> None:
+    asked = decode(
+        mcp_servers=[], service_tier="auto", thinking={"type": "adaptive", "display": "omitted"}
+    )
+    assert asked.ignored == ("mcp_servers", "service_tier", "thinking.display")
+    assert asked.echo == {"mcp_servers": [], "service_tier": "auto"}
+    assert decode().echo is None
+
+
+def test_claude_code_counts_without_system_or_max_tokens() -> None:
+    asked = decode_count(body(tools=[TOOL]), {})
+    assert (asked.system, asked.sampling, len(asked.tools)) == ((), Sampling(), 1)
+    assert decode_count(body(messages=[]), {}).turns == ()
+    assert encode_count(216) == b'{"input_tokens":216}'
+
+
+def test_every_golden_request_is_understood_whole() -> None:
+    for transcript in transcripts():
+        if transcript.api == "messages":
+            assert set(transcript.request().ignored) <= {"tools[2]"}
+
+
+# Faults
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": 4}, "model"),
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "wizard"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": ["a", {"type": "text", "text": 5}]}]},
+        "messages[0].content[1].text",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+        "messages[0].content[0]",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "t", "content": [5]}],
+                }
+            ]
+        },
+        "messages[0].content[0].content[0]",
+    ),
+    ({"system": 5}, "system"),
+    ({"system": [{"type": "text", "text": []}]}, "system[0].text"),
+    ({"tools": [{"description": "nameless"}]}, "tools[0].name"),
+    ({"tools": [TOOL, {"name": "x", "input_schema": []}]}, "tools[1].input_schema"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"thinking": {"type": "deep"}}, "thinking.type"),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 5}]}},
+        "context_management.edits[0].keep",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), FAULTS, ids=[param for _, param in FAULTS])
+def test_a_fault_names_its_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(**fields)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+NO_REQUESTS = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff",
+    b'{"model": "m", "messages": "\xff"}',
+    b'{"model": NaN}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("given", NO_REQUESTS, ids=range(len(NO_REQUESTS)))
+def test_what_is_no_request_at_all(given: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        CODEC.decode(given, {})
+
+
+@pytest.mark.parametrize("depth", [100, 300, 900, 3000])
+def test_depth_is_never_a_crash(depth: int) -> None:
+    given = body(messages=[{"role": "user", "content": [{"type": "odd", "x": 1}]}])
+    deep = b'"x":' + b"[" * depth + b"]" * depth
+    with contextlib.suppress(InvalidRequest):
+        CODEC.decode(given.replace(b'"x":1', deep), {})

@@ -1,0 +1,86 @@
+"""Errors in the API's own form, before a stream and inside one; and the page that describes it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from golden import CountingIds, clock
+
+import dovetail_model
+from dovetail_model import DovetailError, Failure
+from dovetail_protocols import SseReader
+from dovetail_protocols.responses import CODEC
+from dovetail_protocols.responses.items import KINDS
+from dovetail_protocols.responses.wire import Body
+
+ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [
+    (dovetail_model.InvalidRequest, 400, "invalid_request_error", None, "invalid_prompt"),
+    (dovetail_model.Unsupported, 400, "invalid_request_error", "unsupported_parameter",
+     "invalid_prompt"),
+    (dovetail_model.ContextOverflow, 400, "invalid_request_error", "context_length_exceeded",
+     "context_length_exceeded"),
+    (dovetail_model.Unauthenticated, 401, "invalid_request_error", "invalid_api_key",
+     "invalid_prompt"),
+    (dovetail_model.Forbidden, 403, "invalid_request_error", "permission_denied",
+     "invalid_prompt"),
+    (dovetail_model.NotFound, 404, "invalid_request_error", "not_found", "invalid_prompt"),
+    (dovetail_model.TooLarge, 413, "invalid_request_error", "request_too_large", "invalid_prompt"),
+    (dovetail_model.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded",
+     "rate_limit_exceeded"),
+    (dovetail_model.EngineError, 500, "server_error", "server_error", "server_error"),
+    (dovetail_model.EngineUnavailable, 503, "server_error", "engine_unavailable", "server_error"),
+    (dovetail_model.Overloaded, 503, "server_error", "server_is_overloaded",
+     "server_is_overloaded"),
+    (dovetail_model.EngineTimeout, 504, "server_error", "timeout", "server_error"),
+    (dovetail_model.InternalError, 500, "server_error", "server_error", "server_error"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "type_", "code", "in_stream"),
+    ERRORS,
+    ids=[row[0].__name__ for row in ERRORS],
+)
+def test_error(
+    kind: type[DovetailError], status: int, type_: str, code: str | None, in_stream: str
+) -> None:
+    error = kind("No.", param="input[3]")
+    answer = CODEC.encode_error(error)
+    assert answer.status == status
+    assert answer.headers == ()
+    assert msgspec.json.decode(answer.body) == {
+        "error": {"message": "No.", "type": type_, "param": "input[3]", "code": code}
+    }
+    assert failed(error.failure()) == {"code": in_stream, "message": "No."}
+
+
+def failed(failure: Failure) -> dict[str, Any]:
+    request = CODEC.decode(b'{"model": "m", "input": "x"}', {})
+    frames = SseReader().feed(CODEC.stream(request, CountingIds(), clock).encode([failure]))
+    assert frames[-1].event == "response.failed"
+    error: dict[str, Any] = msgspec.json.decode(frames[-1].data)["response"]["error"]
+    return error
+
+
+@pytest.mark.parametrize("kind", [dovetail_model.RateLimited, dovetail_model.Overloaded])
+def test_a_client_is_told_when_to_come_back(kind: type[DovetailError]) -> None:
+    assert CODEC.encode_error(kind("Later.", retry_after=2.2)).headers == (("retry-after", "3"),)
+
+
+def test_an_unknown_kind_is_our_own_fault() -> None:
+    class Odd(DovetailError):
+        kind = "odd"
+
+    assert CODEC.encode_error(Odd("?")).status == 500
+    assert failed(Odd("?").failure())["code"] == "server_error"
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "responses.md"
+
+
+def test_the_page_names_every_field_and_every_item() -> None:
+    named = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
+    assert set(Body.__struct_fields__) - named == set()
+    assert set(KINDS) - named == set()

@@ -1,0 +1,136 @@
+"""The official client reads our bytes, over a transport in memory."""
+
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from golden import CountingIds, Transcript, clock, transcripts
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from dovetail_model import ContextOverflow, RateLimited
+from dovetail_protocols import SseReader
+from dovetail_protocols.responses import CODEC, overflow_stream
+
+TRANSCRIPTS = [transcript for transcript in transcripts() if transcript.api == "responses"]
+EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
+OURS = ("nvext", "client_metadata", "stop")  # fields that the client has no argument for
+
+
+def client(stream: bytes, whole: bytes = b"{}") -> openai.OpenAI:
+    """A client whose server gives the one answer or the other, as it is asked."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if msgspec.json.decode(request.content).get("stream"):
+            headers = {"content-type": "text/event-stream"}
+            return httpx2.Response(200, headers=headers, content=stream)
+        return httpx2.Response(200, headers={"content-type": "application/json"}, content=whole)
+
+    http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    return openai.OpenAI(api_key="k", base_url="http://in.memory/v1", http_client=http)
+
+
+def arguments(transcript: Transcript) -> dict[str, Any]:
+    """The request as the client wants to be told it."""
+    body = msgspec.json.decode(transcript.body)
+    del body["stream"]
+    extra = {name: body.pop(name) for name in OURS if name in body}
+    return {**body, "extra_body": extra}
+
+
+def streamed(transcript: Transcript) -> Any:
+    """The last event of the stream, as the client's own accumulator gives it."""
+    with client(transcript.stream()).responses.stream(**arguments(transcript)) as stream:
+        return list(stream)[-1]
+
+
+def plain(response: Response) -> dict[str, Any]:
+    """Without what the client adds by itself."""
+    value = response.model_dump()
+    for item in value["output"]:
+        item.pop("parsed_arguments", None)
+        for part in item.get("content") or []:
+            part.pop("parsed", None)
+    return value
+
+
+@EACH
+def test_the_stream_ends_in_our_whole_answer(transcript: Transcript) -> None:
+    last = streamed(transcript)
+    if transcript.failure() is not None:
+        assert last.type == "response.failed"
+        assert last.response.error.code == "server_error"
+        return
+    whole = client(b"", transcript.whole()).responses.create(**arguments(transcript))
+    assert last.type == f"response.{whole.status}"
+    assert plain(last.response) == plain(whole)
+
+
+@EACH
+def test_the_final_response_is_there_when_it_is_complete(transcript: Transcript) -> None:
+    with client(transcript.stream()).responses.stream(**arguments(transcript)) as stream:
+        stream.until_done()
+        status = msgspec.json.decode(_last(transcript.stream()))["response"]["status"]
+        if status == "completed":
+            assert stream.get_final_response().status == status
+        else:
+            with pytest.raises(RuntimeError):
+                stream.get_final_response()
+
+
+@EACH
+def test_every_event_has_the_types_own_form(transcript: Transcript) -> None:
+    """The client builds its types without looking; here it is made to look."""
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for event in SseReader().feed(transcript.stream()):
+        if not event.event.endswith("_dispatch"):
+            adapter.validate_json(event.data)
+
+
+@EACH
+def test_the_whole_answer_has_the_types_own_form(transcript: Transcript) -> None:
+    if transcript.failure() is None:
+        Response.model_validate_json(transcript.whole())
+
+
+def test_an_overflow_is_a_stream_that_fails() -> None:
+    request = CODEC.decode(b'{"model": "m", "input": "long", "stream": true}', {})
+    frames = overflow_stream(request, ContextOverflow("Too long."), CountingIds(), clock)
+    with client(frames).responses.stream(model="m", input="long") as stream:
+        events: list[Any] = list(stream)
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.failed",
+    ]
+    assert events[-1].response.error.code == "context_length_exceeded"
+    assert events[-1].response.error.message == "Too long."
+
+
+def test_a_rate_limit_in_a_stream_says_when_to_try_again() -> None:
+    request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
+    error = RateLimited("Too many requests.", retry_after=3)
+    frames = overflow_stream(request, error, CountingIds(), clock)
+    told = msgspec.json.decode(_last(frames))["response"]["error"]
+    assert told == {
+        "code": "rate_limit_exceeded",
+        "message": "Too many requests. Please try again in 3s.",
+    }
+
+
+def test_compaction_is_one_item_to_the_client_too() -> None:
+    from dovetail_model import Finish, TextDelta, Usage
+
+    body = b'{"model": "m", "input": [{"type": "compaction_trigger"}], "stream": true}'
+    request = CODEC.decode(body, {})
+    encoder = CODEC.stream(request, CountingIds(), clock)
+    frames = encoder.encode([Usage(9), TextDelta("All of it."), Usage(9, 3), Finish("stop")])
+    with client(frames).responses.stream(model="m", input="") as stream:
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["compaction"]
+
+
+def _last(stream: bytes) -> str:
+    return SseReader().feed(stream)[-1].data
