@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from benchmarks import against_vllm, arguments, prose, report
+from benchmarks import against_vllm, arguments, codecs, prose, report
 
-BENCHMARKS = ("arguments", "prose", "vllm")
+BENCHMARKS = ("arguments", "prose", "codecs", "vllm")
 
 
 def main() -> int:
@@ -35,6 +35,8 @@ def run(name: str, vllm: str | None) -> report.Result | None:
         return arguments.run()
     if name == "prose":
         return prose.run()
+    if name == "codecs":
+        return codecs.run()
     python = vllm or against_vllm.here()
     if python is None:
         print("  vllm cannot be imported here; --vllm names an interpreter that can")
