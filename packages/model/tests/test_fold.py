@@ -133,3 +133,8 @@ def test_events_tell_their_type_on_the_wire_and_off_it() -> None:
         encoded = msgspec.json.encode(event)
         assert msgspec.json.decode(encoded)["type"] == event.type
         assert decoder.decode(encoded) == event
+
+
+def test_a_seal_stays_with_its_thought() -> None:
+    message = fold([ReasoningDelta("a"), SpanEnd("reasoning", seal="s"), SpanEnd("frame", "\n")])
+    assert message.blocks == (ReasoningBlock("a", seal="s", raw="\n"),)

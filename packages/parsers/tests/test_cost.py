@@ -10,6 +10,7 @@ from casebook import TOOLS
 from dovetail_model import ToolCallBlock
 from dovetail_parsers import Parser, families, write
 from dovetail_parsers.family import Family
+from dovetail_parsers.registry import grammar
 
 LINE = "def f(x):\n    return \"é\" if x < 3 else {'a': [1, 2]}  # <b> </x>\n"
 TOOL_FAMILIES = [family for family in families() if family.tools]
@@ -72,6 +73,27 @@ def test_hostile_output_is_linear(start: str, piece: str) -> None:
     family = next(family for family in families() if family.name == "qwen3_coder")
     short, long = start + piece * 200, start + piece * 2_000
     assert per_chunk(family, long) < 1.3 * per_chunk(family, short)
+
+
+@pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
+def test_repeated_markers_are_linear(family: Family) -> None:
+    """Markers that begin heads, over and over: each is given up after a bounded look."""
+    table = grammar(family.tool_parser, family.reasoning_parser)
+    for marker in table.states["text"].edges:
+        short, long = marker * 60, marker * 600
+        for size in (4, len(long)):
+            assert cost(family, long, size) < 15 * cost(family, short, size) + 10_000
+
+
+def cost(family: Family, text: str, size: int) -> int:
+    parser = Parser(family.tool_parser, family.reasoning_parser, tools=TOOLS, in_reasoning=False)
+
+    def run() -> None:
+        for at in range(0, len(text), size):
+            parser.feed(text[at : at + size])
+        parser.finish()
+
+    return calls_of(run)
 
 
 def test_memory_of_a_long_call_is_not_kept() -> None:

@@ -120,3 +120,9 @@ def test_a_choice_streams_as_soon_as_it_is_decided() -> None:
 def test_objects_stream_when_nothing_else_is_allowed() -> None:
     value = value_of("linked")
     assert [value.feed('{"a"'), value.feed(": 1}"), value.end()] == ['{"a"', ": 1}", ""]
+
+
+def test_a_schema_that_refers_to_itself_in_many_ways_is_read_once() -> None:
+    many = [{"$ref": "#/$defs/expression"}] * 9
+    root = {"$defs": {"expression": {"anyOf": [*many, {"allOf": many}, {"type": "integer"}]}}}
+    assert schemas.types({"$ref": "#/$defs/expression"}, root) == {"integer"}

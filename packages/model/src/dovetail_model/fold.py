@@ -143,7 +143,7 @@ class Fold:
             last.raw.append(raw)
         else:
             last.end(raw)
-            last.seal = seal
+            last.seal = seal or last.seal
 
     def _call(self, index: int) -> "_Part":
         for part in reversed(self._parts):

@@ -22,6 +22,7 @@ from dovetail_parsers.spans import Spans
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
+_MOST_PARTS = 5  # of a header
 _WORD = re.compile(r"(?s:.{0,600})")  # an id or a key
 _LONGEST_WORD = 1000  # longer than any that is allowed, with the marker behind it
 _LOOK_AHEAD = 256  # white space between a value's closer and what must follow it
@@ -44,6 +45,7 @@ class Machine:
         "_name",
         "_origin",
         "_own_id",
+        "_parts",
         "_plain",
         "_plain_held",
         "_rewind",
@@ -72,6 +74,7 @@ class Machine:
         self._head_at = 0
         self._rewind: str | None = None  # a head that was none, to be read again
         self._word = ""  # a name, id, key or header as far as it was read
+        self._parts: list[str] = []  # of a header, before the word
         self._name = ""
         self._own_id: str | None = None
         self._decoder: Decoder | None = None
@@ -231,6 +234,7 @@ class Machine:
             self._call.close_tagged()
         self._state = self._grammar.states[edge.mode]
         self._word = ""
+        self._parts.clear()
         self._decoder = None
 
     def _open_call(self, name: str) -> None:
@@ -321,7 +325,10 @@ class Machine:
             return end
         edge = self._state.edges[marker]
         if edge.mode == self._state.name:
-            self._word += " "
+            if len(self._parts) == _MOST_PARTS:
+                return self._fail(end, "malformed_header")
+            self._parts.append(self._word)
+            self._word = ""
             self._spans.marker(marker)
             return end + len(marker)
         return self._leave_header(marker, edge, end)
@@ -330,7 +337,7 @@ class Machine:
         """The header is complete: it, or the marker behind it, says what follows."""
         target, name = edge.mode, None
         if self._state.mode.route is not None:
-            route = self._state.mode.route(self._word)
+            route = self._state.mode.route(" ".join([*self._parts, self._word]))
             target, name = route.mode, route.name
         self._spans.marker(marker)
         if name is not None:

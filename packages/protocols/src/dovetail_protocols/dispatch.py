@@ -7,6 +7,7 @@ tool's frame carries its free text.
 import msgspec
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Hints, ReasoningDelta, SpanEnd
+from dovetail_protocols.quoting import sound
 from dovetail_protocols.sse import frame
 
 _encode = msgspec.json.encode
@@ -47,7 +48,7 @@ class Dispatcher:
         return b""
 
     def _tell_thought(self) -> bytes:
-        text = "".join(self._thought)
+        text = sound("".join(self._thought))
         self._thought = []
         index, self._spans = self._spans, self._spans + 1
         told = {"choice_index": self._choice, "index": index, "reasoning_content": text}
@@ -55,9 +56,9 @@ class Dispatcher:
         return frame(data, b"reasoning_dispatch")
 
     def _tell_call(self, call: CallOpen) -> bytes:
-        arguments = "".join(self._arguments)
+        arguments = sound("".join(self._arguments))
         self._call = None
-        name = {"name": call.name}
+        name = {"name": sound(call.name)}
         if call.namespace is not None:
             name["namespace"] = call.namespace
         told: dict[str, object] = {"index": call.index, "id": call.id}

@@ -8,16 +8,15 @@ Schema = Mapping[str, Any]
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _KNOWN = ANY
-_DEPTH = 16  # of references and combinations: a schema may refer to itself
 
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
     """The schema of one property, through references and combinations; empty if it says nothing."""
-    for part in _parts(schema, root, _DEPTH):
+    for part in _parts(schema, root):
         found = _mapping(part.get("properties")).get(key)
         if isinstance(found, Mapping):
             return found
-    for part in _parts(schema, root, _DEPTH):
+    for part in _parts(schema, root):
         rest = part.get("additionalProperties")
         if isinstance(rest, Mapping):
             return rest
@@ -26,7 +25,7 @@ def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
 
 def item_schema(schema: Schema, root: Schema) -> Schema:
     """The schema of an array's items; empty if it says nothing."""
-    for part in _parts(schema, root, _DEPTH):
+    for part in _parts(schema, root):
         items = part.get("items")
         if isinstance(items, Mapping):
             return items
@@ -36,7 +35,7 @@ def item_schema(schema: Schema, root: Schema) -> Schema:
 def types(schema: Schema, root: Schema) -> frozenset[str]:
     """The JSON types that a value may have. A schema that does not say allows any."""
     found: set[str] = set()
-    for part in _parts(schema, root, _DEPTH):
+    for part in _parts(schema, root):
         found |= _own_types(part)
     return frozenset(found & _KNOWN) or ANY
 
@@ -79,20 +78,23 @@ def _type_of(value: object) -> str:
             return "array"
 
 
-def _parts(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    """The schema and all that it refers to or combines."""
-    if depth == 0:
-        return
-    yield schema
-    target = _resolve(schema.get("$ref"), root)
-    if target is not None:
-        yield from _parts(target, root, depth - 1)
-    for name in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(name)
-        if isinstance(options, list | tuple):
-            for option in options:
-                if isinstance(option, Mapping):
-                    yield from _parts(option, root, depth - 1)
+def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
+    """The schema and all that it refers to or combines, each once: schemas refer to themselves."""
+    seen: set[int] = set()
+    todo = [schema]
+    while todo:
+        part = todo.pop(0)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        target = _resolve(part.get("$ref"), root)
+        if target is not None:
+            todo.append(target)
+        for name in ("anyOf", "oneOf", "allOf"):
+            options = part.get(name)
+            if isinstance(options, list | tuple):
+                todo += [option for option in options if isinstance(option, Mapping)]
 
 
 def _resolve(reference: object, root: Schema) -> Schema | None:

@@ -18,7 +18,7 @@ from dovetail_model import (
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import input_json
-from dovetail_protocols.messages.quoting import sound
+from dovetail_protocols.quoting import sound
 
 MESSAGE_PREFIX = "msg_"
 

@@ -4,7 +4,6 @@ Lenient: a field is refused only when it cannot mean anything, and then by its p
 nobody here knows are reported in `ignored` and kept in `echo`.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -57,7 +56,7 @@ def decode_count(body: bytes, headers: Headers) -> Request:
 
 
 def _decode(body: bytes, headers: Headers) -> Request:
-    fields = _load(body)
+    fields = load(body)
     for name in ("model", "messages"):
         if fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
@@ -92,22 +91,6 @@ def _request(asked: wire.Request, fields: dict[str, Any], headers: Headers) -> R
         ignored=(*strange, *_unknown_nested(fields), *skipped, *edits, *extra.ignored),
         echo={name: fields[name] for name in strange} or None,
     )
-
-
-def _load(body: bytes) -> dict[str, Any]:
-    """The body, with half surrogate pairs mended.
-
-    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left
-    as an escape. A strict reader refuses it; the client would send it again in every turn.
-    """
-    try:
-        return load(body)
-    except (InvalidRequest, UnicodeDecodeError) as error:
-        try:
-            text = json.dumps(json.loads(body), ensure_ascii=False)
-        except (ValueError, RecursionError):
-            raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
-        return load(text.encode("utf-8", "replace"))
 
 
 def _sampling(asked: wire.Request) -> Sampling:

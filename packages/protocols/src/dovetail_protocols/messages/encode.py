@@ -28,7 +28,7 @@ from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.answer import BROKEN, MESSAGE_PREFIX, STOP_REASONS, usage_out
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
-from dovetail_protocols.messages.quoting import escaped, quoted
+from dovetail_protocols.quoting import escaped, quoted
 from dovetail_protocols.sse import frame
 
 CALL_PREFIX = "toolu_"
