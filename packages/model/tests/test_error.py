@@ -11,6 +11,7 @@ from dovetail_model import (
     EngineUnavailable,
     Failure,
     InvalidRequest,
+    error_of,
 )
 
 KINDS = [
@@ -43,3 +44,10 @@ def test_an_error_carries_what_the_codecs_need() -> None:
 def test_whose_fault(error: type[DovetailError], side: type[DovetailError]) -> None:
     with pytest.raises(side):
         raise error("no")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_failure_becomes_its_error_again(kind: type[DovetailError]) -> None:
+    if kind is not DovetailError:
+        error = error_of(kind("no", param="x").failure())
+        assert (error.kind, error.message, error.param) == (kind.kind, "no", "x")

@@ -23,7 +23,7 @@ from dovetail_model import (
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 PIECES = st.lists(TEXTS.filter(bool), min_size=1, max_size=3)
-REASONS: list[FinishReason] = ["stop", "length", "context_window", "refusal", "cancelled"]
+REASONS: list[FinishReason] = ["stop", "length", "context_window", "refusal"]
 
 
 def request_body(**fields: object) -> bytes:

@@ -31,7 +31,7 @@ def test_every_field_of_the_request_is_named(prefix: str) -> None:
 
 def test_every_block_stop_reason_and_error_is_named() -> None:
     assert set(_DECODERS) <= NAMES
-    assert set(STOP_REASONS) - {"cancelled"} <= NAMES
+    assert set(STOP_REASONS) <= NAMES
     assert set(STOP_REASONS.values()) <= NAMES
     assert set(_KINDS) <= NAMES
     assert {kind for _, kind in _KINDS.values()} <= NAMES

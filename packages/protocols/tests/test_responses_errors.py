@@ -31,8 +31,7 @@ ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [
      "rate_limit_exceeded"),
     (dovetail_model.EngineError, 500, "server_error", "server_error", "server_error"),
     (dovetail_model.EngineUnavailable, 503, "server_error", "engine_unavailable", "server_error"),
-    (dovetail_model.Overloaded, 503, "server_error", "server_is_overloaded",
-     "server_is_overloaded"),
+    (dovetail_model.Overloaded, 503, "server_error", "server_is_overloaded", "server_error"),
     (dovetail_model.EngineTimeout, 504, "server_error", "timeout", "server_error"),
     (dovetail_model.InternalError, 500, "server_error", "server_error", "server_error"),
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from dovetail_model.error import (
     TooLarge,
     Unauthenticated,
     Unsupported,
+    error_of,
 )
 from dovetail_model.event import (
     CallArgs,
@@ -106,5 +107,6 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Usage",
+    "error_of",
     "fold",
 ]

@@ -97,3 +97,16 @@ class Overloaded(EngineError):
 
 class InternalError(DovetailError):
     kind = "internal"
+
+
+def error_of(failure: Failure) -> DovetailError:
+    """The error that a failure tells of, for an answer that has not begun yet."""
+    kinds = {kind.kind: kind for kind in _leaves(DovetailError)}
+    kind = kinds.get(failure.kind, InternalError)
+    return kind(failure.message, param=failure.param)
+
+
+def _leaves(kind: type[DovetailError]) -> list[type[DovetailError]]:
+    """The kinds below, the most general of each name last."""
+    below = [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
+    return [kind, *below] if kind is not DovetailError else below

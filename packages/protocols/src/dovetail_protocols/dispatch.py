@@ -16,14 +16,13 @@ _encode = msgspec.json.encode
 class Dispatcher:
     """Follows the events of one choice and tells what is complete, once."""
 
-    __slots__ = ("_arguments", "_call", "_choice", "_reasoning", "_spans", "_thought", "_tools")
+    __slots__ = ("_calls", "_choice", "_reasoning", "_spans", "_thought", "_tools")
 
     def __init__(self, hints: Hints, choice: int = 0) -> None:
         self._tools = "tools" in hints.dispatch
         self._reasoning = "reasoning" in hints.dispatch
         self._choice = choice
-        self._call: CallOpen | None = None
-        self._arguments: list[str] = []
+        self._calls: dict[int, tuple[CallOpen, list[str]]] = {}
         self._thought: list[str] = []
         self._spans = 0
 
@@ -39,12 +38,12 @@ class Dispatcher:
                 self._thought.append(text)
             case SpanEnd(kind="reasoning") if self._reasoning and self._thought:
                 return self._tell_thought()
-            case CallOpen() if self._tools:
-                self._call, self._arguments = event, []
-            case CallArgs(text=text) if self._tools:
-                self._arguments.append(text)
-            case CallClose() if self._tools and self._call is not None:
-                return self._tell_call(self._call)
+            case CallOpen(index=index) if self._tools:
+                self._calls[index] = (event, [])
+            case CallArgs(index=index, text=text) if index in self._calls:
+                self._calls[index][1].append(text)
+            case CallClose(index=index) if index in self._calls:
+                return self._tell_call(*self._calls.pop(index))
         return b""
 
     def _tell_thought(self) -> bytes:
@@ -55,9 +54,8 @@ class Dispatcher:
         data = _encode(told)
         return frame(data, b"reasoning_dispatch")
 
-    def _tell_call(self, call: CallOpen) -> bytes:
-        arguments = sound("".join(self._arguments))
-        self._call = None
+    def _tell_call(self, call: CallOpen, pieces: list[str]) -> bytes:
+        arguments = sound("".join(pieces))
         name = {"name": sound(call.name)}
         if call.namespace is not None:
             name["namespace"] = call.namespace

@@ -1,5 +1,6 @@
 """`nvext` and the headers beside it: what a harness knows that helps, and what it wants besides."""
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -7,6 +8,8 @@ import msgspec
 from dovetail_model import Hints
 from dovetail_protocols.codec import Headers
 
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MOST = 1e18  # a hint beyond it means nothing
 Channel = Literal["tools", "reasoning"]
 _CHANNELS: dict[str, frozenset[Channel]] = {
     "tools": frozenset({"tools"}),
@@ -71,7 +74,7 @@ def _channels(header: str | None, field: object) -> frozenset[Channel]:
 
 def _whole(*candidates: object) -> int | None:
     for value in candidates:
-        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -79,8 +82,9 @@ def _whole(*candidates: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MOST:
+        return None
+    return float(value)
 
 
 def _text(value: object) -> str | None:

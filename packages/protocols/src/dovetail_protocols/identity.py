@@ -53,6 +53,6 @@ def _turn_metadata(headers: Headers) -> dict[str, object]:
     """Codex describes the turn in a header of JSON."""
     try:
         value = msgspec.json.decode(headers.get("x-codex-turn-metadata", "{}"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -23,4 +23,8 @@ def escaped(text: str) -> str:
 
 def sound(text: str) -> str:
     """The text as UTF-8 can carry it."""
-    return text.encode("utf-8", "replace").decode()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text

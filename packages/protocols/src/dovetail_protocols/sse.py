@@ -28,13 +28,17 @@ class SseReader:
     __slots__ = ("_data", "_event", "_line")
 
     def __init__(self) -> None:
-        self._line = b""
+        self._line: list[bytes] = []
         self._event = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         """Events that this chunk completes."""
-        *lines, self._line = (self._line + chunk).split(b"\n")
+        if b"\n" not in chunk:
+            self._line.append(chunk)
+            return []
+        *lines, rest = b"".join([*self._line, chunk]).split(b"\n")
+        self._line = [rest]
         found: list[ServerEvent] = []
         for line in lines:
             event = self._take(line.removesuffix(b"\r").decode("utf-8", "replace"))

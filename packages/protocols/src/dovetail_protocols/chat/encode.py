@@ -25,10 +25,11 @@ from dovetail_model import (
 )
 from dovetail_protocols.chat.decode import Echo
 from dovetail_protocols.chat.error import error_body
-from dovetail_protocols.chat.outcome import FINISH, encode_logprobs, usage_answer
+from dovetail_protocols.chat.outcome import FINISH, broken, encode_logprobs, usage_answer
 from dovetail_protocols.chat.segments import Segments
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.quoting import quoted
 from dovetail_protocols.sse import comment, frame
 
 DONE = b"data: [DONE]\n\n"
@@ -62,9 +63,10 @@ class ChatStream:
             if not self._begun:
                 self._begun = True
                 out += [each.role() for each in self._choices]
-            if type(event) is Failure:
+            failure = broken(event)
+            if failure is not None:
                 self._over = True
-                out.append(frame(error_body(event)))
+                out.append(frame(error_body(failure)))
             elif not writer.finished:
                 out.append(writer.write(event))
                 if type(event) is Finish and all(each.finished for each in self._choices):
@@ -72,7 +74,7 @@ class ChatStream:
         return b"".join(out)
 
     def keep_alive(self) -> bytes:
-        return comment("keep-alive")
+        return b"" if self._over else comment("keep-alive")
 
     def _end(self) -> bytes:
         self._over = True
@@ -117,14 +119,14 @@ class _Choice:
     def write(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text):
-                chunk = self._content + _encode(text) + self._tail()
+                chunk = self._content + quoted(text) + self._tail()
             case ReasoningDelta(text=text):
-                chunk = self._reasoning + _encode(text) + self._tail()
+                chunk = self._reasoning + quoted(text) + self._tail()
                 if self._segments is not None:
                     self._segments.think(text)
             case CallArgs(index=index, text=text):
-                before, after = self._arguments[index]
-                chunk = before + _encode(text) + after + self._tail()
+                before, after = self._arguments.get(index, (b"", b""))
+                chunk = before + quoted(text) + after + self._tail() if before else b""
             case _:
                 chunk = self._rare(event)
         if self._dispatcher is not None:
@@ -155,7 +157,7 @@ class _Choice:
         kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
         index = self._start + b'"tool_calls":[{"index":%d,' % call.index
         self._arguments[call.index] = (index + b'"%s":{"%s":' % (kind, text), b"}}]")
-        id, name = _encode(call.id or f"call_{call.index}"), _encode(call.name)
+        id, name = _encode(call.id or f"call_{call.index}"), quoted(call.name)
         opened = b'"id":%s,"type":"%s","%s":{"name":%s,"%s":""}}]' % (id, kind, kind, name, text)
         return index + opened + self._tail()
 

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from dovetail_model import Message, Request, ToolCallBlock
 from dovetail_protocols.chat.decode import Echo
 from dovetail_protocols.chat.encode import echo_of
-from dovetail_protocols.chat.outcome import FINISH, logprobs_answer, usage_answer
+from dovetail_protocols.chat.outcome import FINISH, logprobs_answer, usage_answer, whole
 from dovetail_protocols.chat.segments import segments_of, texts_of
 from dovetail_protocols.chat.wire import (
     CallAnswer,
@@ -32,7 +32,8 @@ def encode_message(
         model=request.model,
         service_tier="default" if echo.service_tier else UNSET,
         choices=[
-            _choice(at, message, request, reasoning_field) for at, message in enumerate(messages)
+            _choice(at, message, request, reasoning_field)
+            for at, message in enumerate(whole(messages))
         ],
         usage=usage_answer([message.usage for message in messages]),
     )

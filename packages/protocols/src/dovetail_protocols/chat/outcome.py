@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail_model import FinishReason, TokenLogprob, Usage
+from dovetail_model import (
+    Event,
+    Failure,
+    Finish,
+    FinishReason,
+    Message,
+    TokenLogprob,
+    Usage,
+    error_of,
+)
 from dovetail_protocols.chat.wire import (
     CompletionDetails,
     LogprobsAnswer,
@@ -20,10 +29,27 @@ FINISH: dict[FinishReason, str] = {
     "tool_calls": "tool_calls",
     "length": "length",
     "context_window": "length",
-    "cancelled": "length",  # cut, whoever cut it: not to be taken for an answer that ended
     "refusal": "content_filter",
-    "error": "length",
 }
+"""How an answer may end. Others are broken, and never end as if they were whole."""
+
+_BROKEN = Failure("engine", "The model's output broke off.")
+
+
+def broken(event: Event) -> Failure | None:
+    """The failure that this event is, or tells of by how it ends the answer."""
+    if isinstance(event, Finish) and event.reason not in FINISH:
+        return _BROKEN
+    return event if isinstance(event, Failure) else None
+
+
+def whole(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, if all of them are answers; the error of the first that is none."""
+    for message in messages:
+        if message.failure is not None or message.finish not in FINISH:
+            raise error_of(message.failure or _BROKEN)
+    return messages
+
 
 LEAST = -9999.0
 """The log probability of what is impossible: JSON knows no infinity."""

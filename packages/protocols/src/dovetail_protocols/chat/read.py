@@ -35,6 +35,7 @@ _REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "refusal",
     "abort": "cancelled",
+    "error": "error",
 }
 _decode = msgspec.json.Decoder(Chunk).decode
 

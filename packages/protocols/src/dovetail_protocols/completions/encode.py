@@ -10,7 +10,6 @@ from msgspec import UNSET
 
 from dovetail_model import (
     Event,
-    Failure,
     Finish,
     Logprobs,
     Message,
@@ -24,10 +23,11 @@ from dovetail_model import (
 )
 from dovetail_protocols.chat.encode import DONE
 from dovetail_protocols.chat.error import error_body
-from dovetail_protocols.chat.outcome import FINISH, finite, usage_answer
+from dovetail_protocols.chat.outcome import FINISH, broken, finite, usage_answer, whole
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.completions.decode import Echo
 from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
+from dovetail_protocols.quoting import quoted
 from dovetail_protocols.sse import comment, frame
 
 _encode = msgspec.json.encode
@@ -57,9 +57,10 @@ class CompletionStream:
         for event in events:
             if self._over:
                 break
-            if type(event) is Failure:
+            failure = broken(event)
+            if failure is not None:
                 self._over = True
-                out.append(frame(error_body(event)))
+                out.append(frame(error_body(failure)))
             elif not writer.finished:
                 out.append(writer.write(event))
                 if type(event) is Finish and all(each.finished for each in self._choices):
@@ -67,7 +68,7 @@ class CompletionStream:
         return b"".join(out)
 
     def keep_alive(self) -> bytes:
-        return comment("keep-alive")
+        return b"" if self._over else comment("keep-alive")
 
     def _end(self) -> bytes:
         self._over = True
@@ -115,7 +116,7 @@ class _Choice:
             logprobs = _encode(self._logprobs.answer(self._tokens, self._top or 0))
             self._tokens = []
         told = b',"logprobs":' + logprobs + b',"finish_reason":' + end + b"}]}\n\n"
-        return self._start + _encode(text) + told
+        return self._start + quoted(text) + told
 
     def _finish(self, finish: Finish) -> bytes:
         self.finished = True
@@ -153,7 +154,7 @@ def encode_message(request: Request, messages: Sequence[Message], ids: Ids, cloc
         id=ids("cmpl-"),
         created=int(clock()),
         model=request.model,
-        choices=[_whole(at, message, request) for at, message in enumerate(messages)],
+        choices=[_whole(at, message, request) for at, message in enumerate(whole(messages))],
         usage=usage_answer([message.usage for message in messages]),
     )
     return _encode(answer)

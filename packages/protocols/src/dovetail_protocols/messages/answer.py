@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail_model import (
-    EngineError,
     Failure,
     FinishReason,
     Message,
@@ -14,6 +13,7 @@ from dovetail_model import (
     Request,
     TextBlock,
     Usage,
+    error_of,
 )
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.messages import wire
@@ -29,7 +29,6 @@ STOP_REASONS: dict[FinishReason, str] = {
     "stop_sequence": "stop_sequence",
     "context_window": "model_context_window_exceeded",
     "refusal": "refusal",
-    "cancelled": "end_turn",
 }
 BROKEN = Failure("engine", "The model's output broke off.")
 
@@ -39,7 +38,7 @@ def encode_message(request: Request, messages: Sequence[Message], ids: Ids, cloc
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)
     if message.failure is not None or reason is None:
-        raise EngineError((message.failure or BROKEN).message)
+        raise error_of(message.failure or BROKEN)
     answer = wire.MessageOut(
         id=ids(MESSAGE_PREFIX),
         role="assistant",

@@ -185,10 +185,12 @@ class Encoder:
 
     def _call_args(self, event: CallArgs) -> bytes:
         self._tokens.clear()
-        return self._calls[event.index].add(event.text)
+        item = self._calls.get(event.index)
+        return b"" if item is None else item.add(event.text)
 
     def _call_close(self, event: CallClose) -> bytes:
-        return self._calls.pop(event.index).close()
+        item = self._calls.pop(event.index, None)
+        return b"" if item is None else item.close()
 
     def _count(self, event: Usage) -> bytes:
         self._usage = event
@@ -200,7 +202,8 @@ class Encoder:
         return b""
 
     def _finish(self, event: Finish) -> bytes:
-        closed = self._close_span()
+        broken = event.reason in ("error", "cancelled")
+        closed = b"" if broken else self._close_span()
         cut = not all(item.done for item in self._items.all)
         return closed + self._end(outcome(event.reason, None, cut))
 

@@ -29,7 +29,6 @@ _BODY: dict[str, tuple[int, str, str | None]] = {
 _STREAM = {
     "context_overflow": "context_length_exceeded",
     "rate_limited": "rate_limit_exceeded",
-    "overloaded": "server_is_overloaded",
     "invalid_request": "invalid_prompt",
     "unsupported": "invalid_prompt",
     "unauthenticated": "invalid_prompt",
@@ -37,7 +36,8 @@ _STREAM = {
     "not_found": "invalid_prompt",
     "too_large": "invalid_prompt",
 }
-"""Kind to the code of a failed response. A client gives up at the codes of its own faults."""
+"""Kind to the code of a failed response. A client gives up at the codes of its own faults, and at
+`server_is_overloaded` too: a server that is only busy says `server_error`, and is asked again."""
 
 
 def encode_error(error: DovetailError) -> ErrorAnswer:

@@ -10,6 +10,7 @@ import itertools
 import msgspec
 
 from dovetail_model import CallOpen, TokenLogprob
+from dovetail_protocols.quoting import quoted, sound
 from dovetail_protocols.responses import wire
 from dovetail_protocols.sse import frame
 
@@ -42,7 +43,7 @@ class Delta:
 
     def frame(self, text: str) -> bytes:
         return b"%b%d%b%b%b" % (
-            self._head, next(self._count), self._middle, _encode(text), self._tail,
+            self._head, next(self._count), self._middle, quoted(text), self._tail,
         )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return sound("".join(self.pieces))
 
     @property
     def status(self) -> str:

@@ -1,0 +1,117 @@
+"""An answer that broke is never told as one that ended, in any API, streamed or whole."""
+
+import msgspec
+import pytest
+from golden import CountingIds, clock
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    ContextOverflow,
+    DovetailError,
+    Event,
+    Failure,
+    Finish,
+    Hints,
+    Overloaded,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextDelta,
+    Usage,
+    fold,
+)
+from dovetail_protocols import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Codec, SseReader
+from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.hints import extension
+from dovetail_protocols.identity import identity
+
+CODECS = {"messages": MESSAGES, "responses": RESPONSES, "chat": CHAT, "completions": COMPLETIONS}
+EACH = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+BODIES: dict[str, bytes] = {
+    "messages": b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}]}',
+    "responses": b'{"model":"m","input":"a"}',
+    "chat": b'{"model":"m","messages":[{"role":"user","content":"a"}]}',
+    "completions": b'{"model":"m","prompt":"a"}',
+}
+CLEAN_ENDS = ("message_stop", "[DONE]", "response.completed", "response.incomplete")
+
+
+def request(codec: Codec) -> Request:
+    return codec.decode(BODIES[codec.name], {})
+
+
+@EACH
+@pytest.mark.parametrize("end", [Finish("cancelled"), Finish("error"), Failure("engine", "gone")])
+def test_a_broken_stream_has_no_clean_end(codec: Codec, end: Event) -> None:
+    events: list[Event] = [Usage(3), TextDelta("half"), end]
+    stream = codec.stream(request(codec), CountingIds(), clock).encode(events).decode()
+    assert not [mark for mark in CLEAN_ENDS if mark in stream]
+    assert "error" in stream.split("data:")[-1]
+
+
+@pytest.mark.parametrize("codec", [MESSAGES, CHAT, COMPLETIONS], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("kind", [ContextOverflow, Overloaded])
+def test_a_broken_whole_answer_is_its_error(codec: Codec, kind: type[DovetailError]) -> None:
+    message = fold([Usage(3), TextDelta("half"), kind("no").failure()])
+    with pytest.raises(kind):
+        codec.encode_message(request(codec), [message], CountingIds(), clock)
+
+
+@EACH
+def test_half_a_character_does_not_break_the_stream(codec: Codec) -> None:
+    events: list[Event] = [
+        Usage(3),
+        ReasoningDelta("a\ud83d"),
+        SpanEnd("reasoning"),
+        TextDelta("b\ud83d"),
+        SpanEnd("text"),
+        CallOpen(0, "f", id="call_1"),
+        CallArgs(0, "c\ud83d"),
+        CallClose(0),
+        Finish("stop"),
+    ]
+    stream = codec.stream(request(codec), CountingIds(), clock).encode(events)
+    for event in SseReader().feed(stream):
+        if event.data != "[DONE]":
+            msgspec.json.decode(event.data)
+
+
+@pytest.mark.parametrize("value", ["²", "--5", "9" * 5000, "", " ", "1.5"])
+def test_a_hint_that_is_no_number_is_no_hint(value: str) -> None:
+    headers = {"x-dynamo-request-priority": value}
+    assert extension({"agent_hints": {"osl": value}}, headers).hints == Hints()
+
+
+def test_a_hint_beyond_all_measure_is_no_hint() -> None:
+    hints = extension({"agent_hints": {"latency_sensitivity": 10**400}}, {}).hints
+    assert hints.latency_sensitivity is None
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000, "\ud83d", "{", "[]"])
+def test_metadata_that_is_none_says_nothing(value: str) -> None:
+    assert (
+        identity({"x-codex-turn-metadata": value, "thread-id": "t", "session-id": "s"}).session
+        == "t"
+    )
+
+
+def test_two_open_calls_are_told_apart() -> None:
+    events: list[Event] = [
+        CallOpen(0, "f", id="a"),
+        CallOpen(1, "g", id="b"),
+        CallArgs(0, "{0}"),
+        CallArgs(1, "{1}"),
+        CallClose(0),
+        CallClose(1),
+    ]
+    dispatcher = Dispatcher(Hints(dispatch=frozenset({"tools"})))
+    told = [
+        msgspec.json.decode(event.data)["tool_call"]
+        for event in SseReader().feed(b"".join(map(dispatcher.follow, events)))
+    ]
+    assert [(call["id"], call["function"]["arguments"]) for call in told] == [
+        ("a", "{0}"),
+        ("b", "{1}"),
+    ]
