@@ -382,3 +382,17 @@ def test_depth_is_never_a_crash(depth: int) -> None:
     deep = b'"x":' + b"[" * depth + b"]" * depth
     with contextlib.suppress(InvalidRequest):
         CODEC.decode(given.replace(b'"x":1', deep), {})
+
+
+def test_a_demand_for_a_skipped_server_tool_is_no_demand() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [
+            {"type": "web_search_20250305", "name": "web_search"},
+            {"name": "read", "input_schema": {"type": "object"}},
+        ],
+        "tool_choice": {"type": "tool", "name": "web_search"},
+    }
+    assert CODEC.decode(msgspec.json.encode(body), {}).tool_choice.mode == "auto"

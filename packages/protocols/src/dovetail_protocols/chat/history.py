@@ -18,7 +18,7 @@ class History:
         self._system: list[Block] = []
         self._turns: list[Turn] = []
         self._results: list[ToolResultBlock] = []
-        self._unanswered: list[str] = []
+        self._unanswered: dict[str, None] = {}  # calls in their order
 
     def add(self, at: int, message: ChatMessage) -> None:
         """The message at `messages[at]`."""
@@ -50,7 +50,7 @@ class History:
     def _assistant(self, at: int, message: ChatMessage) -> tuple[Block, ...]:
         """Reasoning, text and calls in the model's order, as far as this copy shows it."""
         calls = _calls(at, message)
-        self._unanswered = [call.id for call in calls]
+        self._unanswered = dict.fromkeys(call.id for call in calls)
         segments = read_segments(
             message.reasoning_segments, message.reasoning_content, message.reasoning
         )
@@ -63,9 +63,8 @@ class History:
         """A result. Without an id it answers the first call that has no result yet."""
         call_id = message.tool_call_id
         if not call_id:
-            call_id = self._unanswered[0] if self._unanswered else ""
-        if call_id in self._unanswered:
-            self._unanswered.remove(call_id)
+            call_id = next(iter(self._unanswered), "")
+        self._unanswered.pop(call_id, None)
         return ToolResultBlock(call_id, shown(message.content))
 
     def _end_results(self) -> None:

@@ -81,7 +81,7 @@ def _request(asked: wire.Request, fields: dict[str, Any], headers: Headers) -> R
         ),
         system=decode_content(asked.system, "system"),
         tools=tools,
-        tool_choice=_tool_choice(asked.tool_choice, tools),
+        tool_choice=_tool_choice(asked, tools),
         sampling=_sampling(asked),
         thinking=thinking,
         output=_output(asked),
@@ -129,19 +129,22 @@ def _tools(tools: list[wire.Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
     return tuple(kept), skipped
 
 
-def _tool_choice(choice: wire.ToolChoice | None, tools: tuple[ToolSpec, ...]) -> ToolChoice:
-    """How the model may call. Without tools of its own, nothing can be demanded of it.
+def _tool_choice(asked: wire.Request, tools: tuple[ToolSpec, ...]) -> ToolChoice:
+    """How the model may call. A tool that was skipped cannot be demanded of it.
 
     Claude Code's side request for a web search demands a server tool: that one is skipped.
     """
+    choice = asked.tool_choice
     if choice is None:
         return ToolChoice()
     mode, parallel = _CHOICES[choice.type], not choice.disable_parallel_tool_use
-    if not tools and mode in ("required", "named"):
+    known = any(tool.name == choice.name for tool in tools)
+    skipped = not known and any(tool.name == choice.name for tool in asked.tools or ())
+    if (mode == "required" and not tools) or (mode == "named" and (skipped or not tools)):
         mode = "auto"
     if mode != "named":
         return ToolChoice(mode, parallel=parallel)
-    if not any(tool.name == choice.name for tool in tools):
+    if not known:
         message = f"tool_choice.name: there is no tool named {choice.name!r}"
         raise InvalidRequest(message, param="tool_choice.name")
     return ToolChoice(mode, choice.name, parallel)
