@@ -69,6 +69,16 @@ FINISHES: list[tuple[str, list[Event], str]] = [
     ("nothing_said", [TextDelta("a")], "stop"),
     ("a_call_waits", [*CALL, CallClose(0)], "tool_calls"),
     ("a_call_was_cut", CALL, "length"),
+    (
+        "the_last_call_was_cut",
+        [*CALL, CallClose(0), CallOpen(1, "g"), CallArgs(1, "{")],
+        "length",
+    ),
+    (
+        "a_call_was_broken_and_another_waits",
+        [*CALL, CallOpen(1, "g"), CallArgs(1, "{}"), CallClose(1)],
+        "tool_calls",
+    ),
     ("it_was_said", [*CALL, CallClose(0), Finish("stop_sequence", "END")], "stop_sequence"),
     ("it_failed", [TextDelta("a"), Failure("engine", "gone")], "error"),
 ]

@@ -23,7 +23,8 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
 _MOST_PARTS = 5  # of a header
-_WORD = re.compile(r"(?s:.{0,600})")  # an id or a key
+_KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # with markup in it, its end was lost
+_WORD = re.compile(r"(?s:.{0,600})")  # an id or an attribute
 _LONGEST_WORD = 1000  # longer than any that is allowed, with the marker behind it
 _LOOK_AHEAD = 256  # white space between a value's closer and what must follow it
 _PROSE = (Channel.TEXT, Channel.REASONING, Channel.LOST)
@@ -377,7 +378,7 @@ class Machine:
     # Parameters
 
     def _key(self, buffer: str, at: int, final: bool) -> int:
-        end, marker, fits = self._read_word(buffer, at, final)
+        end, marker, fits = self._read_word(buffer, at, final, _KEY)
         if fits and marker is None:
             return end
         key = self._word.strip()
