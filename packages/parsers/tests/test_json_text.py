@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_parsers import parse
 from dovetail_parsers.arguments.json_text import JSON, PYTHON, Dialect, JsonText
 
 GEMMA = Dialect(quote='<|"|>', bare_keys=True)
@@ -109,3 +110,14 @@ def test_what_is_done_is_json_and_chunks_do_not_matter(text: str) -> None:
 def test_a_number_without_end_is_refused() -> None:
     _, reader = read('{"a": ' + "1" * 100_000, size=4)
     assert reader.failed
+
+
+def test_nesting_without_end_is_refused_and_never_raises() -> None:
+    deep = "[" * 1500 + "]" * 1500
+    assert read(deep)[1].failed
+    for text in (
+        f'<tool_call>{{"x": {deep}, "name": "f", "arguments": {{}}}}</tool_call>',
+        f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}}}}}</tool_call>',
+    ):
+        message = parse(text, tool_parser="hermes")
+        assert not [b for b in message.blocks if b.type == "tool_call" and b.complete]

@@ -183,6 +183,8 @@ MODELS = [
     ("mistralai/Magistral-Small-2509", "mistral", "mistral"),
     ("meta-llama/Llama-3.1-8B-Instruct", "llama3_json", None),
     ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_pythonic", None),
+    ("NousResearch/Hermes-3-Llama-3.1-8B", "hermes", None),
+    ("Team-ACE/ToolACE-2-Llama-3.1-8B", "pythonic", None),
     ("HuggingFaceTB/SmolLM2-135M-Instruct", "hermes", None),
 ]
 
@@ -248,3 +250,12 @@ def test_a_pair_that_does_not_fit_is_refused_with_the_pair_that_does() -> None:
         parse("", tool_parser="harmony", reasoning_parser="qwen3")
     with pytest.raises(ValueError, match="Use 'harmony' with 'gpt_oss'"):
         parse("", tool_parser="hermes", reasoning_parser="gpt_oss")
+
+
+def test_a_template_without_thoughts_gets_no_reasoning_parser() -> None:
+    plain = resolve("{{ '[TOOL_CALLS]' }}")
+    thinking = resolve("{{ '[TOOL_CALLS]' }}{{ '[THINK]' }}{{ '[/THINK]' }}")
+    assert plain is not None
+    assert (plain.tool_parser, plain.reasoning_parser) == ("mistral", None)
+    assert thinking is not None
+    assert thinking.reasoning_parser == "mistral"

@@ -1,5 +1,6 @@
 """What comes out at which chunk: tables of pieces in and events out."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -11,12 +12,16 @@ from dovetail_model import (
     CallOpen,
     Diagnostic,
     Event,
+    ReasoningBlock,
     ReasoningDelta,
     SpanEnd,
+    TextBlock,
     TextDelta,
+    ToolCallBlock,
     ToolSpec,
+    fold,
 )
-from dovetail_parsers import Parser, families, parse
+from dovetail_parsers import Parser, families, parse, write
 
 TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -260,3 +265,38 @@ def test_namespaces_are_restored_and_tools_keep_their_own_names() -> None:
         ("mcp", "search", '{"n": 3}', False),
         ("edit", "patch", "*** 5", True),
     ]
+
+
+COMPOSITE = ["kimi_k3", "gemma4", "minimax_m3", "harmony", "kimi_k2", "mistral", "qwen3_coder"]
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_pieces_with_flags_mean_what_the_whole_text_means(name: str) -> None:
+    """As a detokenizer gives them: special tokens whole, plain text by the character."""
+    family = next(family for family in families() if family.name == name)
+    text = write(
+        [
+            ReasoningBlock("Hm."),
+            ToolCallBlock("", "get_weather", '{"city": "Paris"}'),
+            TextBlock("Done."),
+        ],
+        family,
+    )
+    token = re.compile(r"<\|[^<>| ]+\|?>|<[a-z_]+\|>|<\|\"\|>|\]<\]minimax\[>\[|\[[A-Z_/]+\]")
+    parser = Parser(family.tool_parser, family.reasoning_parser, tools=TOOLS, in_reasoning=False)
+    events: list[Event] = []
+    at = 0
+    while at < len(text):
+        found = token.match(text, at)
+        piece = found.group() if found else text[at]
+        events += parser.feed(piece, special=found is not None)
+        at += len(piece)
+    message = fold(events + parser.finish())
+    assert [block.type for block in message.blocks] == ["reasoning", "tool_call", "text"]
+
+
+def test_a_token_spelled_out_inside_a_head_stays_prose_when_it_is_read_again() -> None:
+    parser = Parser("mistral", None)
+    events = parser.feed("[TOOL_CALLS]", special=True)
+    events += parser.feed('[{"x": "[TOOL_CALLS]get_time[ARGS]{}"', special=False)
+    assert not [e for e in events + parser.finish() if isinstance(e, CallOpen)]

@@ -13,7 +13,8 @@ class Family:
 
     `tool_names` and `reasoning_names` are the parser names that mean this family, its own first.
     `models` maps patterns of model ids to the reasoning parser those models use with it.
-    `marks` are strings that a chat template of this family contains, all of them.
+    `marks` are strings that a chat template of this family contains, all of them;
+    `thought_marks` more of them, where only some of its models think.
     `unified` formats write thoughts and calls in one table and pair only with themselves; their
     headers cannot be run backwards, so they bring their own writer.
     """
@@ -25,6 +26,7 @@ class Family:
     pairs_with: str | None = None
     models: Mapping[str, str | None] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
+    thought_marks: tuple[str, ...] = ()
     unified: Callable[[Sequence[OutputBlock]], str] | None = field(default=None, repr=False)
     tools: ToolFormat | None = field(default=None, repr=False)
     reasoning: ReasoningFormat | None = field(default=None, repr=False)

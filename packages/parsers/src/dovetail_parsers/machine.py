@@ -50,6 +50,7 @@ class Machine:
         "_plain",
         "_plain_held",
         "_rewind",
+        "_saw_plain",
         "_spans",
         "_state",
         "_wait",
@@ -68,6 +69,7 @@ class Machine:
         self._held = ""  # text that waits for more
         self._wait = False
         self._plain = self._plain_held = False  # text that surely holds no special token
+        self._saw_plain = False  # the caller tells special tokens from plain text
         self._boundary = 0  # where held text ends in the buffer
         # The head that is open: where it came from, its first marker, where its raw text begins.
         self._origin: State | None = None
@@ -84,6 +86,7 @@ class Machine:
         if not text:
             return []
         self._plain = special is False
+        self._saw_plain |= self._plain
         self._boundary = len(self._held)
         self._run(self._held + text if self._held else text, final=False)
         return self._spans.take_events()
@@ -119,7 +122,8 @@ class Machine:
             if self._wait:
                 break
         self._held = buffer[at:] if at < len(buffer) else ""
-        self._plain_held = self._plain and bool(self._held)
+        if at >= self._boundary:  # else it began in a piece before this one, whose flag stays
+            self._plain_held = self._plain
 
     def _read_again(self, buffer: str, at: int) -> tuple[str, int]:
         """A head that was no call: its marker is prose, what follows is read as such."""
@@ -133,7 +137,7 @@ class Machine:
             self._spans.write("reasoning", marker)
         if len(head) <= at:  # it began in this buffer: nothing is copied
             return buffer, at - len(head) + len(marker)
-        self._boundary = 0
+        self._boundary, self._plain_held = len(head), self._saw_plain
         return head + buffer[at:], len(marker)
 
     # Prose

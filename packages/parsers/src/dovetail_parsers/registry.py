@@ -103,7 +103,8 @@ def _by_model(model: str) -> Family | None:
 def _by_template(template: str) -> Family | None:
     """By the markers that the template contains; of several, the family with the most of them."""
     tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
-    thoughts = _best_marked(template, [f for f in FAMILIES if f.reasoning_names])
+    thinkers = [f for f in FAMILIES if f.reasoning_names and _all_in(f.thought_marks, template)]
+    thoughts = _best_marked(template, thinkers)
     if tools is None or tools.unified is not None:
         return tools or thoughts
     own = reasoning_family(tools.pairs_with).reasoning if tools.pairs_with else None
@@ -112,6 +113,10 @@ def _by_template(template: str) -> Family | None:
     return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
 
 
+def _all_in(marks: tuple[str, ...], template: str) -> bool:
+    return all(mark in template for mark in marks)
+
+
 def _best_marked(template: str, candidates: list[Family]) -> Family | None:
-    marked = [f for f in candidates if f.marks and all(mark in template for mark in f.marks)]
+    marked = [f for f in candidates if f.marks and _all_in(f.marks, template)]
     return max(marked, key=lambda f: sum(map(len, f.marks)), default=None)

@@ -182,7 +182,7 @@ class _EnvelopeDecoder:
         if self._part.failed or (self._head > _HEAD_LIMIT and not self._opened):
             return Progress.FAIL, end
         if self._part.done:
-            value = json.loads("".join(self._capture))
+            value = _scalar("".join(self._capture))
             self._capture, self._part, self._begun = [], JsonText(), False
             return self._take(value, sink), end
         return Progress.MORE, end
@@ -271,6 +271,10 @@ class _EnvelopeDecoder:
             self._state = _KEY
             return Progress.MORE, at + 1
         if char != "}":
+            if self._opened and not self._list and self._arguments and self._arguments.done:
+                sink.diagnose("missing_end")
+                self._complete(sink)
+                return Progress.END, at
             return Progress.FAIL, at
         self._depth -= 1
         if self._depth:
@@ -293,3 +297,8 @@ class _EnvelopeDecoder:
     def _complete(self, sink: Sink) -> None:
         sink.close_call()
         self._opened = False
+
+
+def _scalar(text: str) -> object:
+    """A string or a number; nothing else is ever asked for, however deep it is nested."""
+    return json.loads(text) if text[:1] not in ("{", "[") else None

@@ -37,6 +37,7 @@ _IN_SINGLE = re.compile(r"[^'\"\\\x00-\x1f]*")
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSES = {"}": "{", "]": "["}
+_DEEPEST = 400  # brackets: deeper, no reader of ours or of a client would follow
 _LONGEST = 2000  # characters of a number, literal or bare key
 
 
@@ -302,7 +303,7 @@ class JsonText:
         out.append('"')
 
     def _open(self, token: str, out: list[str]) -> None:
-        if self._expect not in (_VALUE, _FIRST_ITEM):
+        if self._expect not in (_VALUE, _FIRST_ITEM) or len(self._stack) == _DEEPEST:
             self.failed = True
             return
         bracket = "[" if token == "(" else token

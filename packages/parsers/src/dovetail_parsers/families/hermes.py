@@ -11,6 +11,9 @@ FAMILY = Family(
     pairs_with="qwen3",
     models={
         "*hermes*": None,
+        "*hermes-2*": None,
+        "*hermes-3*": None,
+        "*hermes-4*": "qwen3",
         "*qwen2*": None,
         "*qwen3*": "qwen3",
         "*qwq*": "deepseek_r1",

@@ -44,6 +44,7 @@ FAMILY = Family(
         "*ministral*reasoning*": "mistral",
     },
     marks=("[TOOL_CALLS]",),
+    thought_marks=("[THINK]",),
     tools=TOOLS,
     reasoning=ReasoningFormat(openers=("[THINK]",), closers=("[/THINK]",), starts_inside=True),
 )

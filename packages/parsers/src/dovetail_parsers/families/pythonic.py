@@ -8,7 +8,7 @@ FAMILY = Family(
     name="pythonic",
     sample='[get_weather(city="Paris", days=3)]',
     tool_names=("pythonic",),
-    models={"*toolace*": None},
+    models={"*toolace*": None, "*toolace-2*": None},
     tools=ToolFormat(
         entry="start",
         modes={
