@@ -57,6 +57,10 @@ class Tagged:
         after = "done" if self.section else "text"
         pad = self.pad if self.section else ""
         missing = {self.section[1]: To("text", closes)} if self.section else {}
+        if closes is Act.CLOSE:  # the next call begins, and this one never ended
+            missing[self.name[0]] = To("name", closes)
+            if self.section:
+                missing[self.section[0]] = To("section", closes)
         return Mode(
             Channel.GAP,
             on={self.key: To("key", opens), self.end: To(after, closes, pad=pad)},

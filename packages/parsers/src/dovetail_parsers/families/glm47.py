@@ -19,6 +19,7 @@ TOOLS = ToolFormat(
         "args": Mode(
             Channel.GAP,
             on={"<arg_key>": To("key"), "</tool_call>": To("text", Act.CLOSE)},
+            tolerate={"<tool_call>": To("name", Act.CLOSE)},
         ),
     },
     orphans=("</tool_call>",),
