@@ -155,7 +155,7 @@ class JsonText:
             return at + 1
         if len(seen) > 2 and char not in _HEX:
             self._escape = ""
-            out.append("\\" + self._escape_text(seen[:-1]))
+            out.append("\\" + seen[:-1])
             self.repairs.append("invalid_escape")
             return at
         self._escape = seen
@@ -165,10 +165,6 @@ class JsonText:
             if kind == "x":
                 self.repairs.append("invalid_escape")
         return at + 1
-
-    @staticmethod
-    def _escape_text(seen: str) -> str:
-        return "\\" + seen[1:]
 
     def _end_string(self, out: list[str]) -> None:
         self._quote = ""

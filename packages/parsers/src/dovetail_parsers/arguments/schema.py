@@ -7,7 +7,6 @@ Schema = Mapping[str, Any]
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-_KNOWN = ANY
 
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
@@ -37,7 +36,7 @@ def types(schema: Schema, root: Schema) -> frozenset[str]:
     found: set[str] = set()
     for part in _parts(schema, root):
         found |= _own_types(part)
-    return frozenset(found & _KNOWN) or ANY
+    return frozenset(found & ANY) or ANY
 
 
 def _own_types(schema: Schema) -> set[str]:

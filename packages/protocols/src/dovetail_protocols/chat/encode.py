@@ -3,8 +3,6 @@
 All that is constant in a chunk is made once; a delta costs the encoding of its text and a join.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
 from dovetail_model import (
@@ -23,65 +21,29 @@ from dovetail_model import (
     TokenLogprob,
     Usage,
 )
+from dovetail_protocols.chat.choices import ChoiceStream
 from dovetail_protocols.chat.decode import Echo
-from dovetail_protocols.chat.error import error_body
-from dovetail_protocols.chat.outcome import FINISH, broken, encode_logprobs, usage_answer
+from dovetail_protocols.chat.outcome import FINISH, encode_logprobs
 from dovetail_protocols.chat.segments import Segments
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.quoting import quoted
-from dovetail_protocols.sse import comment, frame
-
-DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.encode
 _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-class ChatStream:
-    """The chunks of one answer: `n` choices in one stream, their roles told first, in order."""
+class ChatStream(ChoiceStream):
+    """The chunks of one answer: the roles of all choices are told first, in order."""
 
-    __slots__ = ("_begun", "_choices", "_head", "_include_usage", "_over")
+    __slots__ = ()
 
     def __init__(self, request: Request, ids: Ids, clock: Clock, reasoning_field: str) -> None:
         echo = echo_of(request)
-        self._head = _head(request, ids("chatcmpl-"), int(clock()), echo)
-        self._include_usage = echo.include_usage
-        self._choices = [
-            _Choice(self._head, at, request, reasoning_field) for at in range(request.sampling.n)
-        ]
-        self._begun = False
-        self._over = False
-
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
-        """Chunks for these events of one choice. Nothing follows the end of the stream."""
-        writer = self._choices[choice]
-        out: list[bytes] = []
-        for event in events:
-            if self._over:
-                break
-            if not self._begun:
-                self._begun = True
-                out += [each.role() for each in self._choices]
-            failure = broken(event)
-            if failure is not None:
-                self._over = True
-                out.append(frame(error_body(failure)))
-            elif not writer.finished:
-                out.append(writer.write(event))
-                if type(event) is Finish and all(each.finished for each in self._choices):
-                    out.append(self._end())
-        return b"".join(out)
-
-    def keep_alive(self) -> bytes:
-        return b"" if self._over else comment("keep-alive")
-
-    def _end(self) -> bytes:
-        self._over = True
-        if not self._include_usage:
-            return DONE
-        usage = _encode(usage_answer([each.usage for each in self._choices]))
-        return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+        head = _head(request, ids("chatcmpl-"), int(clock()), echo)
+        choices = [_Choice(head, at, request, reasoning_field) for at in range(request.sampling.n)]
+        roles = b"".join(choice.role() for choice in choices)
+        super().__init__(head, choices, echo.include_usage, roles)
 
 
 class _Choice:

@@ -3,7 +3,7 @@
 No parser runs on a raw completion: its text is all text. Should thoughts come, they are text, too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -21,61 +21,30 @@ from dovetail_model import (
     TokenLogprob,
     Usage,
 )
-from dovetail_protocols.chat.encode import DONE
-from dovetail_protocols.chat.error import error_body
-from dovetail_protocols.chat.outcome import FINISH, broken, finite, usage_answer, whole
+from dovetail_protocols.chat.choices import ChoiceStream
+from dovetail_protocols.chat.outcome import FINISH, finite, usage_answer, whole
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.completions.decode import Echo
 from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
 from dovetail_protocols.quoting import quoted
-from dovetail_protocols.sse import comment, frame
 
 _encode = msgspec.json.encode
 _ENDS = {**FINISH, "tool_calls": "stop"}
 
 
-class CompletionStream:
-    """The chunks of one answer: `n` choices in one stream."""
+class CompletionStream(ChoiceStream):
+    """The chunks of one answer."""
 
-    __slots__ = ("_choices", "_head", "_include_usage", "_over")
+    __slots__ = ()
 
     def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
-        echo = _echo(request)
-        self._head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,' % (
+        head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,' % (
             _encode(ids("cmpl-")),
             int(clock()),
             _encode(request.model),
         )
-        self._include_usage = echo.include_usage
-        self._choices = [_Choice(self._head, at, request) for at in range(request.sampling.n)]
-        self._over = False
-
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
-        """Chunks for these events of one choice. Nothing follows the end of the stream."""
-        writer = self._choices[choice]
-        out: list[bytes] = []
-        for event in events:
-            if self._over:
-                break
-            failure = broken(event)
-            if failure is not None:
-                self._over = True
-                out.append(frame(error_body(failure)))
-            elif not writer.finished:
-                out.append(writer.write(event))
-                if type(event) is Finish and all(each.finished for each in self._choices):
-                    out.append(self._end())
-        return b"".join(out)
-
-    def keep_alive(self) -> bytes:
-        return b"" if self._over else comment("keep-alive")
-
-    def _end(self) -> bytes:
-        self._over = True
-        if not self._include_usage:
-            return DONE
-        usage = _encode(usage_answer([each.usage for each in self._choices]))
-        return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+        choices = [_Choice(head, at, request) for at in range(request.sampling.n)]
+        super().__init__(head, choices, _echo(request).include_usage)
 
 
 class _Choice:

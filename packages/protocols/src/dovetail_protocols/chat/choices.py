@@ -1,0 +1,71 @@
+"""The stream that chat and text completions share: `n` choices, their end, their usage."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from dovetail_model import Event, Finish, Usage
+from dovetail_protocols.chat.error import error_body
+from dovetail_protocols.chat.outcome import broken, usage_answer
+from dovetail_protocols.sse import comment, frame
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ChoiceWriter(Protocol):
+    """The chunks of one choice."""
+
+    usage: Usage
+    finished: bool
+
+    def write(self, event: Event) -> bytes: ...
+
+
+class ChoiceStream:
+    """The chunks of one answer. `opening` goes out before the first of them."""
+
+    __slots__ = ("_choices", "_head", "_include_usage", "_opening", "_over")
+
+    def __init__(
+        self,
+        head: bytes,
+        choices: Sequence[ChoiceWriter],
+        include_usage: bool,
+        opening: bytes = b"",
+    ) -> None:
+        self._head = head
+        self._choices = choices
+        self._include_usage = include_usage
+        self._opening = opening
+        self._over = False
+
+    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+        """Chunks for these events of one choice. Nothing follows the end of the stream."""
+        writer = self._choices[choice]
+        out: list[bytes] = []
+        for event in events:
+            if self._over:
+                break
+            if self._opening:
+                out.append(self._opening)
+                self._opening = b""
+            failure = broken(event)
+            if failure is not None:
+                self._over = True
+                out.append(frame(error_body(failure)))
+            elif not writer.finished:
+                out.append(writer.write(event))
+                if type(event) is Finish and all(each.finished for each in self._choices):
+                    out.append(self._end())
+        return b"".join(out)
+
+    def keep_alive(self) -> bytes:
+        return b"" if self._over else comment("keep-alive")
+
+    def _end(self) -> bytes:
+        self._over = True
+        if not self._include_usage:
+            return DONE
+        usage = msgspec.json.encode(usage_answer([each.usage for each in self._choices]))
+        return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
