@@ -205,7 +205,7 @@ FAULTS = [
 @pytest.mark.parametrize(("body", "param"), FAULTS)
 def test_a_fault_names_its_field(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        wire.convert(wire.load(body), _Outer)
+        wire.convert(wire.Body(body).fields, _Outer)
     assert caught.value.param == param
 
 

@@ -1,4 +1,7 @@
-"""What a codec does, whichever its API. Codecs hold no state between requests and do no IO."""
+"""What a codec does, whichever its API. Codecs hold no state between requests and do no IO.
+
+The one thing that outlives a request is a `Memory`, and that is the caller's.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -6,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail_model import DovetailError, Event, Message, Request
+from dovetail_protocols.memory import Memory
 
 Headers = Mapping[str, str]
 """Header names in lower case."""
@@ -54,7 +58,9 @@ class Codec(Protocol):
     name: str
     call_id_prefix: str
 
-    def decode(self, body: bytes, headers: Headers) -> Request: ...
+    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        """The request. With a memory, what it knows of the body is not decoded again."""
+        ...
 
     def stream(self, request: Request, ids: Ids, clock: Clock) -> StreamEncoder: ...
 

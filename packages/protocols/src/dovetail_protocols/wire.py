@@ -2,37 +2,78 @@
 
 import json
 import re
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from dovetail_model import InvalidRequest
+from dovetail_protocols.memory import Memory
 
 T = TypeVar("T")
+P = TypeVar("P")
 
-_decode = msgspec.json.decode
+_decode = msgspec.json.Decoder().decode
+# Top-level arrays as the bytes of their items, everything else as values: one pass over the body.
+_split = msgspec.json.Decoder(
+    dict[str, str | list[Raw] | dict[str, Any] | int | float | bool | None]
+).decode
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _AT = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
-def load(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object.
+class Body:
+    """A request body as a JSON object.
 
-    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
-    an escape, which no strict reader takes. It stays in the history for good: refused once, the
-    session would be lost. So it is mended.
+    Of the arrays named in `raw`, which repeat the history, `fields` has the items as bytes. Whoever
+    wants them reads them one by one, and those that the memory knows not at all.
     """
-    try:
-        value = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+
+    __slots__ = ("_bytes", "_memory", "fields")
+
+    def __init__(self, body: bytes, memory: Memory | None = None, raw: Container[str] = ()) -> None:
+        self._bytes = body
+        self._memory = memory
         try:
-            value = _decode(
-                json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace")
-            )
+            found = _split(body)
+        except _NOT_JSON:
+            found = _split(_checked(body))
+        self.fields: dict[str, Any] = {
+            name: self.values(value) if isinstance(value, list) and name not in raw else value
+            for name, value in found.items()
+        }
+
+    def value(self, raw: Raw) -> Any:
+        """The JSON value of an item."""
+        try:
+            return _decode(raw)
+        except _NOT_JSON as error:
+            return self._mended(bytes(raw), error)
+
+    def values(self, items: Iterable[Raw]) -> list[Any]:
+        return [self.value(raw) for raw in items]
+
+    def recall(self, kind: str, given: str | Sequence[Raw], read: Callable[[], T]) -> T:
+        """As `Memory.recall`; without a memory it is read. So the two below."""
+        return read() if self._memory is None else self._memory.recall(kind, given, read)
+
+    def recall_each(
+        self, kind: str, items: Sequence[Raw], read: Callable[[int, Raw], T], *, placed: bool
+    ) -> list[T]:
+        if self._memory is None:
+            return [read(at, raw) for at, raw in enumerate(items)]
+        return self._memory.recall_each(kind, items, read, placed=placed)
+
+    def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
+        return make(parts) if self._memory is None else self._memory.combine(kind, parts, make)
+
+    def _mended(self, item: bytes, error: Exception) -> Any:
+        try:
+            return _decode(_mend(item))
         except (ValueError, RecursionError):
-            raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("The request body must be a JSON object.")
-    return value
+            _checked(self._bytes)  # words the fault by its place in the body
+            raise _not_json(error) from error
 
 
 def convert(value: object, kind: type[T], path: str = "") -> T:
@@ -50,5 +91,33 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
 
 def unknown(value: dict[str, Any], kind: type[msgspec.Struct], path: str = "") -> tuple[str, ...]:
     """The paths of fields that the wire type does not know."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = kind.__struct_encode_fields__
     return tuple(f"{path}{name}" for name in value if name not in known)
+
+
+def _checked(body: bytes) -> bytes:
+    """The body as sound JSON.
+
+    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
+    an escape, which no strict reader takes. It stays in the history for good: refused once, the
+    session would be lost. So it is mended.
+    """
+    try:
+        value, sound = _decode(body), body
+    except _NOT_JSON as error:
+        try:
+            sound = _mend(body)
+            value = _decode(sound)
+        except (ValueError, RecursionError):
+            raise _not_json(error) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The request body must be a JSON object.")
+    return sound
+
+
+def _mend(text: bytes) -> bytes:
+    return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _not_json(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"The request body is not valid JSON: {error}")

@@ -10,6 +10,7 @@ from dovetail_protocols.chat import message as _message
 from dovetail_protocols.chat.encode import ChatStream
 from dovetail_protocols.chat.read import ChatReader
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
+from dovetail_protocols.memory import Memory
 
 __all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream"]
 
@@ -25,8 +26,8 @@ class ChatCodec:
     def __init__(self, reasoning_field: ReasoningField = "reasoning_content") -> None:
         self._reasoning_field = reasoning_field
 
-    def decode(self, body: bytes, headers: Headers) -> Request:
-        return _decode.decode(body, headers)
+    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        return _decode.decode(body, headers, memory)
 
     def stream(self, request: Request, ids: Ids, clock: Clock) -> ChatStream:
         return ChatStream(request, ids, clock, self._reasoning_field)

@@ -6,21 +6,16 @@ from typing import Any
 import msgspec
 
 from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
-from dovetail_protocols.chat.history import History
+from dovetail_protocols.chat.history import History, Said, read
 from dovetail_protocols.chat.sampling import sampling, text
 from dovetail_protocols.chat.thinking import thinking
 from dovetail_protocols.chat.tool import offer
-from dovetail_protocols.chat.wire import (
-    ChatMessage,
-    ChatRequest,
-    JsonSchema,
-    SamplingFields,
-    StreamOptions,
-)
+from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields, StreamOptions
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import Extension, extension
 from dovetail_protocols.identity import identity
-from dovetail_protocols.wire import convert, load, unknown
+from dovetail_protocols.memory import Memory
+from dovetail_protocols.wire import Body, convert, unknown
 
 
 class Echo(msgspec.Struct, frozen=True):
@@ -32,16 +27,17 @@ class Echo(msgspec.Struct, frozen=True):
     unknown: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-def decode(body: bytes, headers: Headers) -> Request:
+def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """A request, read leniently: what nobody here understands is reported, never refused."""
-    fields = load(body)
+    sent = Body(body, memory, raw=("messages", "tools"))
+    fields = sent.fields
     wire = convert(fields, ChatRequest)
     more = extension(wire.nvext, headers)
-    offered = offer(wire)
-    messages = _messages(wire)
-    history = History()
-    for at, message in enumerate(messages):
-        history.add(at, message)
+    offered = offer(wire, sent)
+    messages = _messages(wire, sent)
+    history = History(sent)
+    for message in messages:
+        history.add(message)
     return Request(
         model=model(wire),
         turns=history.turns(),
@@ -57,7 +53,7 @@ def decode(body: bytes, headers: Headers) -> Request:
         ignored=(
             *ignored(fields, wire, more),
             *offered.ignored,
-            *_unheard_names(messages),
+            *(("messages[].name",) if any(message.named for message in messages) else ()),
         ),
         echo=Echo(
             include_usage=include_usage(wire),
@@ -90,18 +86,15 @@ def ignored(fields: dict[str, Any], wire: SamplingFields, more: Extension) -> tu
     return (*unknown(told, type(wire)), *inner, *more.ignored)
 
 
-def _messages(wire: ChatRequest) -> list[ChatMessage]:
+def _messages(wire: ChatRequest, sent: Body) -> list[Said]:
     if not wire.messages:
         raise InvalidRequest("messages: at least one message is needed", param="messages")
     if wire.modalities and "audio" in wire.modalities:
         raise Unsupported("modalities: answers are text, there is no audio", param="modalities")
-    return wire.messages
-
-
-def _unheard_names(messages: list[ChatMessage]) -> tuple[str, ...]:
-    """A speaker's name has no place in the model; a tool's name is known from its call."""
-    named = any(message.name and message.role not in ("tool", "function") for message in messages)
-    return ("messages[].name",) if named else ()
+    # A call without an id gets one from its place, so what a message says depends on that.
+    return sent.recall_each(
+        "chat.message", wire.messages, lambda at, raw: read(sent.value(raw), at), placed=True
+    )
 
 
 def _sampling(wire: ChatRequest) -> Sampling:

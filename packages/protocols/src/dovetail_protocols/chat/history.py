@@ -3,75 +3,109 @@
 import json
 from collections.abc import Sequence
 
-from dovetail_model import Block, InvalidRequest, Role, ToolCallBlock, ToolResultBlock, Turn
+import msgspec
+
+from dovetail_model import Block, InvalidRequest, ToolCallBlock, ToolResultBlock, Turn
 from dovetail_protocols.chat.content import shown, thoughts
 from dovetail_protocols.chat.segments import interleave, read_segments
 from dovetail_protocols.chat.wire import Call, ChatMessage, FunctionCall
+from dovetail_protocols.turns import joined
+from dovetail_protocols.wire import Body, convert
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One message, as far as it tells by itself. A result without an id does not know its call.
+
+    `named` says that it names its speaker, which has no place in the model; a tool's name is known
+    from its call. `calls` are the ids of its calls.
+    """
+
+    turn: Turn
+    named: bool
+    calls: tuple[str, ...] = ()
+
+
+def read(value: object, at: int) -> Said:
+    """The message at `messages[at]`."""
+    path = f"messages[{at}]"
+    message = convert(value, ChatMessage, path)
+    match message.role:
+        case "tool" | "function":
+            result = ToolResultBlock(message.tool_call_id or "", shown(message.content))
+            return Said(Turn("tool", (result,)), named=False)
+        case "assistant" as role:
+            blocks = _assistant(at, message)
+            calls = tuple(block.id for block in blocks if isinstance(block, ToolCallBlock))
+            return Said(Turn(role, blocks), bool(message.name), calls)
+        case "system" | "developer" | "user" as role:
+            return Said(Turn(role, shown(message.content)), bool(message.name))
+        case role:
+            raise InvalidRequest(f"{path}.role: unknown role '{role}'", param=f"{path}.role")
 
 
 class History:
-    """Takes the messages one by one; `system` and `turns` are what they make."""
+    """Takes the messages one by one; `system` and `turns` are what they make.
 
-    __slots__ = ("_results", "_system", "_turns", "_unanswered")
+    What several of them make together is the same object whenever they are the same ones.
+    """
 
-    def __init__(self) -> None:
-        self._system: list[Block] = []
+    __slots__ = ("_results", "_sent", "_system", "_turns", "_unanswered")
+
+    def __init__(self, sent: Body) -> None:
+        self._sent = sent
+        self._system: list[Turn] = []
         self._turns: list[Turn] = []
-        self._results: list[ToolResultBlock] = []
+        self._results: list[Turn] = []
         self._unanswered: dict[str, None] = {}  # calls in their order
 
-    def add(self, at: int, message: ChatMessage) -> None:
-        """The message at `messages[at]`."""
-        match message.role:
-            case "tool" | "function":
-                self._results.append(self._result(message))
-            case "assistant":
-                self._add("assistant", self._assistant(at, message))
-            case "system" | "developer" if not self._turns and not self._results:
-                self._system += shown(message.content)
-            case "system" | "developer" | "user" as role:
-                self._add(role, shown(message.content))
-            case role:
-                path = f"messages[{at}].role"
-                raise InvalidRequest(f"{path}: unknown role '{role}'", param=path)
+    def add(self, said: Said) -> None:
+        turn = said.turn
+        if turn.role == "tool":
+            self._results.append(self._answer(turn))
+        elif turn.role in ("system", "developer") and not self._turns and not self._results:
+            self._system.append(turn)
+        else:
+            self._end_results()
+            self._turns.append(turn)
+            if turn.role == "assistant":
+                self._unanswered = dict.fromkeys(said.calls)
 
     def system(self) -> tuple[Block, ...]:
         """What stood before the first turn. A later system message keeps its place as a turn."""
-        return tuple(self._system)
+        return joined(self._sent, self._system).blocks if self._system else ()
 
     def turns(self) -> tuple[Turn, ...]:
         self._end_results()
         return tuple(self._turns)
 
-    def _add(self, role: Role, blocks: tuple[Block, ...]) -> None:
-        self._end_results()
-        self._turns.append(Turn(role, blocks))
-
-    def _assistant(self, at: int, message: ChatMessage) -> tuple[Block, ...]:
-        """Reasoning, text and calls in the model's order, as far as this copy shows it."""
-        calls = _calls(at, message)
-        self._unanswered = dict.fromkeys(call.id for call in calls)
-        segments = read_segments(
-            message.reasoning_segments, message.reasoning_content, message.reasoning
-        )
-        said: list[Block] = [*shown(message.content), *shown(message.refusal)]
-        if not segments:
-            said = [*thoughts(message.content), *said]
-        return interleave(segments, said, calls)
-
-    def _result(self, message: ChatMessage) -> ToolResultBlock:
+    def _answer(self, turn: Turn) -> Turn:
         """A result. Without an id it answers the first call that has no result yet."""
-        call_id = message.tool_call_id
-        if not call_id:
-            call_id = next(iter(self._unanswered), "")
+        result = turn.blocks[0]
+        assert isinstance(result, ToolResultBlock)
+        call_id = result.call_id or next(iter(self._unanswered), "")
         self._unanswered.pop(call_id, None)
-        return ToolResultBlock(call_id, shown(message.content))
+        if call_id == result.call_id:
+            return turn
+        answer = msgspec.structs.replace(result, call_id=call_id)
+        parts: tuple[object, ...] = (turn, call_id)
+        return self._sent.combine("chat.answer", parts, lambda _: Turn("tool", (answer,)))
 
     def _end_results(self) -> None:
         """Results that follow each other are one turn."""
         if self._results:
-            self._turns.append(Turn("tool", tuple(self._results)))
+            self._turns.append(joined(self._sent, self._results))
             self._results = []
+
+
+def _assistant(at: int, message: ChatMessage) -> tuple[Block, ...]:
+    """Reasoning, text and calls in the model's order, as far as this copy shows it."""
+    segments = read_segments(
+        message.reasoning_segments, message.reasoning_content, message.reasoning
+    )
+    said: list[Block] = [*shown(message.content), *shown(message.refusal)]
+    if not segments:
+        said = [*thoughts(message.content), *said]
+    return interleave(segments, said, _calls(at, message))
 
 
 def _calls(at: int, message: ChatMessage) -> Sequence[ToolCallBlock]:

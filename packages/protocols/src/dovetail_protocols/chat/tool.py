@@ -1,13 +1,13 @@
 """Tools and the choice among them, in today's form and in the one before it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
 from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
-from dovetail_protocols.wire import convert
+from dovetail_protocols.wire import Body, convert
 
 Tools = tuple[ToolSpec, ...]
 
@@ -20,9 +20,10 @@ class Offer(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
-def offer(wire: ChatRequest) -> Offer:
+def offer(wire: ChatRequest, sent: Body) -> Offer:
     """Tools and choice. A list of allowed tools is the list that the model is offered."""
-    tools, ignored = _tools(wire.tools or [])
+    given = wire.tools or ()
+    tools, ignored = sent.recall("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
     asked = wire.tool_choice
     if wire.functions and not wire.tools:
@@ -39,12 +40,13 @@ def offer(wire: ChatRequest) -> Offer:
     return Offer(tools, choice, ignored)
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tools, tuple[str, ...]]:
+def _tools(sent: Body, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
     """The tools that can be served, and the paths of those that cannot."""
     found: list[ToolSpec] = []
     ignored: list[str] = []
-    for at, tool in enumerate(tools):
+    for at, raw in enumerate(given):
         path = f"tools[{at}]"
+        tool = convert(sent.value(raw), dict[str, Any], path)
         match tool.get("type") or "function":
             case "function":
                 found.append(_function(*_inner(tool, "function", path)))

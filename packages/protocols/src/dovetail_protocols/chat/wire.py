@@ -97,14 +97,14 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
-    """The body of `POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`. Messages and tools stay raw: read one by one."""
 
-    messages: list[ChatMessage] | None = None
+    messages: list[msgspec.Raw] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     modalities: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[msgspec.Raw] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None

@@ -9,6 +9,7 @@ from dovetail_protocols.completions import decode as _decode
 from dovetail_protocols.completions import encode as _encode
 from dovetail_protocols.completions.decode import raw_prompt
 from dovetail_protocols.completions.encode import CompletionStream
+from dovetail_protocols.memory import Memory
 
 __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
 
@@ -19,7 +20,8 @@ class CompletionsCodec:
     name = "completions"
     call_id_prefix = "call_"
 
-    def decode(self, body: bytes, headers: Headers) -> Request:
+    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        """The request. There is no history in it to remember."""
         return _decode.decode(body, headers)
 
     def stream(self, request: Request, ids: Ids, clock: Clock) -> CompletionStream:

@@ -13,7 +13,7 @@ from dovetail_protocols.codec import Headers
 from dovetail_protocols.completions.wire import CompletionRequest, Prompt
 from dovetail_protocols.hints import extension
 from dovetail_protocols.identity import identity
-from dovetail_protocols.wire import convert, load
+from dovetail_protocols.wire import Body, convert
 
 RawPrompt = str | tuple[int, ...]
 
@@ -28,7 +28,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 def decode(body: bytes, headers: Headers) -> Request:
     """A request without turns. Its prompt is in the echo."""
-    fields = load(body)
+    fields = Body(body).fields
     wire = convert(fields, CompletionRequest)
     more = extension(wire.nvext, headers)
     prompt = _prompt(wire.prompt)

@@ -5,12 +5,13 @@ nobody here knows are reported in `ignored` and kept in `echo`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from dovetail_model import (
+    Block,
     InvalidRequest,
     OutputFormat,
     Request,
@@ -23,9 +24,10 @@ from dovetail_model import (
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import extension
 from dovetail_protocols.identity import identity
+from dovetail_protocols.memory import Memory
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content
-from dovetail_protocols.wire import convert, load, unknown
+from dovetail_protocols.wire import Body, convert, unknown
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _NESTED: dict[str, type[msgspec.Struct]] = {
@@ -42,55 +44,83 @@ _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
 }
 
 
-def decode(body: bytes, headers: Headers) -> Request:
+class Toolbox(msgspec.Struct, frozen=True):
+    """The tools that the client runs; paths and names of those that a server would run."""
+
+    specs: tuple[ToolSpec, ...] = ()
+    skipped: tuple[str, ...] = ()
+    skipped_names: frozenset[str | None] = frozenset()
+
+
+def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """The request to create a message."""
-    request = _decode(body, headers)
+    request = _decode(body, headers, memory)
     if not request.turns:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     return request
 
 
-def decode_count(body: bytes, headers: Headers) -> Request:
+def decode_count(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """The request to count the tokens of a prompt. It may hold nothing but tools."""
-    return msgspec.structs.replace(_decode(body, headers), stream=False)
+    return msgspec.structs.replace(_decode(body, headers, memory), stream=False)
 
 
-def _decode(body: bytes, headers: Headers) -> Request:
-    fields = load(body)
+def _decode(body: bytes, headers: Headers, memory: Memory | None) -> Request:
+    sent = Body(body, memory, raw=("messages", "system", "tools"))
     for name in ("model", "messages"):
-        if fields.get(name) is None:
+        if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
-    asked = convert(fields, wire.Request)
+    asked = convert(sent.fields, wire.Request)
     try:
-        return _request(asked, fields, headers)
+        return _request(asked, sent, headers)
     except RecursionError as error:
         raise InvalidRequest("The request body is nested too deeply.") from error
 
 
-def _request(asked: wire.Request, fields: dict[str, Any], headers: Headers) -> Request:
+def _request(asked: wire.Request, sent: Body, headers: Headers) -> Request:
     extra = extension(asked.nvext, headers)
-    tools, skipped = _tools(asked.tools or [])
+    system, tools = asked.system or "", asked.tools or ()
+    toolbox = sent.recall("messages.tools", tools, lambda: _tools(sent, tools))
     thinking, edits = _thinking(asked, extra.max_thinking_tokens)
     session, user = _speaker(asked.metadata)
-    strange = unknown(fields, wire.Request)
+    strange = unknown(sent.fields, wire.Request)
     return Request(
         model=asked.model,
         turns=tuple(
-            Turn(message.role, decode_content(message.content, f"messages[{at}].content"))
-            for at, message in enumerate(asked.messages)
+            sent.recall_each(
+                "messages.message",
+                asked.messages,
+                lambda at, raw: _turn(sent.value(raw), f"messages[{at}]"),
+                placed=False,
+            )
         ),
-        system=decode_content(asked.system, "system"),
-        tools=tools,
-        tool_choice=_tool_choice(asked, tools),
+        system=sent.recall("messages.system", system, lambda: _system(sent, system)),
+        tools=toolbox.specs,
+        tool_choice=_tool_choice(asked.tool_choice, toolbox),
         sampling=_sampling(asked),
         thinking=thinking,
         output=_output(asked),
         identity=identity(headers, session=session, user=user),
         hints=extra.hints,
         stream=bool(asked.stream),
-        ignored=(*strange, *_unknown_nested(fields), *skipped, *edits, *extra.ignored),
-        echo={name: fields[name] for name in strange} or None,
+        ignored=(
+            *strange,
+            *_unknown_nested(sent.fields),
+            *toolbox.skipped,
+            *edits,
+            *extra.ignored,
+        ),
+        echo={name: sent.fields[name] for name in strange} or None,
     )
+
+
+def _turn(value: object, path: str) -> Turn:
+    message = convert(value, wire.Message, path)
+    return Turn(message.role, decode_content(message.content, f"{path}.content"))
+
+
+def _system(sent: Body, given: str | list[msgspec.Raw]) -> tuple[Block, ...]:
+    return decode_content(given if isinstance(given, str) else sent.values(given), "system")
 
 
 def _sampling(asked: wire.Request) -> Sampling:
@@ -107,17 +137,17 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _tools(tools: list[wire.Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
-    """The tools that the client runs, and the paths of those that a server would run."""
+def _tools(sent: Body, given: Iterable[msgspec.Raw]) -> Toolbox:
     kept: list[ToolSpec] = []
-    skipped: list[str] = []
-    for at, tool in enumerate(tools):
+    skipped: dict[str, str | None] = {}
+    for at, raw in enumerate(given):
+        path = f"tools[{at}]"
+        tool = convert(sent.value(raw), wire.Tool, path)
         if tool.input_schema is None and tool.type not in (None, "custom"):
-            skipped.append(f"tools[{at}]")
+            skipped[path] = tool.name
             continue
         if not tool.name:
-            path = f"tools[{at}].name"
-            raise InvalidRequest(f"{path}: Field required", param=path)
+            raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
         kept.append(
             ToolSpec(
                 name=tool.name,
@@ -126,20 +156,20 @@ def _tools(tools: list[wire.Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
                 strict=bool(tool.strict),
             )
         )
-    return tuple(kept), skipped
+    return Toolbox(tuple(kept), tuple(skipped), frozenset(skipped.values()))
 
 
-def _tool_choice(asked: wire.Request, tools: tuple[ToolSpec, ...]) -> ToolChoice:
+def _tool_choice(choice: wire.ToolChoice | None, toolbox: Toolbox) -> ToolChoice:
     """How the model may call. A tool that was skipped cannot be demanded of it.
 
     Claude Code's side request for a web search demands a server tool: that one is skipped.
     """
-    choice = asked.tool_choice
     if choice is None:
         return ToolChoice()
+    tools = toolbox.specs
     mode, parallel = _CHOICES[choice.type], not choice.disable_parallel_tool_use
     known = any(tool.name == choice.name for tool in tools)
-    skipped = not known and any(tool.name == choice.name for tool in asked.tools or ())
+    skipped = not known and choice.name in toolbox.skipped_names
     if (mode == "required" and not tools) or (mode == "named" and (skipped or not tools)):
         mode = "auto"
     if mode != "named":

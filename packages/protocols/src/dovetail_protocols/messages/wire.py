@@ -117,12 +117,15 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to create a message, or to count the tokens of one."""
+    """A request to create a message, or to count the tokens of one.
+
+    What repeats the history stays raw: `Message` and `Tool` are read one by one.
+    """
 
     model: str
-    messages: list[Message]
-    system: str | list[Any] | None = None
-    tools: list[Tool] | None = None
+    messages: list[msgspec.Raw]
+    system: str | list[msgspec.Raw] | None = None
+    tools: list[msgspec.Raw] | None = None
     tool_choice: ToolChoice | None = None
     metadata: Metadata | None = None
     max_tokens: Count | None = None

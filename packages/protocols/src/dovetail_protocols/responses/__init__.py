@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dovetail_model import DovetailError, Message, Request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids, StreamEncoder
+from dovetail_protocols.memory import Memory
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.compaction import CompactionEncoder, encode_compaction
 from dovetail_protocols.responses.decode import decode
@@ -20,8 +21,8 @@ class ResponsesCodec:
     name = "responses"
     call_id_prefix = "call_"
 
-    def decode(self, body: bytes, headers: Headers) -> Request:
-        return decode(body, headers)
+    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        return decode(body, headers, memory)
 
     def stream(self, request: Request, ids: Ids, clock: Clock) -> StreamEncoder:
         kind = CompactionEncoder if echo.of(request).compacts else Encoder

@@ -15,47 +15,60 @@ from dovetail_model import (
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import Extension, extension
 from dovetail_protocols.identity import identity
+from dovetail_protocols.memory import Memory
 from dovetail_protocols.responses import content, items, tools, wire
 from dovetail_protocols.responses.echo import echo
-from dovetail_protocols.wire import convert, load, unknown
+from dovetail_protocols.responses.items import Piece
+from dovetail_protocols.responses.tools import Declared, Offer
+from dovetail_protocols.wire import Body, convert, unknown
 
 
-def decode(body: bytes, headers: Headers) -> Request:
+def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """The request that the body and its headers make."""
-    sent = load(body)
+    sent = Body(body, memory, raw=("input", "tools"))
     try:
-        return _request(sent, convert(sent, wire.Body), headers)
+        return _request(sent, convert(sent.fields, wire.Body), headers)
     except RecursionError as error:
         raise InvalidRequest("The request body is nested too deep.") from error
 
 
-def _request(sent: wire.Json, body: wire.Body, headers: Headers) -> Request:
+def _request(sent: Body, body: wire.Body, headers: Headers) -> Request:
     _refuse(body)
-    history = items.read(body.input)
-    declared = [(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())]
-    toolbox = tools.read(declared + history.tools)
-    choice, offered, unmet = tools.choose(
-        body.tool_choice, body.parallel_tool_calls, toolbox.specs()
-    )
-    if history.compacts:
+    pieces = items.read(sent, body.input)
+    odd = [piece for piece in pieces if piece.tools or piece.ignored or piece.compacts]
+    given = body.tools or ()
+    declared = sent.recall("responses.tools", given, lambda: tools.declared(sent.values(given)))
+    offer = _offer(sent, declared, [piece for piece in odd if piece.tools])
+    choice, offered, unmet = tools.choose(body.tool_choice, body.parallel_tool_calls, offer.specs)
+    compacts = any(piece.compacts for piece in odd)
+    if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
     more = extension(body.nvext, headers)
-    ignored = [*unknown(sent, wire.Body), *toolbox.ignored, *unmet, *more.ignored]
-    system = _system(body.instructions, ignored)
+    system, unseen = _system(sent, body.instructions)
+    ignored = [*unknown(sent.fields, wire.Body), *offer.ignored, *unmet, *more.ignored, *unseen]
+    ignored += [path for piece in odd for path in piece.ignored]
     return Request(
         model=body.model,
-        turns=history.turns(),
+        turns=items.turns(sent, pieces),
         system=system,
         tools=offered,
         tool_choice=choice,
         sampling=_sampling(body),
         thinking=_thinking(body, more),
         output=_output(body.text),
-        identity=_identity(body, headers, history.compacts),
+        identity=_identity(body, headers, compacts),
         hints=more.hints,
         stream=body.stream is True,
-        ignored=(*ignored, *history.ignored),
-        echo=echo(body, sent, compacts=history.compacts),
+        ignored=tuple(ignored),
+        echo=echo(body, sent.fields, tools=declared.json, compacts=compacts),
+    )
+
+
+def _offer(sent: Body, declared: Declared, more: list[Piece]) -> Offer:
+    """The tools of the body and those that came as items."""
+    parts: tuple[Declared | Piece, ...] = (declared, *more)
+    return sent.combine(
+        "responses.offer", parts, lambda parts: tools.offer(t for part in parts for t in part.tools)
     )
 
 
@@ -75,16 +88,30 @@ def _refuse(body: wire.Body) -> None:
         raise InvalidRequest("input: The request has no input", param="input")
 
 
-def _system(instructions: str | list[object] | None, ignored: list[str]) -> tuple[Block, ...]:
-    """Instructions: text, or items of which every message counts, whatever its role."""
+def _system(
+    sent: Body, instructions: str | list[object] | None
+) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """Instructions as blocks, and the paths of what nobody can show."""
+    if isinstance(instructions, str):
+        given: str | list[msgspec.Raw] = instructions
+    else:
+        given = [msgspec.Raw(msgspec.json.encode(instructions))]
+    return sent.recall("responses.instructions", given, lambda: _instructions(instructions))
+
+
+def _instructions(
+    instructions: str | list[object] | None,
+) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """Text, or items of which every message counts, whatever its role."""
+    ignored: list[str] = []
     if instructions is None or isinstance(instructions, str):
-        return content.blocks(instructions, "instructions", ignored)
+        return content.blocks(instructions, "instructions", ignored), ()
     found: list[Block] = []
     for at, item in enumerate(instructions):
         path = f"instructions[{at}]"
         message = convert(item, wire.MessageIn, path)
         found += content.blocks(message.content, f"{path}.content", ignored)
-    return tuple(found)
+    return tuple(found), tuple(ignored)
 
 
 def _sampling(body: wire.Body) -> Sampling:

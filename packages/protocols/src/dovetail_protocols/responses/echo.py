@@ -7,6 +7,8 @@ import msgspec
 from dovetail_model import Request
 from dovetail_protocols.responses import wire
 
+_NONE = msgspec.Raw(b"[]")
+
 
 class Echo(msgspec.Struct, frozen=True):
     """Kept in `Request.echo`.
@@ -23,10 +25,12 @@ class Echo(msgspec.Struct, frozen=True):
     compacts: bool = False
 
 
-def echo(body: wire.Body, sent: dict[str, Any], *, compacts: bool) -> Echo:
+def echo(
+    body: wire.Body, sent: dict[str, Any], *, tools: msgspec.Raw = _NONE, compacts: bool = False
+) -> Echo:
     """The echo of a body; `sent` is the same as it came, for what is repeated word for word."""
     return Echo(
-        fields=msgspec.json.encode(_fields(body, sent)),
+        fields=msgspec.json.encode(_fields(body, sent, tools)),
         store=body.store is not False,
         previous_response_id=body.previous_response_id,
         compacts=compacts,
@@ -37,10 +41,10 @@ def of(request: Request) -> Echo:
     """The echo of a request, or a bare one where another codec decoded it."""
     if isinstance(request.echo, Echo):
         return request.echo
-    return echo(wire.Body(model=request.model), {}, compacts=False)
+    return echo(wire.Body(model=request.model), {})
 
 
-def _fields(body: wire.Body, sent: dict[str, Any]) -> dict[str, Any]:
+def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[str, Any]:
     """Every field that the API repeats, with its default where the client did not send it.
 
     Sampling that was left to the served model is null: its defaults are not known here.
@@ -63,7 +67,7 @@ def _fields(body: wire.Body, sent: dict[str, Any]) -> dict[str, Any]:
         "temperature": body.temperature,
         "text": _text(sent.get("text") or {}),
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": tools,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",

@@ -5,8 +5,10 @@ nothing else stands between; results go into one tool turn, tied to their calls 
 replays R1,C1,R2,C2,O1,O2 so gets one assistant turn of four blocks and one tool turn of two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from dovetail_model import (
     Block,
@@ -19,7 +21,8 @@ from dovetail_model import (
     Turn,
 )
 from dovetail_protocols.responses import content, hosted, summary, wire
-from dovetail_protocols.wire import convert
+from dovetail_protocols.turns import joined
+from dovetail_protocols.wire import Body, convert
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -28,48 +31,65 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
 }
 
+_GOES_ON = frozenset({"assistant", "tool"})
 
-class History:
-    """Turns in the making, and what was found among them that is not a turn."""
 
-    __slots__ = ("_turns", "compacts", "ignored", "tools")
+class Piece:
+    """What one item says: pieces of turns, and what was found that is not a turn."""
+
+    __slots__ = ("compacts", "ignored", "tools", "turns")
 
     def __init__(self) -> None:
-        self._turns: list[tuple[Role, list[Block]]] = []
+        self.turns: list[Turn] = []
         self.ignored: list[str] = []
         self.tools: list[tuple[str, Any]] = []  # tools that came as items, with their paths
         self.compacts = False
 
-    def turns(self) -> tuple[Turn, ...]:
-        return tuple(Turn(role, tuple(blocks)) for role, blocks in self._turns)
-
     def say(self, role: Role, *blocks: Block) -> None:
-        """More of what this party said. Only the model and its tools go on in an open turn."""
-        last = self._turns[-1] if self._turns else None
-        if last is not None and last[0] == role and role in ("assistant", "tool"):
-            last[1].extend(blocks)
-        else:
-            self._turns.append((role, list(blocks)))
-
-    def add(self, item: object, path: str) -> None:
-        """One item of the input."""
-        if not isinstance(item, dict):
-            raise InvalidRequest(f"{path}: Expected an object", param=path)
-        kind = item.get("type")
-        if not isinstance(kind, str):
-            kind = _untyped(item, path)
-        KINDS.get(kind, _other)(self, item, path)
+        self.turns.append(Turn(role, blocks))
 
 
-def read(given: str | list[Any] | None) -> History:
-    """The whole input."""
-    history = History()
+def read(sent: Body, given: str | list[msgspec.Raw] | None) -> list[Piece]:
+    """The whole input, piece by piece."""
     if isinstance(given, str):
-        history.say("user", *content.blocks(given, "input", history.ignored))
-        return history
-    for at, item in enumerate(given or ()):
-        history.add(item, f"input[{at}]")
-    return history
+        return [sent.recall("responses.text", given, lambda: _text(given))]
+    # Paths of what is ignored have the place in them.
+    return sent.recall_each(
+        "responses.item", given or (), lambda at, raw: _piece(sent.value(raw), at), placed=True
+    )
+
+
+def turns(sent: Body, pieces: Iterable[Piece]) -> tuple[Turn, ...]:
+    """The turns that the pieces make. Only the model and its tools go on in an open turn."""
+    found: list[Turn] = []
+    run: list[Turn] = []
+    for piece in pieces:
+        for turn in piece.turns:
+            if run and not (turn.role == run[0].role in _GOES_ON):
+                found.append(joined(sent, run))
+                run = []
+            run.append(turn)
+    if run:
+        found.append(joined(sent, run))
+    return tuple(found)
+
+
+def _text(text: str) -> Piece:
+    piece = Piece()
+    piece.say("user", *content.blocks(text, "input", piece.ignored))
+    return piece
+
+
+def _piece(item: object, at: int) -> Piece:
+    path = f"input[{at}]"
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{path}: Expected an object", param=path)
+    kind = item.get("type")
+    if not isinstance(kind, str):
+        kind = _untyped(item, path)
+    piece = Piece()
+    KINDS.get(kind, _other)(piece, item, path)
+    return piece
 
 
 def _untyped(item: dict[str, Any], path: str) -> str:
@@ -80,44 +100,44 @@ def _untyped(item: dict[str, Any], path: str) -> str:
     raise InvalidRequest(f"{path}.type: The item has neither a type nor a role", param=path)
 
 
-def _message(history: History, item: dict[str, Any], path: str) -> None:
+def _message(piece: Piece, item: dict[str, Any], path: str) -> None:
     message = convert(item, wire.MessageIn, path)
     role = _ROLES.get(message.role)
     if role is None:
         where = f"{path}.role"
         raise InvalidRequest(f"{where}: Expected one of {', '.join(_ROLES)}", param=where)
-    history.say(role, *content.blocks(message.content, f"{path}.content", history.ignored))
+    piece.say(role, *content.blocks(message.content, f"{path}.content", piece.ignored))
 
 
-def _agent_message(history: History, item: dict[str, Any], path: str) -> None:
+def _agent_message(piece: Piece, item: dict[str, Any], path: str) -> None:
     """From another agent to this one: to the model it is a user's message that names its sender."""
     message = convert(item, wire.AgentMessageIn, path)
-    blocks = content.blocks(message.content, f"{path}.content", history.ignored)
+    blocks = content.blocks(message.content, f"{path}.content", piece.ignored)
     if message.author and blocks:
         blocks = (TextBlock(f"Message from {message.author}:"), *blocks)
-    history.say("user", *blocks)
+    piece.say("user", *blocks)
 
 
-def _reasoning(history: History, item: dict[str, Any], path: str) -> None:
+def _reasoning(piece: Piece, item: dict[str, Any], path: str) -> None:
     """The thought itself where the client kept it, else its summary; the seal in any case."""
     thought = convert(item, wire.ReasoningIn, path)
     text = content.text(thought.content) or content.text(thought.summary, "\n\n")
-    history.say("assistant", ReasoningBlock(text, thought.encrypted_content))
+    piece.say("assistant", ReasoningBlock(text, thought.encrypted_content))
 
 
-def _function_call(history: History, item: dict[str, Any], path: str) -> None:
+def _function_call(piece: Piece, item: dict[str, Any], path: str) -> None:
     call = convert(item, wire.CallIn, path)
-    _call(history, call, path, hosted.arguments(call.arguments))
+    _call(piece, call, path, hosted.arguments(call.arguments))
 
 
-def _custom_call(history: History, item: dict[str, Any], path: str) -> None:
+def _custom_call(piece: Piece, item: dict[str, Any], path: str) -> None:
     call = convert(item, wire.CallIn, path)
     text = call.input if isinstance(call.input, str) else hosted.arguments(call.input)
-    _call(history, call, path, text, custom=True)
+    _call(piece, call, path, text, custom=True)
 
 
 def _call(
-    history: History, call: wire.CallIn, path: str, arguments: str, *, custom: bool = False
+    piece: Piece, call: wire.CallIn, path: str, arguments: str, *, custom: bool = False
 ) -> None:
     if not call.name:
         raise InvalidRequest(f"{path}.name: A call needs a name", param=f"{path}.name")
@@ -129,76 +149,76 @@ def _call(
         custom=custom,
         complete=call.status != "incomplete",
     )
-    history.say("assistant", block)
+    piece.say("assistant", block)
 
 
-def _result(history: History, item: dict[str, Any], path: str) -> None:
+def _result(piece: Piece, item: dict[str, Any], path: str) -> None:
     result = convert(item, wire.ResultIn, path)
-    blocks = content.output(result.output, f"{path}.output", history.ignored)
+    blocks = content.output(result.output, f"{path}.output", piece.ignored)
     failed = result.status == "failed"
-    history.say("tool", ToolResultBlock(result.call_id or result.id or "", blocks, failed))
+    piece.say("tool", ToolResultBlock(result.call_id or result.id or "", blocks, failed))
 
 
-def _paired_call(history: History, item: dict[str, Any], path: str) -> None:
+def _paired_call(piece: Piece, item: dict[str, Any], path: str) -> None:
     """A tool of the API's own whose results come as items: a call like any other."""
     name, field = hosted.PAIRED_CALLS[item["type"]]
     call = convert(item, wire.CallIn, path)
     block = ToolCallBlock(
         call.call_id or call.id or "", name, hosted.arguments(item.get(field)), call.namespace
     )
-    history.say("assistant", block)
+    piece.say("assistant", block)
 
 
-def _found_tools(history: History, item: dict[str, Any], path: str) -> None:
+def _found_tools(piece: Piece, item: dict[str, Any], path: str) -> None:
     """What a tool search found is offered from now on; the model reads the names alone."""
-    _more_tools(history, item, path)
+    _more_tools(piece, item, path)
     names = hosted.names(item.get("tools"))
-    _result(history, {**item, "output": content.as_json({"tools": names})}, path)
+    _result(piece, {**item, "output": content.as_json({"tools": names})}, path)
 
 
-def _more_tools(history: History, item: dict[str, Any], path: str) -> None:
+def _more_tools(piece: Piece, item: dict[str, Any], path: str) -> None:
     given = item.get("tools")
     if isinstance(given, list):
-        history.tools += [(f"{path}.tools[{at}]", tool) for at, tool in enumerate(given)]
+        piece.tools += [(f"{path}.tools[{at}]", tool) for at, tool in enumerate(given)]
 
 
-def _mcp_call(history: History, item: dict[str, Any], path: str) -> None:
+def _mcp_call(piece: Piece, item: dict[str, Any], path: str) -> None:
     """A call that another server made and answered: a call and its result, side by side."""
     call = convert(item, wire.McpCallIn, path)
     name, identity = call.name or "mcp", call.id or ""
     arguments = hosted.arguments(call.arguments)
-    history.say("assistant", ToolCallBlock(identity, name, arguments, call.server_label))
+    piece.say("assistant", ToolCallBlock(identity, name, arguments, call.server_label))
     failed = call.error is not None
     given = call.error if failed else call.output
-    blocks = content.output(given, f"{path}.output", history.ignored)
-    history.say("tool", ToolResultBlock(identity, blocks, failed))
+    blocks = content.output(given, f"{path}.output", piece.ignored)
+    piece.say("tool", ToolResultBlock(identity, blocks, failed))
 
 
-def _hosted(history: History, item: dict[str, Any], path: str) -> None:
+def _hosted(piece: Piece, item: dict[str, Any], path: str) -> None:
     """Work that another server did inside its own turn: a line of text that says so."""
-    history.say("assistant", TextBlock(hosted.told(item)))
+    piece.say("assistant", TextBlock(hosted.told(item)))
 
 
-def _trigger(history: History, item: dict[str, Any], path: str) -> None:
-    history.compacts = True
-    history.say("user", TextBlock(summary.TRIGGER))
+def _trigger(piece: Piece, item: dict[str, Any], path: str) -> None:
+    piece.compacts = True
+    piece.say("user", TextBlock(summary.TRIGGER))
 
 
-def _compaction(history: History, item: dict[str, Any], path: str) -> None:
+def _compaction(piece: Piece, item: dict[str, Any], path: str) -> None:
     sealed = item.get("encrypted_content")
     told = summary.unpack(sealed) if isinstance(sealed, str) else None
     if told is None:
-        history.ignored.append(path)
+        piece.ignored.append(path)
     else:
-        history.say("user", TextBlock(summary.PREFACE + told))
+        piece.say("user", TextBlock(summary.PREFACE + told))
 
 
-def _other(history: History, item: dict[str, Any], path: str) -> None:
+def _other(piece: Piece, item: dict[str, Any], path: str) -> None:
     """Known to nobody here, or of no use to a model: reported, harmless."""
-    history.ignored.append(path)
+    piece.ignored.append(path)
 
 
-KINDS: dict[str, Callable[[History, dict[str, Any], str], None]] = {
+KINDS: dict[str, Callable[[Piece, dict[str, Any], str], None]] = {
     "message": _message,
     "agent_message": _agent_message,
     "reasoning": _reasoning,

@@ -5,7 +5,7 @@ carries `namespace` and `name` again. Tools that only the API's own servers can 
 reported, never refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -18,6 +18,20 @@ Mode = Literal["auto", "none", "required"]
 Key = tuple[str | None, str]
 
 _SERVED = ("function", "custom", "namespace")
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """Tools as a body declares them, with their paths, and as JSON to repeat them."""
+
+    tools: tuple[tuple[str, Any], ...]
+    json: msgspec.Raw
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Tools that the model may call, and the paths of those that nobody here can run."""
+
+    specs: tuple[ToolSpec, ...]
+    ignored: tuple[str, ...]
 
 
 class Toolbox:
@@ -163,9 +177,17 @@ def _shown(spec: ToolSpec, taken: set[str]) -> ToolSpec:
     return msgspec.structs.replace(spec, shown_as=name)
 
 
-def read(given: Iterable[tuple[str, Any]]) -> Toolbox:
-    """All declarations, each with its path."""
+def declared(given: Sequence[Any]) -> Declared:
+    """The body's own tools."""
+    return Declared(
+        tuple((f"tools[{at}]", tool) for at, tool in enumerate(given)),
+        msgspec.Raw(msgspec.json.encode(given)),
+    )
+
+
+def offer(given: Iterable[tuple[str, Any]]) -> Offer:
+    """What all declarations, each with its path, offer the model."""
     toolbox = Toolbox()
     for path, tool in given:
         toolbox.add(tool, path)
-    return toolbox
+    return Offer(toolbox.specs(), tuple(toolbox.ignored))

@@ -37,13 +37,16 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The body of a request. Below `nvext` stand fields that other servers of this API know."""
+    """The body of a request. Below `nvext` stand fields that other servers of this API know.
+
+    What every request of a session repeats stays raw, and is read item by item.
+    """
 
     model: str = ""
-    input: str | list[Any] | None = None
+    input: str | list[msgspec.Raw] | None = None
     instructions: str | list[Any] | None = None
     stream: bool | None = None
-    tools: list[Any] | None = None
+    tools: list[msgspec.Raw] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None

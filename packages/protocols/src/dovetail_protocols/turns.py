@@ -1,0 +1,20 @@
+"""Turns that a client sends in several pieces."""
+
+from collections.abc import Sequence
+
+from dovetail_model import Block, Turn
+from dovetail_protocols.wire import Body
+
+
+def joined(sent: Body, pieces: Sequence[Turn]) -> Turn:
+    """One turn of all the pieces. The same pieces always make the identical turn."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return sent.combine("turn", tuple(pieces), _concatenated)
+
+
+def _concatenated(pieces: tuple[Turn, ...]) -> Turn:
+    blocks: list[Block] = []
+    for piece in pieces:
+        blocks += piece.blocks
+    return Turn(pieces[0].role, tuple(blocks))

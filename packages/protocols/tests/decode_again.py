@@ -1,0 +1,58 @@
+"""A plugin for pytest: what a test decodes is decoded again with a memory, and must be the same.
+
+One small memory serves all tests of the run, so that it is cold, warm and full in turn.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from dovetail_model import DovetailError, Request
+from dovetail_protocols import Memory
+from dovetail_protocols.chat import ChatCodec
+from dovetail_protocols.codec import Headers
+from dovetail_protocols.messages import MessagesCodec
+from dovetail_protocols.responses import ResponsesCodec
+
+Decode = Callable[[bytes, Headers, Memory | None], Request]
+
+MEMORY = Memory(500_000)
+ROUNDS = 3  # cold, or as others left it; warm; warm again
+counted = 0
+
+
+def pytest_configure() -> None:
+    plain = MessagesCodec.decode
+    MessagesCodec.decode = staticmethod(again(plain))
+    chat = ChatCodec.decode
+    ChatCodec.decode = lambda self, body, headers, memory=None: again(  # type: ignore[method-assign]
+        lambda *given: chat(self, *given)
+    )(body, headers, memory)
+    responses = ResponsesCodec.decode
+    ResponsesCodec.decode = lambda self, body, headers, memory=None: again(  # type: ignore[method-assign]
+        lambda *given: responses(self, *given)
+    )(body, headers, memory)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"decoded again: {counted}")
+
+
+def again(decode: Decode) -> Callable[..., Request]:
+    def checked(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        global counted
+        counted += 1
+        expected = told(decode, body, headers, memory)
+        for _ in range(ROUNDS):
+            assert told(decode, body, headers, MEMORY) == expected
+        return decode(body, headers, memory)
+
+    return checked
+
+
+def told(decode: Decode, body: bytes, headers: Headers, memory: Memory | None) -> object:
+    """The request, or all that a client is told of the fault."""
+    try:
+        return decode(body, headers, memory)
+    except DovetailError as error:
+        return type(error), error.message, error.param

@@ -1,0 +1,324 @@
+"""A memory changes what a decode costs and which objects it gives, never what they say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from decode_again import told
+from golden import CODECS, Transcript, transcripts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, Memory
+from dovetail_protocols.messages import decode_count
+
+TESTS = Path(__file__).parent
+TRANSCRIPTS = list(transcripts())
+TEXT = "Some words of a file, é 漢字. " * 20
+
+
+def test_every_decode_of_the_other_tests_is_the_same_with_a_memory() -> None:
+    files = [path for path in sorted(TESTS.glob("test_*.py")) if path.name != "test_memory.py"]
+    chosen = [path for path in files if not re.search("sdk|docs|fuzz|read|broken", path.name)]
+    # How deep a body may be nested depends on the depth of the caller: not on what is asked here.
+    options = ["-q", "-p", "decode_again", "-p", "no:cacheprovider", "-k", "not nested"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *map(str, chosen)],
+        cwd=TESTS.parents[2],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    counted = re.search(r"decoded again: (\d+)", done.stdout)
+    assert counted is not None
+    assert int(counted[1]) > 1000
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
+def test_the_same_body_gives_the_same_objects(transcript: Transcript) -> None:
+    memory = Memory()
+    decode, body = transcript.codec.decode, transcript.body
+    cold, warm = decode(body, {}, memory), decode(body, {}, memory)
+    assert decode(body, {}) == cold == warm
+    assert same(cold, warm) == len(cold.turns)
+    assert all(a is b for a, b in zip(cold.tools, warm.tools, strict=True))
+
+
+def same(one: Request, other: Request) -> int:
+    """How many leading turns are the identical objects."""
+    pairs = enumerate(zip(one.turns, other.turns, strict=False))
+    return next((at for at, (a, b) in pairs if a is not b), min(len(one.turns), len(other.turns)))
+
+
+# Sessions that grow
+
+
+def step(api: str, number: int) -> list[dict[str, Any]]:
+    """What one turn of an agent adds to the history: two calls and their results."""
+    ids = [f"call_{number}_a", f"call_{number}_b"]
+    if api == "messages":
+        thought = {"type": "thinking", "thinking": TEXT, "signature": "s"}
+        uses = [
+            {"type": "tool_use", "id": id, "name": "read", "input": {"n": number}} for id in ids
+        ]
+        results = [{"type": "tool_result", "tool_use_id": id, "content": TEXT} for id in ids]
+        return [
+            {"role": "assistant", "content": [thought, *uses]},
+            {"role": "user", "content": results},
+        ]
+    if api == "responses":
+        calls = [{"type": "function_call", "call_id": id, "name": "read"} for id in ids]
+        return [
+            {"type": "reasoning", "summary": [], "encrypted_content": "s"},
+            *({**call, "arguments": "{}"} for call in calls),
+            *({"type": "function_call_output", "call_id": id, "output": TEXT} for id in ids),
+        ]
+    uses = [{"id": id, "function": {"name": "read", "arguments": "{}"}} for id in ids]
+    return [
+        {"role": "assistant", "content": None, "reasoning_content": TEXT, "tool_calls": uses},
+        *({"role": "tool", "tool_call_id": id, "content": TEXT} for id in ids),
+    ]
+
+
+def body(api: str, history: list[dict[str, Any]], **fields: Any) -> bytes:
+    function = {"name": "read", "description": "Read.", "parameters": {"type": "object"}}
+    head: dict[str, Any] = {"model": "m", "stream": True}
+    match api:
+        case "messages":
+            tool = {"name": "read", "input_schema": {"type": "object"}}
+            head |= {"system": [{"type": "text", "text": TEXT}], "messages": history}
+        case "responses":
+            tool = {"type": "function", **function}
+            head |= {"instructions": TEXT, "input": history}
+        case _:
+            tool = {"type": "function", "function": function}
+            lead = [{"role": "system", "content": "a"}, {"role": "developer", "content": TEXT}]
+            head |= {"messages": [*lead, *history]}
+    return msgspec.json.encode({**head, "tools": [tool], **fields})
+
+
+@pytest.mark.parametrize("api", CODECS)
+def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
+    codec, memory = CODECS[api], Memory()
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    before = codec.decode(body(api, history), {}, memory)
+    for number in range(12):
+        history += step(api, number)
+        sent = body(api, history, metadata={"turn": str(number)})
+        now = codec.decode(sent, {}, memory)
+        assert now == codec.decode(sent, {})
+        assert same(before, now) == len(before.turns) == 1 + 2 * number
+        assert now.tools is before.tools
+        assert now.system is before.system
+        before = now
+
+
+def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_again() -> None:
+    memory, mark = Memory(), {"cache_control": {"type": "ephemeral"}}
+
+    def asked(*texts: str) -> Request:
+        plain = [{"role": "user", "content": text} for text in texts[:-1]]
+        marked = [{"type": "text", "text": texts[-1], **mark}]
+        sent = body("messages", [*plain, {"role": "user", "content": marked}])
+        return MESSAGES.decode(sent, {}, memory)
+
+    first, second, third = asked("a"), asked("a", "b"), asked("a", "b", "c")
+    assert first.turns[0] == second.turns[0]
+    assert second.turns[0] is third.turns[0]
+    assert second.turns == third.turns[:2]
+
+
+def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
+    memory, first = Memory(), {"role": "user", "content": TEXT}
+    one = MESSAGES.decode(body("messages", [first]), {}, memory)
+    two = MESSAGES.decode(body("messages", [{"role": "user", "content": "x"}, first]), {}, memory)
+    count = decode_count(body("messages", [first]), {}, memory)
+    assert one.turns[0] is two.turns[1] is count.turns[0]
+
+
+# What depends on the place or on the neighbours
+
+
+def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
+    memory = Memory()
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    result = {"role": "tool", "content": "r"}
+    user = {"role": "user", "content": "x"}
+    for history in ([call, result], [user, call, result], [call, result, user, call, result]):
+        sent = msgspec.json.encode({"model": "m", "messages": history})
+        cold, warm = (CHAT.decode(sent, {}, memory) for _ in range(2))
+        assert cold == CHAT.decode(sent, {})
+        assert same(cold, warm) == len(history)
+        calls = [b.id for t in cold.turns for b in t.blocks if isinstance(b, ToolCallBlock)]
+        answers = [
+            b.call_id for t in cold.turns for b in t.blocks if isinstance(b, ToolResultBlock)
+        ]
+        assert calls == answers == [f"call_{at}_0" for at, m in enumerate(history) if m is call]
+
+
+def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
+    memory = Memory()
+    strange, user = {"type": "dream"}, {"role": "user", "content": [{"type": "song"}, "x"]}
+    for items in ([strange, user], [user, strange], [user, user, strange]):
+        sent = msgspec.json.encode({"model": "m", "input": items})
+        expected = [
+            f"input[{i}]{'' if m is strange else '.content[0]'}" for i, m in enumerate(items)
+        ]
+        for _ in range(2):
+            assert list(RESPONSES.decode(sent, {}, memory).ignored) == expected
+
+
+def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
+    memory = Memory()
+    found = [{"type": "additional_tools", "tools": [{"name": name}]} for name in ("a", "b")]
+    shapes = [body("responses", items) for items in ([], found[:1], found, found[1:])]
+    first = [RESPONSES.decode(sent, {}, memory).tools for sent in shapes]
+    assert [[tool.name for tool in tools][1:] for tools in first] == [[], ["a"], ["a", "b"], ["b"]]
+    again = [RESPONSES.decode(sent, {}, memory).tools for sent in shapes]
+    assert all(a is b for a, b in zip(first, again, strict=True))
+
+
+def test_the_same_bytes_mean_different_things_to_different_apis() -> None:
+    memory, item = Memory(), {"role": "assistant", "content": " ", "reasoning": "hm"}
+    for _ in range(2):
+        for codec, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
+            sent = msgspec.json.encode({"model": "m", name: [item]})
+            assert codec.decode(sent, {}, memory) == codec.decode(sent, {})
+
+
+# Faults
+
+
+FAULTS: list[tuple[Codec, str, Any, str]] = [
+    (MESSAGES, "messages", {"role": "user", "content": 5}, "messages[2].content"),
+    (MESSAGES, "messages", {"role": "user", "content": [5]}, "messages[2].content[0]"),
+    (CHAT, "messages", {"role": "nobody"}, "messages[2].role"),
+    (CHAT, "messages", {"role": "assistant", "tool_calls": [{}]}, "messages[2].tool_calls[0]"),
+    (RESPONSES, "input", {"role": "user", "content": 5}, "input[2].content"),
+    (RESPONSES, "input", {"type": "function_call"}, "input[2].name"),
+]
+
+
+@pytest.mark.parametrize(("codec", "name", "bad", "param"), FAULTS)
+def test_a_fault_behind_known_messages_has_its_place(
+    codec: Codec, name: str, bad: Any, param: str
+) -> None:
+    memory, known = Memory(), [{"role": "user", "content": text} for text in "ab"]
+    codec.decode(msgspec.json.encode({"model": "m", name: known}), {}, memory)
+    sent = msgspec.json.encode({"model": "m", name: [*known, bad]})
+    for _ in range(2):
+        fault = told(codec.decode, sent, {}, memory)
+        assert fault == told(codec.decode, sent, {}, None)
+        assert isinstance(fault, tuple)
+        assert fault[2] == param
+
+
+BROKEN = [b"\xff", b"1e999", b'"\\x"', b'{"a" 1}', b"NaN", b"01", b"[" * 5000]
+
+
+@pytest.mark.parametrize("piece", BROKEN)
+@pytest.mark.parametrize("codec", [MESSAGES, CHAT], ids=lambda codec: codec.name)
+def test_broken_json_in_a_message_is_told_by_its_place_in_the_body(
+    codec: Codec, piece: bytes
+) -> None:
+    sent = b'{"model": "m", "messages": [{"role": "user", "content": ' + piece + b"}]}"
+    fault = told(codec.decode, sent, {}, Memory())
+    assert fault == told(codec.decode, sent, {}, None)
+    assert isinstance(fault, tuple)
+    assert fault[1].startswith("The request body is not valid JSON: ")
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\xed\xa0\xbd"], ids=["escaped", "raw"])
+def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
+    memory = Memory()
+    sent = b'{"model": "m", "messages": [{"role": "user", "content": "a ' + half + b' b"}]}'
+    cold, warm = (MESSAGES.decode(sent, {}, memory) for _ in range(2))
+    assert isinstance(block := cold.turns[0].blocks[0], TextBlock)
+    assert re.fullmatch(r"a \?+ b", block.text)
+    assert cold == MESSAGES.decode(sent, {})
+    assert cold.turns[0] is warm.turns[0]
+
+
+# The bound
+
+
+def flood(memory: Memory, bytes: int, salt: str) -> None:
+    """Requests of others, of about so many bytes."""
+    for number in range(bytes // 10_000):
+        history = [{"role": "user", "content": f"{salt} {number} " + "x" * 10_000}]
+        MESSAGES.decode(body("messages", history), {}, memory)
+
+
+def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
+    memory = Memory(1_000_000)
+    used, idle = (body("messages", [{"role": "user", "content": text}]) for text in "ab")
+    first, once = (MESSAGES.decode(sent, {}, memory) for sent in (used, idle))
+    for number in range(20):
+        flood(memory, 50_000, str(number))
+        assert MESSAGES.decode(used, {}, memory).turns[0] is first.turns[0]
+    assert MESSAGES.decode(idle, {}, memory).turns[0] is not once.turns[0]
+
+
+def test_no_more_is_held_than_allowed() -> None:
+    memory = Memory(1_000_000)
+    flood(memory, 3_000_000, "x")
+    held = [key for part in (memory._young, memory._old) for key in part]
+    assert (
+        0 < sum(len(piece) for key in held for piece in key if isinstance(piece, bytes)) < 500_000
+    )
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000])
+def test_a_memory_too_small_for_a_message_is_no_memory(size: int) -> None:
+    memory, sent = Memory(size), body("messages", [{"role": "user", "content": TEXT}])
+    assert MESSAGES.decode(sent, {}, memory) == MESSAGES.decode(sent, {}, memory)
+
+
+# Any history
+
+
+ANY_ID = st.sampled_from([None, "", "call_1", "call_0_0"])
+ANY_CALL = st.builds(lambda id: {"id": id, "function": {"name": "f"}}, ANY_ID)
+ANY_MESSAGE = st.one_of(
+    st.builds(
+        lambda role, text: {"role": role, "content": text},
+        st.sampled_from(["system", "developer", "user", "assistant"]),
+        st.sampled_from(["", "a", "b"]),
+    ),
+    st.builds(
+        lambda calls: {"role": "assistant", "tool_calls": calls}, st.lists(ANY_CALL, max_size=3)
+    ),
+    st.builds(lambda id: {"role": "tool", "tool_call_id": id, "content": "r"}, ANY_ID),
+)
+ANY_ITEM = st.sampled_from(
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "a"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "s"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"},
+        {"type": "mcp_call", "name": "f", "output": "r"},
+        {"type": "additional_tools", "tools": [{"name": "t"}]},
+        {"type": "compaction_trigger"},
+        {"type": "dream"},
+    ]
+)
+SHARED = Memory(100_000)
+
+
+@settings(deadline=None)
+@given(messages=st.lists(ANY_MESSAGE, min_size=1, max_size=8), items=st.lists(ANY_ITEM, max_size=8))
+def test_any_history_decodes_the_same(messages: list[Any], items: list[Any]) -> None:
+    for codec, fields in ((CHAT, {"messages": messages}), (RESPONSES, {"input": items})):
+        sent = msgspec.json.encode({"model": "m", **fields})
+        cold, warm = (codec.decode(sent, {}, SHARED) for _ in range(2))
+        assert cold == warm == codec.decode(sent, {})
+        assert cold.tools is warm.tools
