@@ -82,6 +82,11 @@ class Machine:
         self._own_id: str | None = None
         self._decoder: Decoder | None = None
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._state.name == "reasoning"
+
     def feed(self, text: str, special: bool | None = None) -> list[Event]:
         if not text:
             return []

@@ -75,6 +75,25 @@ def parse(
     return fold(events + parser.finish())
 
 
+def markers(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:
+    """Every marker that this pair of parsers knows, as it is spelled in the output."""
+    if plugged(tool_parser) or plugged(reasoning_parser):
+        return frozenset()
+    states = grammar(tool_parser, reasoning_parser).states.values()
+    return frozenset(marker for state in states for marker in state.edges)
+
+
+def opens_thought(
+    prompt_end: str, tool_parser: str | None = None, reasoning_parser: str | None = None
+) -> bool:
+    """Whether output that follows this end of a prompt begins inside an open thought."""
+    if plugged(tool_parser) or plugged(reasoning_parser):
+        return False
+    machine = Machine(grammar(tool_parser, reasoning_parser), {}, in_reasoning=False)
+    machine.feed(prompt_end)
+    return machine.thinking
+
+
 def tool_spec(tool: Tool) -> ToolSpec:
     """A tool as the model of Dovetail has it, from any of the shapes that APIs use."""
     if isinstance(tool, ToolSpec):
