@@ -1,0 +1,72 @@
+"""An entry of the ledger: one assistant turn, and how its prompt follows from the turn before.
+
+Never the whole prompt: an entry holds what was new, and points to the entry it grew from.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+IDS = "I"  # the type code of token ids: four bytes each
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A piece of the turn: what the model wrote, and what the client was shown of it.
+
+    For a call `shown` is its arguments, `id` the outward id, `own_id` the model's, if it wrote one.
+    `tokens` is the number of generated ids, from the turn's start, that end at or before its end.
+    """
+
+    kind: Literal["text", "reasoning", "call"]
+    raw: str
+    shown: str
+    tokens: int = 0
+    name: str = ""
+    id: str = ""
+    own_id: str | None = None
+    namespace: str | None = None
+    custom: bool = False
+    complete: bool = True
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A turn. Its prompt is the first `keep` tokens of the parent's whole, then `suffix`.
+
+    An entry's whole is its prompt and what was generated, without the token that ended it.
+    `before` and `chain` are the hash chain over the visible messages, without and with this turn;
+    `head` is the hash of system text, tools and template switches.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    parent: str | None
+    keep: int
+    suffix: bytes
+    generated: bytes
+    stop: int | None
+    spans: tuple[Span, ...]
+    before: bytes
+    chain: bytes
+    head: bytes
+    finish: str = "stop"
+    created: float = 0.0
+
+    @property
+    def call_ids(self) -> tuple[str, ...]:
+        """The outward ids of its calls."""
+        return tuple(span.id for span in self.spans if span.kind == "call" and span.id)
+
+
+def pack(ids: Iterable[int]) -> bytes:
+    """Token ids as an entry holds them."""
+    return array(IDS, ids).tobytes()
+
+
+def unpack(packed: bytes) -> "array[int]":
+    """The token ids of a packed run."""
+    ids = array(IDS)
+    ids.frombytes(packed)
+    return ids

@@ -1,0 +1,155 @@
+"""Keys: what seals turns, what opens them, and what keys the hash chain of each tenant."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from dovetail_model import InternalError
+
+KEY_BYTES = 32
+KEY_ID_BYTES = 4
+KEY_FILE = "seal.key"
+
+_HEX = re.compile(r"[0-9A-Fa-f]{64}")
+_OPEN_TO_OTHERS = 0o077
+_log = logging.getLogger(__name__)
+
+
+class KeyringError(InternalError):
+    """No usable keys. The message names the file and line, never the key."""
+
+
+class Key:
+    """One key, and what is derived from it: nothing is ever used for two purposes."""
+
+    __slots__ = ("_secret", "id", "sealing")
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise KeyringError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+        self.id = hashlib.sha256(b"dovetail key id\0" + secret).digest()[:KEY_ID_BYTES]
+        self.sealing = self.derive(b"dovetail seal")
+
+    def derive(self, purpose: bytes) -> bytes:
+        """A key for one purpose. The secret is uniform, so expanding it is enough."""
+        return HKDFExpand(hashes.SHA256(), KEY_BYTES, purpose).derive(self._secret)
+
+    def same(self, other: "Key") -> bool:
+        """Whether it is the same secret."""
+        return hmac.compare_digest(self._secret, other._secret)
+
+    def __repr__(self) -> str:
+        return f"Key({self.id.hex()})"
+
+
+class Keyring:
+    """The keys of one installation: the first seals, all of them open.
+
+    `warnings` says what should be mended, in sentences for the operator.
+    """
+
+    __slots__ = ("_by_id", "_oldest", "sealing", "warnings")
+
+    def __init__(self, secrets: Sequence[bytes], warnings: Sequence[str] = ()) -> None:
+        if not secrets:
+            raise KeyringError("a keyring needs a key")
+        keys = [Key(secret) for secret in secrets]
+        self._by_id: dict[bytes, Key] = {}
+        for key in keys:
+            if not key.same(self._by_id.setdefault(key.id, key)):
+                raise KeyringError(f"two keys have the id {key.id.hex()}: make another one")
+        self.sealing = keys[0]
+        self._oldest = keys[-1]
+        self.warnings = tuple(warnings)
+
+    def find(self, id: bytes) -> Key | None:
+        """The key of that id."""
+        return self._by_id.get(id)
+
+    def chain_key(self, tenant: str) -> bytes:
+        """The key of a tenant's hash chain.
+
+        It comes from the last key of the file, the oldest, so that a new first key does not make
+        all recorded chains unknown.
+        """
+        name = tenant.encode("utf-8", "surrogatepass")
+        return self._oldest.derive(b"dovetail chain\0" + name)
+
+
+def read_keyring(path: Path) -> Keyring:
+    """The keys of a file: one a line, hex or base64; what follows a # is a comment."""
+    try:
+        text = path.read_text("utf-8")
+        warnings = _exposure(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyringError(f"cannot read the key file {path}: {error}") from error
+    lines = [(at, line.split("#")[0].strip()) for at, line in enumerate(text.splitlines(), 1)]
+    secrets = [_secret(line, f"{path}, line {at}") for at, line in lines if line]
+    if not secrets:
+        raise KeyringError(f"the key file {path} has no key in it")
+    for warning in warnings:
+        _log.warning("keyring.exposed %s", warning)
+    return Keyring(secrets, warnings)
+
+
+def folder_keyring(folder: Path) -> Keyring:
+    """The keys of a data folder, made there if it has none."""
+    path = folder / KEY_FILE
+    if not path.exists():
+        try:
+            _create(path)
+        except OSError as error:
+            raise KeyringError(f"cannot make the key file {path}: {error}") from error
+    return read_keyring(path)
+
+
+def _create(path: Path) -> None:
+    """Write a new key beside its place, then link it there: whole, and only if none came first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return  # another process was faster: its key is the one
+    finally:
+        draft.unlink()
+
+
+def _exposure(path: Path) -> list[str]:
+    mode = path.stat().st_mode
+    if os.name != "posix" or not mode & _OPEN_TO_OTHERS:
+        return []
+    return [f"the key file {path} is open to other users (mode {mode & 0o777:o}): chmod 600 it"]
+
+
+def _secret(line: str, place: str) -> bytes:
+    try:
+        if _HEX.fullmatch(line):
+            return bytes.fromhex(line)
+        padded = line.rstrip("=") + "=" * (-len(line.rstrip("=")) % 4)
+        secret = base64.b64decode(padded.translate(_TO_STANDARD), validate=True)
+    except (binascii.Error, ValueError):
+        raise KeyringError(f"{place}: not a key in hex or base64") from None
+    if len(secret) != KEY_BYTES:
+        raise KeyringError(f"{place}: a key has {KEY_BYTES} bytes, this has {len(secret)}")
+    return secret
+
+
+_TO_STANDARD = str.maketrans("-_", "+/")

@@ -1,0 +1,220 @@
+"""The ledger: what the hot path asks for turns. Memory first, then the store.
+
+Entries never change, so a copy in memory is as good as the stored one. A store that fails makes
+turns unknown; it never fails a request.
+"""
+
+import logging
+import time
+from array import array
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from dovetail.ledger.backlog import Backlog
+from dovetail.ledger.entry import IDS, Entry
+from dovetail.ledger.recent import Recent
+from dovetail.ledger.shelf import Shelf
+from dovetail.ledger.store.store import NEWEST, Clock, Store, StoreError, StoreStats, call_key
+from dovetail.ledger.wholes import Wholes, extend
+
+RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
+
+_REMEMBERED = 16384  # chains and sessions with something known about them
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Turns remembered.
+
+    `shared` says that other processes write to the same store. Then a look-up by chain always asks
+    it: one of them may have recorded another turn that looks the same, and the caller has to know
+    of both. `failed` counts questions that the store could not answer.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_backlog_bytes",
+        "_clock",
+        "_failing",
+        "_kin",
+        "_renewed",
+        "_shared",
+        "_shelf",
+        "_store",
+        "_wholes",
+        "failed",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        cache_bytes: int = 64 << 20,
+        wholes_bytes: int = 128 << 20,
+        shared: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._shelf = Shelf(cache_bytes)
+        self._wholes = Wholes(wholes_bytes)
+        self._backlog = Backlog(self._write)
+        self._backlog_bytes = cache_bytes
+        self._shared = shared
+        self._clock = clock
+        # Of a chain, the ids of all entries that have it, where the store was asked.
+        self._kin: Recent[tuple[str, bytes], tuple[str, ...]] = Recent(_REMEMBERED)
+        # Of an entry, when all entries above it were last touched.
+        self._renewed: Recent[tuple[str, str], float] = Recent(_REMEMBERED)
+        self._failing = False
+        self.failed = 0
+
+    @property
+    def lost(self) -> int:
+        """How many entries could not be written."""
+        return self._backlog.lost
+
+    def cached(self, tenant: str, id: str) -> Entry | None:
+        """The entry, if it is in memory."""
+        return self._shelf.take(tenant, id) or self._backlog.get(tenant, id)
+
+    async def get(self, tenant: str, id: str) -> Entry | None:
+        """The entry, or None if this tenant has none of that id."""
+        entry = self.cached(tenant, id)
+        if entry is None:
+            entry = await self._ask(self._store.get(tenant, id))
+            if entry is not None:
+                self._shelf.add(entry)
+        return entry
+
+    async def by_call(self, tenant: str, call_id: str) -> list[Entry]:
+        """The entries that made this call: at most one, since call ids are ours and unique."""
+        key = call_key(call_id)
+        if not key:
+            return []
+        ids = self._shelf.by_call(tenant, key)
+        return await self._all(tenant, ids or await self._ask(self._store.by_call(tenant, key)))
+
+    async def by_chain(self, tenant: str, chain: bytes) -> list[Entry]:
+        """All entries with that chain, newest first, at most `NEWEST`."""
+        ids = None if self._shared else self._kin.get((tenant, chain))
+        if ids is None:
+            ids = await self._find_kin(tenant, chain)
+        return await self._all(tenant, ids)
+
+    async def record(self, entry: Entry, prompt: "array[int]") -> None:
+        """Remember a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
+
+        Only where the store cannot keep up does it wait, so that memory stays bounded.
+        """
+        whole = prompt[:]
+        whole.frombytes(entry.generated)
+        self._wholes.add(entry, whole)
+        self._shelf.add(entry)
+        kin = self._kin.get((entry.tenant, entry.chain))
+        if kin is not None and entry.id not in kin:
+            self._kin.set((entry.tenant, entry.chain), (entry.id, *kin)[:NEWEST])
+        self._backlog.add(entry)
+        if self._backlog.weight > self._backlog_bytes:
+            await self.flush()
+
+    async def whole(self, entry: Entry) -> "array[int] | None":
+        """Its prompt and what was generated, without the token that ended it.
+
+        None if an entry above it is gone. The array is shared: it must not be changed.
+        """
+        line: dict[str, Entry] = {}
+        above: Entry | None = entry
+        base = self._wholes.get(entry.tenant, entry.id)
+        while base is None and above is not None:
+            line[above.id] = above
+            if above.parent is None:
+                base = array(IDS)
+                break
+            base = self._wholes.get(above.tenant, above.parent)
+            above = await self._parent(above, line) if base is None else None
+        if base is None:
+            return None
+        whole = extend(base, reversed(line.values()))
+        if whole is not None:
+            self._wholes.add(entry, whole)
+        return whole
+
+    async def export_chain(self, tenant: str, id: str) -> list[Entry]:
+        """An entry and all that it grew from, root first.
+
+        Where an entry above is gone, the first of the list still names it as its parent.
+        """
+        line: dict[str, Entry] = {}
+        above = await self.get(tenant, id)
+        while above is not None:
+            line[above.id] = above
+            above = await self._parent(above, line)
+        return list(reversed(line.values()))
+
+    async def flush(self) -> None:
+        """Wait until all that was recorded is in the store."""
+        await self._backlog.flush()
+
+    async def stats(self) -> StoreStats:
+        """What the store holds."""
+        return await self._store.stats()
+
+    async def close(self) -> None:
+        """Flush, and close the store."""
+        await self.flush()
+        await self._store.close()
+
+    async def _parent(self, entry: Entry, line: dict[str, Entry]) -> Entry | None:
+        """The entry above. A line that bites its own tail, as only a damaged store has, ends."""
+        if entry.parent is None or entry.parent in line:
+            return None
+        return await self.get(entry.tenant, entry.parent)
+
+    async def _all(self, tenant: str, ids: tuple[str, ...] | None) -> list[Entry]:
+        found = [await self.get(tenant, id) for id in ids or ()]
+        return [entry for entry in found if entry is not None]
+
+    async def _find_kin(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+        """The ids of all entries with that chain: those on their way to the store come first."""
+        stored = await self._ask(self._store.by_chain(tenant, chain))
+        here = self._shelf.by_chain(tenant, chain)
+        if stored is None:
+            return here
+        kin = (*(id for id in here if id not in stored), *stored)[:NEWEST]
+        self._kin.set((tenant, chain), kin)
+        return kin
+
+    async def _write(self, entry: Entry) -> None:
+        """Store it, and learn now what the next request would have to wait for."""
+        await self._store.put(entry)
+        if not self._shared and self._kin.get((entry.tenant, entry.chain)) is None:
+            await self._find_kin(entry.tenant, entry.chain)
+        await self._renew(entry)
+
+    async def _renew(self, entry: Entry) -> None:
+        """Keep all turns of a running session as young as its last one, at a small rate."""
+        now = self._clock()
+        key = (entry.tenant, entry.id)
+        if entry.parent is None:
+            self._renewed.set(key, now)
+            return
+        renewed = self._renewed.get((entry.tenant, entry.parent))
+        if renewed is not None and now - renewed < RENEW_EVERY:
+            self._renewed.set(key, renewed)
+            return
+        self._renewed.set(key, now)
+        line = await self.export_chain(entry.tenant, entry.parent)
+        await self._store.touch(entry.tenant, [above.id for above in line])
+
+    async def _ask(self, question: Awaitable[_T]) -> _T | None:
+        try:
+            answer = await question
+        except StoreError as error:
+            self.failed += 1
+            if not self._failing:
+                _log.error("ledger.store_failed error=%s", error.message)
+            self._failing = True
+            return None
+        self._failing = False
+        return answer

@@ -1,0 +1,133 @@
+"""Turns that no store knows, restored from the seals that the client kept.
+
+A seal holds its turn up to the thought it was sent with; the seal of the next turn holds what came
+behind. Only what no seal holds is rebuilt from the client's copy.
+"""
+
+from collections.abc import Callable, Sequence
+
+from dovetail.ledger.entry import Entry, Span, pack, unpack
+from dovetail.ledger.meaning import same_turn
+from dovetail.ledger.seal import Refused, Sealer, entry_id_of
+from dovetail.ledger.sealed import Sealed
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
+
+Rebuild = Callable[[Sequence[OutputBlock], Sequence[ToolSpec]], Sequence[int] | None]
+"""The tokens of blocks in the model's own notation, as they would follow a thought."""
+
+
+class Restorer:
+    """Opens seals. Without a sealer, or a way to rebuild what they lack, restores nothing."""
+
+    def __init__(self, sealer: Sealer | None = None, rebuild: Rebuild | None = None) -> None:
+        self._sealer = sealer
+        self._rebuild = rebuild
+
+    def restore(
+        self,
+        turn: Turn,
+        following: Turn | None,
+        tenant: str,
+        model: str,
+        tools: Sequence[ToolSpec],
+        notes: list[str],
+    ) -> Entry | None:
+        """The turn's entry, without a prompt: its tokens may be spliced, its prompt is unknown."""
+        sealed = self._open(turn, tenant, model, notes, last=True)
+        if sealed is None:
+            return None
+        if {"spans", "ids"} & set(sealed.lacks):
+            notes.append("seal_incomplete")
+            return None
+        tail = self._tail(sealed, following, tenant, model) or self._rebuilt(sealed, turn, tools)
+        if tail is None:
+            notes.append("seal_incomplete")
+            return None
+        ids, spans = tail
+        entry = Entry(
+            id=sealed.entry,
+            tenant=tenant,
+            model=model,
+            parent=None,
+            keep=0,
+            suffix=b"",
+            generated=sealed.generated + ids,
+            stop=None,
+            spans=sealed.spans + spans,
+            before=sealed.before,
+            chain=b"",
+            head=b"",
+        )
+        if same_turn(entry, turn, tools):
+            return entry
+        notes.append("edited_turn")
+        return None
+
+    def _open(
+        self, turn: Turn, tenant: str, model: str, notes: list[str], *, last: bool
+    ) -> Sealed | None:
+        """What the turn's last seal holds, or its first."""
+        if self._sealer is None:
+            return None
+        seals = [b.seal for b in turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
+        for seal in reversed(seals) if last else seals:
+            if entry_id_of(seal) is None:
+                continue
+            opened = self._sealer.open(seal, tenant, model)
+            if not isinstance(opened, Refused):
+                return opened
+            notes.append(f"seal_{opened.reason}")
+        return None
+
+    def _tail(
+        self, sealed: Sealed, following: Turn | None, tenant: str, model: str
+    ) -> tuple[bytes, tuple[Span, ...]] | None:
+        """What came behind the last seal, from the first seal of the next turn."""
+        if following is None:
+            return None
+        after = self._open(following, tenant, model, [], last=False)
+        end = after.previous if after is not None else None
+        if end is None or (end.entry, end.start) != (sealed.entry, len(unpack(sealed.generated))):
+            return None
+        return end.generated, end.spans
+
+    def _rebuilt(
+        self, sealed: Sealed, turn: Turn, tools: Sequence[ToolSpec]
+    ) -> tuple[bytes, tuple[Span, ...]] | None:
+        """The same from the client's copy, in the model's notation."""
+        blocks = _behind(sealed, turn)
+        if not blocks:
+            return b"", ()
+        ids = self._rebuild(blocks, tools) if self._rebuild is not None else None
+        return None if ids is None else (pack(ids), tuple(map(_span, blocks)))
+
+
+def _behind(sealed: Sealed, turn: Turn) -> list[OutputBlock]:
+    """The client's blocks that the seal does not cover, in the client's order."""
+    covered = {span.id for span in sealed.spans if span.kind == "call"}
+    told = "".join(span.shown for span in sealed.spans if span.kind == "text")
+    left: list[OutputBlock] = []
+    for block in turn.blocks:
+        if isinstance(block, ToolCallBlock) and block.id not in covered:
+            left.append(block)
+        elif isinstance(block, TextBlock):
+            if told.startswith(block.text):
+                told = told[len(block.text) :]
+            else:
+                left.append(block)
+    return left
+
+
+def _span(block: OutputBlock) -> Span:
+    if isinstance(block, ToolCallBlock):
+        return Span(
+            "call",
+            "",
+            block.arguments,
+            name=block.name,
+            id=block.id,
+            namespace=block.namespace,
+            custom=block.custom,
+            complete=block.complete,
+        )
+    return Span("text", "", block.text)

@@ -1,0 +1,109 @@
+"""Entries in memory, least recently used first, with the indexes that find them."""
+
+from collections import OrderedDict
+from itertools import islice
+
+from dovetail.ledger.entry import Entry, Span
+from dovetail.ledger.store.store import NEWEST, call_keys
+
+_ENTRY_COST = 800  # the objects around the bytes, and the places in the indexes
+_SPAN_COST = 250
+
+Key = tuple[str, str]
+_Index = dict[tuple[str, str | bytes], dict[str, None]]
+
+
+def weight(entry: Entry) -> int:
+    """About how many bytes of memory an entry takes."""
+    return _ENTRY_COST + len(entry.suffix) + len(entry.generated) + sum(map(_span, entry.spans))
+
+
+class Shelf:
+    """A bounded set of entries. What is taken or added becomes the most recently used."""
+
+    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_weight")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._weight = 0
+        self._entries: OrderedDict[Key, tuple[Entry, float]] = OrderedDict()
+        self._calls: _Index = {}
+        self._chains: _Index = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def weight(self) -> int:
+        """The weight of all entries."""
+        return self._weight
+
+    def peek(self, tenant: str, id: str) -> Entry | None:
+        """The entry; its place stays as it is."""
+        found = self._entries.get((tenant, id))
+        return found[0] if found else None
+
+    def take(self, tenant: str, id: str) -> Entry | None:
+        """The entry; it was used now."""
+        found = self._entries.get((tenant, id))
+        if found is None:
+            return None
+        self._entries.move_to_end((tenant, id))
+        return found[0]
+
+    def touch(self, tenant: str, id: str, now: float) -> None:
+        """It was used at that time, which is not before any other."""
+        found = self._entries.get((tenant, id))
+        if found is not None:
+            self._entries[tenant, id] = (found[0], now)
+            self._entries.move_to_end((tenant, id))
+
+    def add(self, entry: Entry, now: float = 0.0) -> None:
+        """Keep it, at the cost of the oldest. One that is too large alone is not kept."""
+        key = (entry.tenant, entry.id)
+        cost = weight(entry)
+        if cost > self._max_bytes:
+            return
+        if key in self._entries:
+            self.touch(*key, now)
+            return
+        self._entries[key] = (entry, now)
+        self._weight += cost
+        for index, name in self._places(entry):
+            index.setdefault((entry.tenant, name), {})[entry.id] = None
+        while self._weight > self._max_bytes:
+            self._drop_oldest()
+
+    def drop_before(self, time: float) -> None:
+        """Drop what was last used before that time."""
+        while self._entries and next(iter(self._entries.values()))[1] < time:
+            self._drop_oldest()
+
+    def by_call(self, tenant: str, key: str) -> tuple[str, ...]:
+        """Ids of the entries with that call, newest first."""
+        return _newest(self._calls.get((tenant, key)))
+
+    def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+        """Ids of the entries with that chain, newest first."""
+        return _newest(self._chains.get((tenant, chain)))
+
+    def _places(self, entry: Entry) -> list[tuple[_Index, str | bytes]]:
+        calls: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in call_keys(entry)]
+        return [*calls, (self._chains, entry.chain)]
+
+    def _drop_oldest(self) -> None:
+        _, (entry, _) = self._entries.popitem(last=False)
+        self._weight -= weight(entry)
+        for index, name in self._places(entry):
+            ids = index[entry.tenant, name]
+            del ids[entry.id]
+            if not ids:
+                del index[entry.tenant, name]
+
+
+def _span(span: Span) -> int:
+    return _SPAN_COST + len(span.raw) + len(span.shown)
+
+
+def _newest(ids: dict[str, None] | None) -> tuple[str, ...]:
+    return tuple(islice(reversed(ids), NEWEST)) if ids else ()

@@ -1,0 +1,71 @@
+"""Where entries are kept: the seam, and what its three forms share."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from dovetail.ledger.entry import Entry
+from dovetail_model import InternalError
+
+DAY = 86_400.0
+MAX_AGE = 7 * DAY  # seconds since an entry was last used
+NEWEST = 8  # the most ids a look-up by call or chain answers with
+
+Clock = Callable[[], float]
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9]+")
+
+
+class StoreError(InternalError):
+    """The store cannot be opened or read. The message names it."""
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """What a store holds now."""
+
+    entries: int
+    bytes: int
+
+
+class Store(Protocol):
+    """Keeps entries, each for its tenant alone, and forgets those not used for longest.
+
+    Nothing is promised about parents: a child may outlive the entry it grew from. An id from a
+    look-up may be gone by the time it is read.
+    """
+
+    async def get(self, tenant: str, id: str) -> Entry | None:
+        """The entry, or None if this tenant has none of that id."""
+
+    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+        """Ids of the entries that made this call, newest first; normally one."""
+
+    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+        """Ids of the entries whose `chain` is this, newest first, at most `NEWEST`."""
+
+    async def put(self, entry: Entry) -> None:
+        """Keep it. To put the same entry again changes nothing."""
+
+    async def touch(self, tenant: str, ids: Iterable[str]) -> None:
+        """These were used again: their age begins anew."""
+
+    async def stats(self) -> StoreStats:
+        """How much is held. Not for the hot path."""
+
+    async def close(self) -> None:
+        """Finish what was begun and let go. A closed store is not used again."""
+
+
+def call_key(id: str) -> str:
+    """A call id as it is looked up: its ASCII letters and digits, case kept.
+
+    A client rewrites call_1 to call1, so nothing else may count. Empty: not to be found.
+    """
+    return _NOT_PLAIN.sub("", id)
+
+
+def call_keys(entry: Entry) -> tuple[str, ...]:
+    """The keys under which an entry is found by its calls."""
+    return tuple(dict.fromkeys(key for id in entry.call_ids if (key := call_key(id))))

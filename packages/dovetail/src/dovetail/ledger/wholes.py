@@ -1,0 +1,66 @@
+"""The token ids of whole prompts with their turns, for the sessions that are running."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from dovetail.ledger.entry import Entry
+from dovetail.ledger.shelf import Key
+
+_COST = 300  # the objects around the ids
+
+
+class Wholes:
+    """A bounded cache, least recently used first. The arrays in it are not to be changed."""
+
+    __slots__ = ("_bytes", "_ids", "_max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ids: OrderedDict[Key, array[int]] = OrderedDict()
+
+    def get(self, tenant: str, id: str) -> "array[int] | None":
+        """The whole of an entry."""
+        key = (tenant, id)
+        found = self._ids.get(key)
+        if found is not None:
+            self._ids.move_to_end(key)
+        return found
+
+    def add(self, entry: Entry, whole: "array[int]") -> None:
+        """Keep it. The parent's is the next to go: a session seldom returns to an older turn."""
+        key = (entry.tenant, entry.id)
+        size = _size(whole)
+        if key in self._ids or size > self._max_bytes:
+            return
+        self._ids[key] = whole
+        self._bytes += size
+        if entry.parent is not None and (entry.tenant, entry.parent) in self._ids:
+            self._ids.move_to_end((entry.tenant, entry.parent), last=False)
+        while self._bytes > self._max_bytes:
+            _, dropped = self._ids.popitem(last=False)
+            self._bytes -= _size(dropped)
+
+
+def extend(base: "array[int]", entries: Iterable[Entry]) -> "array[int] | None":
+    """The whole of the last entry: each grew from the one before, the first from `base`.
+
+    One array grows and is cut: a token is copied once, however long the line. None where an entry
+    keeps more than there is.
+    """
+    whole = base
+    for entry in entries:
+        if entry.keep > len(whole):
+            return None
+        if whole is base:
+            whole = base[: entry.keep]  # a copy: the base is not ours to change
+        else:
+            del whole[entry.keep :]
+        whole.frombytes(entry.suffix)
+        whole.frombytes(entry.generated)
+    return whole
+
+
+def _size(whole: "array[int]") -> int:
+    return _COST + len(whole) * whole.itemsize

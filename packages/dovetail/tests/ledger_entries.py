@@ -1,0 +1,66 @@
+"""Entries for the tests of the ledger."""
+
+import msgspec
+from hypothesis import strategies as st
+
+from dovetail.ledger.entry import Entry, Span, pack
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack)
+HASH = st.binary(min_size=16, max_size=16)
+
+SPANS = st.builds(
+    Span,
+    kind=st.sampled_from(["text", "reasoning", "call"]),
+    raw=TEXT,
+    shown=TEXT,
+    tokens=st.integers(0, 2**31),
+    name=TEXT,
+    id=TEXT,
+    own_id=st.none() | TEXT,
+    namespace=st.none() | TEXT,
+    custom=st.booleans(),
+    complete=st.booleans(),
+)
+
+ENTRIES = st.builds(
+    Entry,
+    id=st.uuids().map(lambda made: made.hex),
+    tenant=st.sampled_from(["", "a", "b", "ü{}:*"]),
+    model=TEXT,
+    parent=st.none() | TEXT,
+    keep=st.integers(0, 2**31),
+    suffix=IDS,
+    generated=IDS,
+    stop=st.none() | st.integers(0, 2**32 - 1),
+    spans=st.lists(SPANS, max_size=4).map(tuple),
+    before=HASH,
+    chain=HASH,
+    head=HASH,
+    finish=st.sampled_from(["stop", "length", "tool_calls"]),
+    created=st.floats(0, 2e9),
+)
+
+
+def call(id: str) -> Span:
+    """A call with that outward id."""
+    return Span("call", '{"name": "read"}', "{}", name="read", id=id)
+
+
+def turn(id: str, calls: tuple[str, ...] = (), **changes: object) -> Entry:
+    """An entry with what a test cares about."""
+    plain = Entry(
+        id=id,
+        tenant="t",
+        model="m",
+        parent=None,
+        keep=0,
+        suffix=b"",
+        generated=b"",
+        stop=2,
+        spans=tuple(map(call, calls)),
+        before=b"before",
+        chain=b"chain",
+        head=b"head",
+    )
+    return msgspec.structs.replace(plain, **changes)

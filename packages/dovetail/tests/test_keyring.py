@@ -1,0 +1,164 @@
+"""Keys from files and folders, and what is derived from them."""
+
+import base64
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.ledger.keyring import Key, Keyring, KeyringError, folder_keyring, read_keyring
+
+ONE, TWO = bytes(range(32)), bytes(range(223, 255))
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "keys"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ONE.hex(),
+        ONE.hex().upper(),
+        base64.b64encode(ONE).decode(),
+        base64.urlsafe_b64encode(ONE).decode().rstrip("="),
+        f"  {ONE.hex()}  # made in May",
+        f"# the old one is below\n\n{ONE.hex()}\r\n",
+    ],
+)
+def test_a_key_in_hex_or_base64(tmp_path: Path, line: str) -> None:
+    keyring = read_keyring(_file(tmp_path, line))
+    assert keyring.sealing.same(Key(ONE))
+    assert keyring.warnings == ()
+
+
+def test_base64url_is_read_too(tmp_path: Path) -> None:
+    key = b"\xff\xfe" * 16
+    text = base64.urlsafe_b64encode(key).decode()
+    assert "_" in text
+    assert read_keyring(_file(tmp_path, text)).sealing.same(Key(key))
+
+
+def test_the_first_seals_and_all_open(tmp_path: Path) -> None:
+    keyring = read_keyring(_file(tmp_path, f"{TWO.hex()}\n{ONE.hex()}\n{TWO.hex()}\n"))
+    assert keyring.sealing.same(Key(TWO))
+    for secret in (ONE, TWO):
+        found = keyring.find(Key(secret).id)
+        assert found is not None
+        assert found.same(Key(secret))
+    assert keyring.find(b"none") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no key in it"),
+        ("# nothing\n\n", "no key in it"),
+        ("\nsecret password\n", "line 2: not a key"),
+        ("ab" * 31, "line 1: "),
+        (base64.b64encode(bytes(33)).decode(), "this has 33"),
+        ("é" * 32, "not a key"),
+    ],
+)
+def test_a_bad_file_is_named_and_its_text_is_not(tmp_path: Path, text: str, message: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(KeyringError, match=message) as refused:
+        read_keyring(path)
+    assert str(path) in refused.value.message
+    assert not text.strip() or text.strip() not in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "keys"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "binary":
+        path.write_bytes(b"\xff\x00\xfe")
+    with pytest.raises(KeyringError, match="cannot read the key file"):
+        read_keyring(path)
+
+
+def test_no_keys_and_short_keys_are_refused() -> None:
+    with pytest.raises(KeyringError):
+        Keyring([])
+    with pytest.raises(KeyringError, match="32 bytes"):
+        Keyring([b"short"])
+
+
+def test_a_file_open_to_others_gives_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _file(tmp_path, ONE.hex())
+    path.chmod(0o640)
+    (warning,) = read_keyring(path).warnings
+    assert str(path) in warning
+    assert "640" in warning
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_folder_gets_a_key_and_keeps_it(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "dovetail"
+    made = folder_keyring(folder)
+    again = folder_keyring(folder)
+    assert made.sealing.same(again.sealing)
+    assert made.warnings == again.warnings == ()
+    (file,) = folder.iterdir()
+    assert file.name == "seal.key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not made.sealing.same(folder_keyring(tmp_path / "other").sealing)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeyringError, match=r"seal\.key"):
+        folder_keyring(tmp_path / "file" / "data")
+
+
+_MAKER = """
+import sys
+from pathlib import Path
+from dovetail.ledger.keyring import folder_keyring
+sys.stdin.readline()
+print(folder_keyring(Path(sys.argv[1])).sealing.id.hex())
+"""
+
+
+def test_processes_that_start_together_agree(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": ":".join(part for part in sys.path if part)}
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MAKER, str(tmp_path / "data")],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for maker in makers:
+        assert maker.stdin is not None
+        maker.stdin.write("go\n")
+        maker.stdin.flush()
+    ids = {maker.communicate(timeout=60)[0].strip() for maker in makers}
+    assert ids == {folder_keyring(tmp_path / "data").sealing.id.hex()}
+    assert len(list((tmp_path / "data").iterdir())) == 1
+
+
+def test_each_tenant_has_its_chain_key_and_rotation_keeps_it() -> None:
+    old, rotated, other = Keyring([ONE]), Keyring([TWO, ONE]), Keyring([TWO])
+    assert old.chain_key("a") == rotated.chain_key("a")
+    assert len({keyring.chain_key(t) for keyring in (old, other) for t in ("", "a", "b")}) == 6
+    assert len(old.chain_key("a")) == 32
+    assert old.chain_key("a") not in (old.sealing.sealing, ONE)
+
+
+def test_a_key_does_not_show_itself() -> None:
+    shown = repr(Key(ONE)) + repr(Keyring([ONE]))
+    assert ONE.hex() not in shown
+    assert repr(ONE)[2:-1] not in shown

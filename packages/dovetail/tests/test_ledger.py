@@ -1,0 +1,412 @@
+"""The ledger before its store: what needs no store, what is rebuilt, and what may fail."""
+
+import asyncio
+import random
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_entries import turn
+
+from dovetail.ledger.entry import Entry, pack, unpack
+from dovetail.ledger.ledger import RENEW_EVERY, Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.store.store import DAY, MAX_AGE, NEWEST, StoreError
+
+PROMPT = array("I", [1, 2, 3])
+
+
+class WatchedStore(MemoryStore):
+    """Counts the questions, and fails or waits when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.touched = 0
+        self.broken = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def get(self, tenant: str, id: str) -> Entry | None:
+        self._ask("get")
+        return await super().get(tenant, id)
+
+    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+        self._ask("by_call")
+        return await super().by_call(tenant, call_key)
+
+    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+        self._ask("by_chain")
+        return await super().by_chain(tenant, chain)
+
+    async def put(self, entry: Entry) -> None:
+        await self.gate.wait()
+        self._ask("put")
+        await super().put(entry)
+
+    async def touch(self, tenant: str, ids: Iterable[str]) -> None:
+        named = list(ids)
+        self.touched += len(named)
+        await super().touch(tenant, named)
+
+    def _ask(self, question: str) -> None:
+        self.asked.append(question)
+        if self.broken:
+            raise StoreError("the disk is on fire")
+
+
+def _whole(parent: "array[int]", entry: Entry) -> "array[int]":
+    """The definition."""
+    return parent[: entry.keep] + unpack(entry.suffix) + unpack(entry.generated)
+
+
+def _line(length: int, *, seed: int = 0) -> tuple[list[Entry], list["array[int]"]]:
+    """A session: each turn grown from the one before, sometimes after a cut."""
+    chance = random.Random(seed)
+    entries: list[Entry] = []
+    wholes = [array("I")]
+    for number in range(length):
+        cut = chance.choice([0, 0, 0, 2, len(wholes[-1])])
+        entry = turn(
+            f"e{number}",
+            parent=f"e{number - 1}" if number else None,
+            keep=max(0, len(wholes[-1]) - cut) if number else 0,
+            suffix=pack(chance.randrange(1000) for _ in range(chance.randrange(6))),
+            generated=pack(chance.randrange(1000) for _ in range(chance.randrange(6))),
+            chain=f"chain{number}".encode(),
+            calls=(f"call_{number}",),
+        )
+        entries.append(entry)
+        wholes.append(_whole(wholes[-1], entry))
+    return entries, wholes[1:]
+
+
+async def _record(ledger: Ledger, entry: Entry, whole: "array[int]") -> None:
+    generated = len(unpack(entry.generated))
+    await ledger.record(entry, whole[: len(whole) - generated])
+
+
+def test_what_was_recorded_here_needs_no_store() -> None:
+    async def main() -> None:
+        store = WatchedStore()
+        ledger = Ledger(store)
+        entry = turn("e1", generated=pack([4, 5]), calls=("call_1",))
+        await ledger.record(entry, PROMPT)
+        await ledger.flush()
+        store.asked.clear()
+        assert ledger.cached("t", "e1") is entry
+        assert await ledger.get("t", "e1") is entry
+        assert await ledger.by_call("t", "call1") == [entry]
+        assert await ledger.by_chain("t", b"chain") == [entry]
+        assert await ledger.whole(entry) == array("I", [1, 2, 3, 4, 5])
+        assert store.asked == []
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_the_callers_prompt_stays_the_callers() -> None:
+    async def main() -> None:
+        ledger = Ledger(MemoryStore())
+        prompt = array("I", [1, 2, 3])
+        entry = turn("e1", generated=pack([4]))
+        await ledger.record(entry, prompt)
+        prompt.append(9)
+        assert await ledger.whole(entry) == array("I", [1, 2, 3, 4])
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
+    async def main() -> None:
+        store = WatchedStore()
+        store.gate.clear()
+        ledger = Ledger(store)
+        entry = turn("e1", calls=("c1",))
+        await ledger.record(entry, PROMPT)
+        assert await ledger.by_chain("t", b"chain") == [entry]
+        assert await ledger.by_call("t", "c1") == [entry]
+        store.gate.set()
+        await ledger.flush()
+        assert await MemoryStore.get(store, "t", "e1") == entry
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -> None:
+    async def main() -> None:
+        store = WatchedStore()
+        store.gate.clear()
+        ledger = Ledger(store, cache_bytes=5_000, wholes_bytes=0)
+        entry = turn("e1", generated=pack(range(2000)))
+        waiting = asyncio.create_task(ledger.record(entry, array("I")))
+        await asyncio.sleep(0)
+        assert ledger.cached("t", "e1") is entry
+        store.gate.set()
+        await waiting
+        await ledger.flush()
+        assert await ledger.get("t", "e1") == entry
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
+    async def main() -> None:
+        store = WatchedStore()
+        store.gate.clear()
+        ledger = Ledger(store, cache_bytes=10_000)
+        recording = [
+            asyncio.create_task(ledger.record(turn(f"e{n}", chain=b"%d" % n), PROMPT))
+            for n in range(20)
+        ]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        done = sum(task.done() for task in recording)
+        assert 5 <= done < 15
+        store.gate.set()
+        await asyncio.gather(*recording)
+        await ledger.flush()
+        assert (await store.stats()).entries == 20
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_turn_that_looks_the_same_is_always_told(shared: bool) -> None:
+    """Recorded by an earlier process: a look-up by chain must not answer with ours alone."""
+
+    async def main() -> None:
+        store = WatchedStore()
+        await store.put(turn("earlier", generated=pack([7])))
+        ledger = Ledger(store, shared=shared)
+        await ledger.record(turn("ours", generated=pack([8])), PROMPT)
+        for _ in range(2):
+            found = await ledger.by_chain("t", b"chain")
+            assert [entry.id for entry in found] == ["ours", "earlier"]
+            await ledger.flush()
+        store.asked.clear()
+        await ledger.by_chain("t", b"chain")
+        assert store.asked == (["by_chain"] if shared else [])
+        await ledger.record(turn("third"), PROMPT)
+        found = await ledger.by_chain("t", b"chain")
+        assert [entry.id for entry in found] == ["third", "ours", "earlier"]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_another_process_is_seen_where_the_store_is_shared() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        ledger = Ledger(store, shared=True)
+        await ledger.record(turn("ours"), PROMPT)
+        await ledger.flush()
+        await store.put(turn("theirs"))
+        found = await ledger.by_chain("t", b"chain")
+        assert [entry.id for entry in found] == ["theirs", "ours"]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_only_so_many_of_one_chain() -> None:
+    async def main() -> None:
+        ledger = Ledger(WatchedStore())
+        for number in range(NEWEST + 5):
+            await ledger.record(turn(f"e{number}"), PROMPT)
+            found = await ledger.by_chain("t", b"chain")
+            newest = [f"e{n}" for n in range(number, -1, -1)][:NEWEST]
+            assert [entry.id for entry in found] == newest
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_tenants_do_not_meet() -> None:
+    async def main() -> None:
+        ledger = Ledger(MemoryStore())
+        ours = turn("e1", calls=("c1",), generated=pack([4]))
+        theirs = turn("e1", tenant="u", generated=pack([5]))
+        await ledger.record(ours, PROMPT)
+        assert ledger.cached("u", "e1") is None
+        assert await ledger.get("u", "e1") is None
+        assert await ledger.by_call("u", "c1") == []
+        assert await ledger.by_chain("u", b"chain") == []
+        assert await ledger.export_chain("u", "e1") == []
+        await ledger.record(theirs, PROMPT)
+        assert await ledger.whole(ours) == array("I", [1, 2, 3, 4])
+        assert await ledger.whole(theirs) == array("I", [1, 2, 3, 5])
+        child = turn("e2", tenant="v", parent="e1", keep=3)
+        assert await ledger.whole(child) is None
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.integers(1, 30),
+    cache=st.sampled_from([0, 3_000, 1 << 20]),
+    wholes=st.sampled_from([0, 1_000, 1 << 20]),
+)
+def test_wholes_are_what_they_are_defined_to_be(
+    seed: int, length: int, cache: int, wholes: int
+) -> None:
+    """In any order, with any part of them in memory, over one store and two ledgers."""
+
+    async def main() -> None:
+        entries, expected = _line(length, seed=seed)
+        store = MemoryStore()
+        first = Ledger(store, cache_bytes=cache, wholes_bytes=wholes)
+        for entry, whole in zip(entries, expected, strict=True):
+            await _record(first, entry, whole)
+        await first.flush()
+        second = Ledger(store, cache_bytes=cache, wholes_bytes=wholes)
+        order = list(range(length))
+        random.Random(seed).shuffle(order)
+        for at in [*order, *order]:
+            for ledger in (first, second):
+                assert await ledger.whole(entries[at]) == expected[at]
+        assert await second.export_chain("t", entries[-1].id) == entries
+
+    asyncio.run(main())
+
+
+def test_a_very_long_session_is_rebuilt() -> None:
+    async def main() -> None:
+        entries, expected = _line(5_000)
+        store = MemoryStore()
+        for entry in entries:
+            await store.put(entry)
+        ledger = Ledger(store)
+        assert await ledger.whole(entries[-1]) == expected[-1]
+        assert await ledger.export_chain("t", entries[-1].id) == entries
+
+    asyncio.run(main())
+
+
+def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
+    async def main() -> None:
+        entries, _ = _line(5)
+        store = MemoryStore()
+        for entry in entries[1:2] + entries[3:]:
+            await store.put(entry)
+        ledger = Ledger(store)
+        for entry in entries[1:2] + entries[3:]:
+            assert await ledger.get("t", entry.id) == entry
+            assert await ledger.whole(entry) is None
+        assert await ledger.export_chain("t", "e4") == entries[3:]
+        assert await ledger.export_chain("t", "e2") == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [turn("a", parent="a")],
+        [turn("a", parent="b"), turn("b", parent="a")],
+        [turn("a", parent="b", keep=5), turn("b", suffix=pack([1]))],
+    ],
+    ids=["own parent", "ring", "keeps more than there is"],
+)
+def test_a_damaged_line_has_no_whole(damaged: list[Entry]) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        for entry in damaged:
+            await store.put(entry)
+        ledger = Ledger(store)
+        assert await ledger.whole(damaged[0]) is None
+        assert len(await ledger.export_chain("t", "a")) == len(damaged)
+
+    asyncio.run(main())
+
+
+def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = WatchedStore()
+        await store.put(turn("stored"))
+        ledger = Ledger(store)
+        store.broken = True
+        assert await ledger.get("t", "stored") is None
+        assert await ledger.by_call("t", "c1") == []
+        assert await ledger.by_chain("t", b"chain") == []
+        ours = turn("ours", calls=("c1",))
+        await ledger.record(ours, PROMPT)
+        await ledger.flush()
+        assert ledger.lost == 1
+        assert ledger.failed >= 3
+        assert await ledger.by_call("t", "c1") == [ours]
+        assert await ledger.by_chain("t", b"chain") == [ours]
+        store.broken = False
+        found = await ledger.by_chain("t", b"chain")
+        assert [entry.id for entry in found] == ["ours", "stored"]
+        await ledger.close()
+
+    asyncio.run(main())
+    logged = [record.getMessage().split()[0] for record in caplog.records]
+    assert logged == ["ledger.store_failed", "ledger.write_failed"]
+
+
+def test_a_session_in_use_is_kept_from_its_first_turn_on() -> None:
+    """Thirty days, a turn every two hours: none is forgotten, and few are touched each time."""
+
+    async def main() -> None:
+        now = 0.0
+        store = WatchedStore()
+        store._clock = lambda: now
+        ledger = Ledger(store, cache_bytes=0, wholes_bytes=0, clock=lambda: now)
+        entries, expected = _line(360)
+        for number, (entry, whole) in enumerate(zip(entries, expected, strict=True)):
+            now = number * 2 * 3600.0
+            await _record(ledger, entry, whole)
+            await ledger.flush()
+        assert now > 4 * MAX_AGE - DAY
+        assert await ledger.whole(entries[-1]) == expected[-1]
+
+    asyncio.run(main())
+
+
+def test_a_busy_session_is_touched_seldom() -> None:
+    async def main() -> None:
+        now = 0.0
+        store = WatchedStore()
+        ledger = Ledger(store, clock=lambda: now)
+        entries, expected = _line(500)
+        for number, (entry, whole) in enumerate(zip(entries, expected, strict=True)):
+            now = number * RENEW_EVERY / 100
+            await _record(ledger, entry, whole)
+            await ledger.flush()
+        assert store.touched < 3 * len(entries)
+
+    asyncio.run(main())
+
+
+def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
+    entries, expected = _line(50)
+
+    async def write() -> None:
+        ledger = Ledger(SqliteStore(tmp_path / "ledger.db"))
+        for entry, whole in zip(entries, expected, strict=True):
+            await _record(ledger, entry, whole)
+        await ledger.close()
+
+    async def read() -> None:
+        ledger = Ledger(SqliteStore(tmp_path / "ledger.db"))
+        (last,) = await ledger.by_call("t", "call49")
+        assert await ledger.by_chain("t", b"chain49") == [last]
+        assert await ledger.whole(last) == expected[-1]
+        assert (await ledger.stats()).entries == 50
+        await ledger.close()
+
+    asyncio.run(write())
+    asyncio.run(read())

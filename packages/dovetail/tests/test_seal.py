@@ -1,0 +1,357 @@
+"""Seals: what goes in comes out, for its owner alone, and nothing else ever does."""
+
+import base64
+import random
+import string
+import subprocess
+import sys
+from array import array
+from typing import Literal, get_args
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_entries import HASH, IDS, SPANS, TEXT
+
+from dovetail.ledger import seal as seal_module
+from dovetail.ledger.entry import Span, pack, unpack
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.seal import MAX_TEXT, Reason, Refused, Sealed, Sealer, Tail, entry_id_of
+
+KEY = bytes(range(32))
+SEALER = Sealer(Keyring([KEY]))
+IDENTIFIERS = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=40)
+ALPHABET = string.ascii_letters + string.digits + "-_"
+
+TAILS = st.builds(
+    Tail,
+    entry=IDENTIFIERS,
+    start=st.integers(0, 10**6),
+    generated=IDS,
+    spans=st.lists(SPANS, max_size=3).map(tuple),
+    stop=st.none() | st.integers(0, 2**31),
+)
+SEALED = st.builds(
+    Sealed,
+    entry=IDENTIFIERS,
+    parent=st.none() | IDENTIFIERS,
+    generated=IDS,
+    spans=st.lists(SPANS, max_size=5).map(tuple),
+    before=HASH,
+    head=HASH,
+    thought=st.integers(0, 1000),
+    previous=st.none() | TAILS,
+)
+
+
+def _thought(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> Sealed:
+    """One thought of that many tokens, of words, as a model writes them."""
+    chance = random.Random(seed)
+    words = ["the", "file", "has", "no", "test", "yet", "so", "I", "will", "read", "it", "first"]
+    text = " ".join(chance.choice(words) + str(chance.randrange(1000)) for _ in range(tokens))
+    ids = pack(chance.randrange(150_000) for _ in range(tokens))
+    span = Span("reasoning", text, text.strip(), tokens)
+    return Sealed(entry, "turn_0", ids, (span,), b"b" * 16, b"h" * 16)
+
+
+SAMPLE = _thought()
+TEXT_OF_SAMPLE = SEALER.seal(SAMPLE, "tenant", "model")
+
+
+@given(sealed=SEALED, tenant=TEXT, model=TEXT)
+def test_what_is_sealed_is_opened(sealed: Sealed, tenant: str, model: str) -> None:
+    text = SEALER.seal(sealed, tenant, model)
+    assert SEALER.open(text, tenant, model) == sealed
+    assert entry_id_of(text) == sealed.entry
+    assert len(text) <= MAX_TEXT
+    assert set(text) <= set(ALPHABET)
+
+
+def test_what_a_client_sees_says_nothing_of_the_thought() -> None:
+    assert SEALER.seal(SAMPLE, "tenant", "model") != TEXT_OF_SAMPLE
+    clear = base64.urlsafe_b64decode(TEXT_OF_SAMPLE + "=" * (-len(TEXT_OF_SAMPLE) % 4))
+    assert b"turn_1" in clear
+    assert b"turn_0" not in clear
+    assert b"tenant" not in clear
+    assert b"file" not in clear
+
+
+def test_no_character_can_be_changed() -> None:
+    """Every one of them, and each of its bits: also those of the last that make no whole byte."""
+    for at, old in enumerate(TEXT_OF_SAMPLE):
+        for bit in range(6):
+            new = ALPHABET[ALPHABET.index(old) ^ (1 << bit)]
+            changed = TEXT_OF_SAMPLE[:at] + new + TEXT_OF_SAMPLE[at + 1 :]
+            assert isinstance(SEALER.open(changed, "tenant", "model"), Refused), (at, bit)
+
+
+def test_the_nonce_body_and_tag_are_called_forged_when_changed() -> None:
+    for at in range(48, len(TEXT_OF_SAMPLE), 7):
+        new = "A" if TEXT_OF_SAMPLE[at] != "A" else "B"
+        changed = TEXT_OF_SAMPLE[:at] + new + TEXT_OF_SAMPLE[at + 1 :]
+        assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+
+
+def test_no_end_can_be_missing() -> None:
+    for length in range(len(TEXT_OF_SAMPLE)):
+        reason: Reason = "truncated" if length >= len("dovetail") else "not_ours"
+        cut = TEXT_OF_SAMPLE[:length]
+        assert SEALER.open(cut, "tenant", "model") == Refused(reason), length
+        assert entry_id_of(cut) is None
+
+
+@pytest.mark.parametrize("more", ["A", "AAAA", "=", "==", "\n", " ", "é", TEXT_OF_SAMPLE])
+def test_nothing_can_be_added(more: str) -> None:
+    for changed in (TEXT_OF_SAMPLE + more, TEXT_OF_SAMPLE[:30] + more + TEXT_OF_SAMPLE[30:]):
+        assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+
+
+def test_another_spelling_of_base64_is_no_seal() -> None:
+    text = next(
+        text
+        for seed in range(100)
+        if "-" in (text := SEALER.seal(_thought(seed=seed), "tenant", "model"))[40:]
+    )
+    changed = text[:40] + text[40:].replace("-", "+")
+    assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+
+
+def test_a_seal_cannot_be_given_another_entry_id() -> None:
+    one, two = (SEALER.seal(_thought(entry=id), "tenant", "model") for id in ("aaa", "bbb"))
+    head = 24 + 4  # the fixed part, and three bytes of id
+    swapped = one[:24] + two[24:head] + one[head:]
+    assert entry_id_of(swapped) == "bbb"
+    assert SEALER.open(swapped, "tenant", "model") == Refused("forged")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "model"), [("other", "model"), ("tenant", "other"), ("", "tenantmodel"), ("", "")]
+)
+def test_a_seal_is_its_tenants_and_models_alone(tenant: str, model: str) -> None:
+    assert SEALER.open(TEXT_OF_SAMPLE, tenant, model) == Refused("foreign")
+
+
+def test_tenant_and_model_do_not_run_into_each_other() -> None:
+    text = SEALER.seal(SAMPLE, "ab", "c")
+    assert SEALER.open(text, "a", "bc") == Refused("foreign")
+
+
+def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the short tag of another tenant the same by chance, the seal would still not open."""
+    monkeypatch.setattr(seal_module, "_binding", lambda key, tenant, model: b"same")
+    text = SEALER.seal(SAMPLE, "tenant", "model")
+    assert SEALER.open(text, "tenant", "model") == SAMPLE
+    assert SEALER.open(text, "other", "model") == Refused("forged")
+    assert SEALER.open(text, "tenant", "other") == Refused("forged")
+
+
+def test_keys_are_rotated() -> None:
+    new = bytes(32)
+    rotated, later = Sealer(Keyring([new, KEY])), Sealer(Keyring([new]))
+    assert rotated.open(TEXT_OF_SAMPLE, "tenant", "model") == SAMPLE
+    assert later.open(TEXT_OF_SAMPLE, "tenant", "model") == Refused("unknown_key")
+    sealed_anew = rotated.seal(SAMPLE, "tenant", "model")
+    assert later.open(sealed_anew, "tenant", "model") == SAMPLE
+    assert SEALER.open(sealed_anew, "tenant", "model") == Refused("unknown_key")
+
+
+_REPLICA = """
+import sys
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.seal import Sealed, Sealer
+opened = Sealer(Keyring([bytes(range(32))])).open(sys.stdin.read(), "tenant", "model")
+assert isinstance(opened, Sealed), opened
+print(Sealer(Keyring([bytes(range(32))])).seal(opened, "tenant", "model"), end="")
+"""
+
+
+def test_replicas_open_each_others_seals() -> None:
+    environment = {"PYTHONPATH": ":".join(part for part in sys.path if part)}
+    made = subprocess.run(
+        [sys.executable, "-c", _REPLICA],
+        env=environment,
+        input=TEXT_OF_SAMPLE,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert made.stdout != TEXT_OF_SAMPLE
+    assert SEALER.open(made.stdout, "tenant", "model") == SAMPLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "erased",
+        "dovetai",
+        "EqQBCkYIBxgCKkBn" * 20,  # the look of another vendor's
+        "gAAAAABo" + "x" * 300,
+        base64.b64encode(bytes(range(256))).decode(),
+        "ddovetail" + TEXT_OF_SAMPLE,
+        "\ud800" * 50,
+    ],
+)
+def test_other_vendors_signatures_are_not_ours(text: str) -> None:
+    assert SEALER.open(text, "tenant", "model") == Refused("not_ours")
+    assert entry_id_of(text) is None
+
+
+def test_a_seal_of_a_later_version_is_told_apart() -> None:
+    data = bytearray(base64.urlsafe_b64decode(TEXT_OF_SAMPLE + "=" * (-len(TEXT_OF_SAMPLE) % 4)))
+    data[6] = 2
+    later = base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+    assert SEALER.open(later, "tenant", "model") == Refused("version")
+    assert entry_id_of(later) is None
+
+
+SOUP = st.one_of(
+    st.text(),
+    st.text(ALPHABET + "+/=. é\0\ud800").map(lambda rest: "dovetail" + rest),
+    st.binary(max_size=400).map(lambda data: "dovetail" + base64.urlsafe_b64encode(data).decode()),
+    # A right beginning, so that the later checks are reached.
+    st.tuples(st.integers(0, 80), st.text(ALPHABET + "=\x7f", max_size=500)).map(
+        lambda parts: TEXT_OF_SAMPLE[: parts[0]] + parts[1]
+    ),
+    st.tuples(st.integers(24, len(TEXT_OF_SAMPLE)), st.characters()).map(
+        lambda parts: TEXT_OF_SAMPLE[: parts[0]] + parts[1] + TEXT_OF_SAMPLE[parts[0] + 1 :]
+    ),
+)
+
+
+@settings(max_examples=1000)
+@given(text=SOUP, tenant=st.just("tenant") | st.text(), model=st.just("model") | st.text())
+def test_no_text_makes_it_raise(text: str, tenant: str, model: str) -> None:
+    opened = SEALER.open(text, tenant, model)
+    if text == TEXT_OF_SAMPLE and (tenant, model) == ("tenant", "model"):
+        assert opened == SAMPLE
+    else:
+        assert isinstance(opened, Refused)
+        assert opened.reason in get_args(Reason)
+    assert entry_id_of(text) is None or text.startswith("dovetail")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", msgspec.msgpack.encode([1, 2]), b"bomb"])
+def test_what_we_sealed_and_cannot_read_is_refused(
+    payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A payload of a later release under our key; or a bomb, by someone who has the key."""
+    body = zstandard.ZstdCompressor().compress(bytes(1 << 27) if payload == b"bomb" else payload)
+    monkeypatch.setattr(seal_module, "_fitting", lambda sealed, room: body)
+    text = SEALER.seal(SAMPLE, "tenant", "model")
+    expected: Reason = "forged" if payload == b"bomb" else "version"
+    assert SEALER.open(text, "tenant", "model") == Refused(expected)
+
+
+def _long_turn(spans: int, tokens: int) -> Sealed:
+    """A turn of many thoughts and calls, with a previous turn's tail."""
+    made: list[Span] = []
+    ids = array("I")
+    for number in range(spans):
+        part = _thought(tokens, seed=number)
+        ids.extend(unpack(part.generated))
+        kind: Literal["reasoning", "call"] = "call" if number % 2 else "reasoning"
+        raw = f"<call>{part.spans[0].raw}</call>"
+        made.append(Span(kind, raw, part.spans[0].shown, len(ids), id=f"c{number}"))
+    tail = Tail("turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans)
+    return Sealed("turn_1", "turn_0", ids.tobytes(), tuple(made), b"b", b"h", 3, tail)
+
+
+def _opened(sealed: Sealed) -> Sealed:
+    text = SEALER.seal(sealed, "tenant", "model")
+    assert len(text) <= MAX_TEXT
+    opened = SEALER.open(text, "tenant", "model")
+    assert isinstance(opened, Sealed)
+    assert (opened.entry, opened.parent) == (sealed.entry, sealed.parent)
+    assert (opened.before, opened.head, opened.thought) == (b"b", b"h", 3)
+    return opened
+
+
+def test_what_fits_lacks_nothing() -> None:
+    sealed = _long_turn(4, 100)
+    assert _opened(sealed) == sealed
+
+
+def _noise(length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.printable, k=length))
+
+
+@pytest.mark.parametrize(
+    ("tail", "raw", "first", "last", "lacks"),
+    [
+        (100, 100, 100, 100, ()),
+        (20_000, 100, 100, 100, ("previous",)),
+        (100, 60_000, 100, 100, ("previous", "raws")),
+        (100, 60_000, 20_000, 100, ("previous", "raws", "spans")),
+        (100, 100, 100, 20_000, ("previous", "raws", "ids")),
+        (100, 100, 400_000, 100, ("previous", "raws", "spans")),
+    ],
+)
+def test_parts_are_left_out_in_their_order(
+    tail: int, raw: int, first: int, last: int, lacks: tuple[str, ...]
+) -> None:
+    """`tail`, `first` and `last` are lengths in tokens, `raw` that of a text which is not shown."""
+    spans = (
+        Span("call", _noise(raw, 1), "{}", first, id="c0"),
+        Span("reasoning", "hm", "hm", first + last),
+    )
+    chance = random.Random(2)
+    ids = pack(chance.randrange(150_000) for _ in range(first + last))
+    before = Tail("turn_0", 10, pack(chance.randrange(150_000) for _ in range(tail)), ())
+    opened = _opened(Sealed("turn_1", "turn_0", ids, spans, b"b", b"h", 3, before))
+    assert opened.lacks == lacks
+    assert (opened.previous is None) == ("previous" in lacks)
+    assert all(not span.raw for span in opened.spans) == ("raws" in lacks)
+
+
+def test_a_longer_turn_never_lacks_less() -> None:
+    order = ("previous", "raws", "spans", "ids")
+    seen = [_opened(_long_turn(7, tokens)).lacks for tokens in range(100, 12_000, 700)]
+    ranks = [max((order.index(lack) for lack in lacks), default=-1) for lacks in seen]
+    assert ranks == sorted(ranks)
+    assert (ranks[0], ranks[-1]) == (-1, 3)
+
+
+@pytest.mark.parametrize("spans", [2, 3, 7, 40])
+def test_spans_that_are_kept_have_their_ids(spans: int) -> None:
+    sealed = _long_turn(spans, 28_000 // spans)
+    opened = _opened(sealed)
+    assert opened.lacks[-1] in ("spans", "ids")
+    kept = len(opened.spans)
+    assert [span.id for span in opened.spans] == [s.id for s in sealed.spans[spans - kept :]]
+    if opened.lacks[-1] == "spans":
+        assert opened.start == sealed.spans[spans - kept - 1].tokens
+        assert unpack(opened.generated) == unpack(sealed.generated)[opened.start :]
+    else:
+        assert (opened.spans, opened.generated) == ((), b"")
+
+
+def test_a_turn_that_no_seal_can_hold_still_has_one() -> None:
+    opened = _opened(_long_turn(1, 300_000))
+    assert opened.lacks == ("previous", "raws", "ids")
+
+
+def test_what_compresses_well_is_opened_again() -> None:
+    """A model in a loop: the most that may be sealed is less than the most that is opened."""
+    loop = "🦜" * 280_000
+    sealed = Sealed("turn_1", "turn_0", b"", (Span("text", loop, ""),), b"b", b"h", 3)
+    assert _opened(sealed) == sealed
+
+
+@given(sealed=SEALED, tokens=st.integers(0, 60_000), seed=st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_no_seal_is_too_long(sealed: Sealed, tokens: int, seed: int) -> None:
+    ids = pack(random.Random(seed).randrange(200_000) for _ in range(tokens))
+    long = msgspec.structs.replace(sealed, generated=ids)
+    assert len(SEALER.seal(long, "tenant", "model")) <= MAX_TEXT
+
+
+@pytest.mark.parametrize("id", ["", "x" * 256])
+def test_an_id_that_has_no_place_is_refused(id: str) -> None:
+    with pytest.raises(ValueError, match="entry id"):
+        SEALER.seal(_thought(entry=id), "tenant", "model")
+    longest = SEALER.seal(_thought(entry="x" * 255), "tenant", "model")
+    assert entry_id_of(longest) == "x" * 255

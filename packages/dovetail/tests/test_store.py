@@ -1,0 +1,347 @@
+"""What all stores do alike, and how each of them forgets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ledger_entries import ENTRIES, turn
+from redis.asyncio import Redis
+from redis_server import RedisServer
+
+from dovetail.ledger.entry import Entry, pack
+from dovetail.ledger.store.codec import decode_entry
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.store.redis import RedisStore
+from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.store.store import NEWEST, Store, StoreStats, call_key
+
+KINDS = ["memory", "sqlite", "redis"]
+AGE = 100.0
+
+
+class Bench:
+    """A store of some kind, and a clock for it."""
+
+    def __init__(self, store: Store, advance: Callable[[float], Awaitable[None]]) -> None:
+        self.store = store
+        self.advance = advance
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    started = RedisServer()
+    started.start()
+    yield started
+    started.remove()
+
+
+@pytest.fixture(params=KINDS)
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> "Scenario":
+    server = request.getfixturevalue("server") if request.param == "redis" else None
+    return Scenario(request.param, tmp_path, server)
+
+
+class Scenario:
+    """Runs a coroutine function over a fresh store."""
+
+    def __init__(self, kind: str, folder: Path, server: RedisServer | None = None) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._server = server
+        self._number = count()
+
+    def run(self, body: Callable[[Bench], Awaitable[None]], *, max_bytes: int = 1 << 30) -> None:
+        async def main() -> None:
+            async with self._open(max_bytes) as bench:
+                await body(bench)
+
+        asyncio.run(main())
+
+    @asynccontextmanager
+    async def _open(self, max_bytes: int) -> AsyncIterator[Bench]:
+        clock = Clock()
+        if self._server is not None:
+            async with _redis(self._server.url) as bench:
+                yield bench
+            return
+        store: Store = MemoryStore(max_bytes=max_bytes, max_age=AGE, clock=clock)
+        if self._kind == "sqlite":
+            path = self._folder / f"{next(self._number)}.db"
+            store = SqliteStore(path, max_bytes=max_bytes, max_age=AGE, clock=clock)
+        yield Bench(store, clock.advance)
+        await store.close()
+
+
+@asynccontextmanager
+async def _redis(url: str) -> AsyncIterator[Bench]:
+    async with Redis.from_url(url) as client:
+        await client.flushall()
+
+        async def advance(seconds: float) -> None:
+            """The server's clock cannot be set: take the time off what every key has left."""
+            for key in await client.keys():
+                left = await client.pttl(key)
+                if left >= 0:
+                    await client.pexpire(key, max(0, left - round(seconds * 1000)))
+
+        store = RedisStore(url, max_age=AGE, patience=30.0)
+        yield Bench(store, advance)
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("id", "key"),
+    [
+        ("call_1", "call1"),
+        ("call1", "call1"),
+        ("toolu_01-Ab|x y", "toolu01Abxy"),
+        ("CALL", "CALL"),
+        ("é_١", ""),
+        ("", ""),
+    ],
+)
+def test_a_call_key_is_letters_and_digits(id: str, key: str) -> None:
+    assert call_key(id) == key
+
+
+def test_what_was_put_is_found(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        entry = turn("e1", generated=pack(range(1000)), calls=("call_1", "call_2"))
+        await bench.store.put(entry)
+        assert await bench.store.get("t", "e1") == entry
+        assert await bench.store.by_call("t", "call1") == ("e1",)
+        assert await bench.store.by_call("t", "call2") == ("e1",)
+        assert await bench.store.by_chain("t", b"chain") == ("e1",)
+
+    scenario.run(body)
+
+
+def test_what_was_not_put_is_not_found(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.store.put(turn("e1", calls=("call_1", "__")))
+        assert await bench.store.get("t", "e2") is None
+        assert await bench.store.by_call("t", "call") == ()
+        assert await bench.store.by_call("t", "CALL1") == ()
+        assert await bench.store.by_call("t", "") == ()
+        assert await bench.store.by_chain("t", b"chai") == ()
+        await bench.store.touch("t", ["e2"])
+        await bench.store.touch("t", [])
+        assert await bench.store.get("t", "e2") is None
+
+    scenario.run(body)
+
+
+@pytest.mark.parametrize("other", ["", "T", "t ", "t:e1", "*", "t}:entry"])
+def test_an_entry_is_its_tenants_alone(scenario: Scenario, other: str) -> None:
+    async def body(bench: Bench) -> None:
+        ours, theirs = turn("e1", calls=("c1",)), turn("e1", tenant=other, generated=pack([7]))
+        await bench.store.put(ours)
+        assert await bench.store.get(other, "e1") is None
+        assert await bench.store.by_call(other, "c1") == ()
+        assert await bench.store.by_chain(other, b"chain") == ()
+        await bench.store.put(theirs)
+        assert await bench.store.get("t", "e1") == ours
+        assert await bench.store.get(other, "e1") == theirs
+
+    scenario.run(body)
+
+
+def test_the_newest_come_first_and_only_so_many(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        ids = [f"e{number}" for number in range(NEWEST + 3)]
+        for id in ids:
+            await bench.store.put(turn(id, calls=("same",)))
+        newest = tuple(reversed(ids))[:NEWEST]
+        assert await bench.store.by_chain("t", b"chain") == newest
+        assert await bench.store.by_call("t", "same") == newest
+
+    scenario.run(body)
+
+
+def test_putting_again_changes_nothing(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        for id in ("e1", "e2"):
+            await bench.store.put(turn(id, calls=("c",)))
+        held = await bench.store.stats()
+        await bench.store.put(turn("e1", calls=("c",)))
+        assert await bench.store.stats() == held
+        assert held.entries == 2
+        assert await bench.store.by_chain("t", b"chain") == ("e2", "e1")
+        assert await bench.store.by_call("t", "c") == ("e2", "e1")
+
+    scenario.run(body)
+
+
+def test_age_counts_from_the_last_use(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        for id in ("used", "unused"):
+            await bench.store.put(turn(id, chain=id.encode(), calls=(id,)))
+        await bench.advance(AGE * 0.75)
+        await bench.store.touch("t", ["used", "unknown"])
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.get("t", "used") is not None
+        assert await bench.store.by_chain("t", b"used") == ("used",)
+        assert await bench.store.by_call("t", "used") == ("used",)
+        assert await bench.store.get("t", "unused") is None
+        assert await bench.store.by_chain("t", b"unused") == ()
+        assert await bench.store.by_call("t", "unused") == ()
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.get("t", "used") is None
+
+    scenario.run(body)
+
+
+def test_a_child_outlives_its_parent(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        child = turn("child", parent="parent", keep=5, generated=pack([1, 2]))
+        await bench.store.put(turn("parent"))
+        await bench.advance(AGE * 0.75)
+        await bench.store.put(child)
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.get("t", "parent") is None
+        assert await bench.store.get("t", "child") == child
+
+    scenario.run(body)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(ENTRIES, max_size=5, unique_by=lambda entry: entry.id))
+def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[Entry]) -> None:
+    async def body(bench: Bench) -> None:
+        await asyncio.gather(*map(bench.store.put, entries))
+        for entry in entries:
+            assert await bench.store.get(entry.tenant, entry.id) == entry
+            assert entry.id in await bench.store.by_chain(entry.tenant, entry.chain)
+            for call_id in entry.call_ids:
+                ids = await bench.store.by_call(entry.tenant, call_key(call_id))
+                assert (entry.id in ids) == bool(call_key(call_id))
+
+    scenario.run(body)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_an_entry_that_is_too_large_drives_nothing_out(kind: str, tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.store.put(turn("small"))
+        await bench.store.put(turn("large", generated=_noise(100_000)))
+        assert await bench.store.get("t", "small") is not None
+        assert await bench.store.get("t", "large") is None
+
+    Scenario(kind, tmp_path).run(body, max_bytes=50_000)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_what_is_too_old_takes_no_room(kind: str, tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for number in range(5):
+            await bench.store.put(turn(f"e{number}"))
+        one = (await bench.store.stats()).bytes // 5
+        await bench.advance(AGE + 1)
+        await bench.store.put(turn("e9"))
+        assert await bench.store.stats() == StoreStats(1, one)
+
+    Scenario(kind, tmp_path).run(body)
+
+
+_ACTS = st.tuples(st.sampled_from(["put", "put", "touch", "wait"]), st.integers(0, 2_000))
+_BOUND = 20_000
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(acts=st.lists(_ACTS, max_size=40))
+def test_the_least_recently_used_goes_first(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]]
+) -> None:
+    scenario = Scenario(kind, tmp_path_factory.mktemp("store"))
+    scenario.run(lambda bench: _check_eviction(bench, acts), max_bytes=_BOUND)
+
+
+async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
+    """Beside a model that knows only the order of use: whatever went was older than what stays."""
+    order: dict[str, float] = {}
+    now = 0.0
+    for number, (act, value) in enumerate(acts):
+        passed = value / 50 if act == "wait" else 0.001
+        now += passed
+        await bench.advance(passed)
+        before = await bench.store.stats()
+        if act == "put":
+            id = f"e{number}"
+            chain = b"odd" if number % 2 else b"even"
+            await bench.store.put(turn(id, chain=chain, generated=_noise(value), calls=(id,)))
+            order[id] = now
+        elif act == "touch" and order:
+            id = list(order)[value % len(order)]
+            await bench.store.touch("t", [id])
+            order.pop(id)
+            order[id] = now
+        order = {id: used for id, used in order.items() if used >= now - AGE}
+        alive = [id for id in order if await bench.store.get("t", id) is not None]
+        held = await bench.store.stats()
+        assert held.bytes <= _BOUND
+        assert alive == list(order)[len(order) - len(alive) :]
+        if len(alive) < len(order):
+            # Not before it was needed: what was held, with the new one, was too much.
+            assert act == "put"
+            assert before.bytes + 4 * value + 2_000 > _BOUND
+            assert held.bytes + 4 * 2_000 + 2_000 > _BOUND * 15 / 16
+        order = {id: order[id] for id in alive}
+        await _check_indexes(bench.store, set(alive))
+
+
+async def _check_indexes(store: Store, alive: set[str]) -> None:
+    found = {*await store.by_chain("t", b"odd"), *await store.by_chain("t", b"even")}
+    assert found <= alive
+    if len(alive) <= NEWEST:
+        assert found == alive
+    for id in alive:
+        assert await store.by_call("t", id) == (id,)
+
+
+def _noise(count: int) -> bytes:
+    """Ids that do not compress."""
+    return pack((number * 2654435761) % 2**32 for number in range(count))
+
+
+def test_entries_of_older_and_newer_versions_are_read() -> None:
+    """Fields are only ever added, at the end and with a default."""
+    entry = turn("e")
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))
+    for known in (fields[:12], [*fields, "from the future"]):
+        assert decode_entry(b"\0" + msgspec.msgpack.encode(known)) == entry
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0", b"\1", b"\0\x93\1\2\3", b"\1(\xb5/\xfd\0", b"\2abc", b"\xff" * 40]
+)
+def test_a_damaged_body_is_no_entry(body: bytes) -> None:
+    assert decode_entry(body) is None
+
+
+def test_a_body_that_would_fill_the_memory_is_no_entry() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 29))
+    assert len(bomb) < 1 << 16
+    assert decode_entry(b"\1" + bomb) is None

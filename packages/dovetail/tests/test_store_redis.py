@@ -1,0 +1,163 @@
+"""Redis as it is when things go wrong: away, hung, refusing, and back again."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+
+import pytest
+from ledger_entries import turn
+from redis.asyncio import Redis
+from redis_server import RedisServer
+
+from dovetail.ledger.store.redis import RedisStore
+from dovetail.ledger.store.store import StoreStats
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    made = RedisServer()
+    made.start()
+    yield made
+    made.remove()
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return [record.getMessage().split()[0] for record in found]
+
+
+def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        clock = Clock()
+        store = RedisStore(server.url, clock=clock)
+        await store.put(turn("e1", calls=("c1",)))
+        assert await store.get("t", "e1") is not None
+
+        server.stop()
+        for _ in range(3):
+            clock.now += 10
+            assert await store.get("t", "e1") is None
+        assert await store.by_call("t", "c1") == ()
+        assert await store.by_chain("t", b"chain") == ()
+        await store.touch("t", ["e1"])
+        assert await store.stats() == StoreStats(0, 0)
+        await store.put(turn("e2"))
+        assert store.lost == 1
+        assert _warnings(caplog) == ["ledger.redis_away"]
+
+        server.start()
+        assert await store.get("t", "e2") is None  # not asked yet: it was away just now
+        clock.now += 10
+        await store.put(turn("e3"))
+        assert await store.get("t", "e3") == turn("e3")
+        assert store.lost == 1
+        assert _warnings(caplog) == ["ledger.redis_away", "ledger.redis_back"]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_restart_between_two_requests_is_not_noticed(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        store = RedisStore(server.url, patience=30.0)
+        await store.put(turn("e1"))
+        server.stop()
+        server.start()
+        await store.put(turn("e2"))
+        assert await store.get("t", "e2") is not None
+        await store.close()
+        assert (store.lost, store.failed) == (0, 0)
+
+    asyncio.run(main())
+    assert _warnings(caplog) == []
+
+
+def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
+    async def main() -> None:
+        clock = Clock()
+        store = RedisStore(server.url, patience=0.05, clock=clock)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        assert await store.get("t", "e1") is None
+        await store.put(turn("e1"))
+        assert (store.lost, store.failed) == (1, 2)
+        server.process.send_signal(signal.SIGCONT)
+        await store.close()
+        store = RedisStore(server.url, clock=clock)
+        await store.put(turn("e1"))
+        assert await store.get("t", "e1") is not None
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = RedisStore("redis://127.0.0.1:1")
+        await store.put(turn("e1"))
+        assert await store.get("t", "e1") is None
+        assert store.lost == 1
+        await store.close()
+
+    asyncio.run(main())
+    assert _warnings(caplog) == ["ledger.redis_away"]
+
+
+def test_one_that_is_full_refuses_writes_and_still_answers(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        store = RedisStore(server.url, patience=30.0)
+        await store.put(turn("e1"))
+        async with Redis.from_url(server.url) as client:
+            await client.config_set("maxmemory", "1")
+        for number in range(3):
+            await store.put(turn(f"f{number}"))
+            assert await store.get("t", "e1") is not None
+        assert store.lost == 3
+        await store.close()
+
+    asyncio.run(main())
+    assert _warnings(caplog) == ["ledger.redis_refuses"]
+
+
+def test_frontends_share_it(server: RedisServer) -> None:
+    async def main() -> None:
+        one, two, other = (
+            RedisStore(server.url, prefix=prefix, patience=30.0) for prefix in ("p", "p", "q")
+        )
+        await one.put(turn("e1", calls=("call_1",)))
+        assert await two.by_call("t", "call1") == ("e1",)
+        assert await two.get("t", "e1") == turn("e1", calls=("call_1",))
+        assert await other.get("t", "e1") is None
+        assert (await two.stats()).entries == 1
+        assert await other.stats() == StoreStats(0, 0)
+        for store in (one, two, other):
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_every_key_but_the_counter_expires(server: RedisServer) -> None:
+    async def main() -> dict[str, int]:
+        store = RedisStore(server.url, max_age=1000.0, patience=30.0)
+        await store.put(turn("e1", calls=("c1",)))
+        await store.close()
+        async with Redis.from_url(server.url) as client:
+            return {str(key): await client.ttl(key) for key in await client.keys()}
+
+    kinds = {key.split(":")[2]: left for key, left in asyncio.run(main()).items()}
+    assert kinds.pop("order") == -1
+    assert set(kinds) == {"entry", "call", "chain"}
+    assert all(990 <= left <= 1000 for left in kinds.values())

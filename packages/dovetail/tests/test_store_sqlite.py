@@ -1,0 +1,223 @@
+"""The ledger's file: restarts, several processes, and files that are not ours or are damaged."""
+
+import asyncio
+import random
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ledger_entries import turn
+
+from dovetail.ledger.entry import Entry, pack
+from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.store.store import StoreError
+
+
+def test_entries_survive_a_restart(tmp_path: Path) -> None:
+    entry = turn("e1", generated=pack(range(500)), calls=("call_1",))
+
+    async def write() -> None:
+        store = SqliteStore(tmp_path / "new" / "ledger.db")
+        await store.put(entry)
+        await store.close()
+
+    async def read() -> None:
+        store = SqliteStore(tmp_path / "new" / "ledger.db")
+        assert await store.get("t", "e1") == entry
+        assert await store.by_call("t", "call1") == ("e1",)
+        assert (await store.stats()).entries == 1
+        await store.close()
+
+    asyncio.run(write())
+    asyncio.run(read())
+
+
+def test_close_finishes_what_was_asked_for(tmp_path: Path) -> None:
+    async def write() -> None:
+        store = SqliteStore(tmp_path / "ledger.db")
+        puts = [asyncio.create_task(store.put(turn(f"e{number}"))) for number in range(300)]
+        await asyncio.sleep(0)  # let them ask
+        await store.close()
+        await asyncio.gather(*puts)
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await store.get("t", "e1")
+
+    asyncio.run(write())
+    with sqlite3.connect(tmp_path / "ledger.db") as file:
+        assert file.execute("SELECT count(*) FROM entries").fetchone() == (300,)
+        assert file.execute("SELECT entries FROM totals").fetchone() == (300,)
+    file.close()
+
+
+def test_a_write_is_done_though_its_caller_went_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "ledger.db")
+        put = asyncio.create_task(store.put(turn("e1")))
+        await asyncio.sleep(0)
+        put.cancel()
+        assert await store.get("t", "e1") is not None
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        store = SqliteStore(tmp_path / "ledger.db")
+        statements: list[str] = []
+        store._connection.set_trace_callback(statements.append)
+        await asyncio.gather(*(store.put(turn(f"e{number}")) for number in range(500)))
+        await store.close()
+        return statements
+
+    statements = asyncio.run(main())
+    assert sum(statement.startswith("INSERT INTO entries") for statement in statements) >= 500
+    assert statements.count("COMMIT") <= 50
+
+
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from dovetail.ledger.store.sqlite import SqliteStore
+from ledger_entries import turn
+
+async def main(path, name):
+    store = SqliteStore(Path(path))
+    for number in range(40):
+        await store.put(turn(f"{name}-{number}", calls=(f"{name}{number}",)))
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_several_processes_share_one_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    environment = {"PYTHONPATH": ":".join(part for part in sys.path if part)}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITER, str(path), name], env=environment)
+        for name in "abc"
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+
+    async def read() -> None:
+        store = SqliteStore(path)
+        assert (await store.stats()).entries == 120
+        for name in "abc":
+            assert await store.by_call("t", f"{name}39") == (f"{name}-39",)
+        await store.close()
+
+    asyncio.run(read())
+
+
+def test_a_busy_file_is_waited_for_without_blocking_the_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "ledger.db")
+        other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        put = asyncio.create_task(store.put(turn("e1")))
+        for _ in range(100):  # the loop goes on meanwhile
+            await asyncio.sleep(0)
+        assert not put.done()
+        other.execute("COMMIT")
+        other.close()
+        await put
+        assert await store.get("t", "e1") is not None
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("tokens", [60, 800, 50_000])
+def test_the_file_stays_within_its_bound(tmp_path: Path, tokens: int) -> None:
+    bound = 2 << 20
+    chance = random.Random(tokens)
+
+    def entry(number: int) -> Entry:
+        ids = pack(chance.choices(range(150_000), k=tokens))
+        names = {"chain": number.to_bytes(16, "big"), "generated": ids}
+        return turn(f"entry_{number:024}", (f"call_{number:024}",), **names)
+
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "ledger.db", max_bytes=bound)
+        count = 2 * bound // (tokens * 2 + 300)
+        for first in range(0, count, 100):
+            await asyncio.gather(*(store.put(entry(first + number)) for number in range(100)))
+            assert (await store.stats()).bytes <= bound
+        await store.close()
+
+    asyncio.run(main())
+    assert (tmp_path / "ledger.db").stat().st_size < 1.25 * bound
+
+
+def _foreign(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute("CREATE TABLE bookmarks (url TEXT)")
+    file.close()
+
+
+def _newer(path: Path) -> None:
+    asyncio.run(SqliteStore(path).close())
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 99")
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_bytes(b"not a database at all" * 100), "not a database"),
+        (lambda path: path.mkdir(), "cannot open"),
+        (_foreign, "another program's"),
+        (_newer, "version 99"),
+    ],
+    ids=["garbage", "folder", "foreign", "newer"],
+)
+def test_a_file_that_is_not_ours_is_named(tmp_path: Path, make: object, message: str) -> None:
+    path = tmp_path / "ledger.db"
+    assert callable(make)
+    make(path)
+    with pytest.raises(StoreError, match=message) as refused:
+        SqliteStore(path)
+    assert str(path) in refused.value.message
+
+
+def test_damage_found_later_is_named_and_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+
+    async def fill() -> None:
+        store = SqliteStore(path)
+        await asyncio.gather(*(store.put(turn(f"e{number}" * 20)) for number in range(300)))
+        await store.close()
+
+    async def read() -> None:
+        store = SqliteStore(path)
+        with pytest.raises(StoreError, match=r"ledger\.db failed"):
+            await asyncio.gather(*(store.get("t", f"e{number}" * 20) for number in range(300)))
+        await store.close()
+
+    asyncio.run(fill())
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xa5" * (size - 8192))
+    asyncio.run(read())
+
+
+def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    async def main() -> list[BaseException | None]:
+        store = SqliteStore(tmp_path / "ledger.db")
+        entries: list[Entry] = [turn("good1"), turn("\ud800"), turn("good2")]
+        results = await asyncio.gather(*map(store.put, entries), return_exceptions=True)
+        assert await store.get("t", "good1") is not None
+        assert await store.get("t", "good2") is not None
+        await store.close()
+        return results
+
+    first, bad, last = asyncio.run(main())
+    assert first is None
+    assert last is None
+    assert isinstance(bad, StoreError)
