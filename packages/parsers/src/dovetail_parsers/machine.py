@@ -52,15 +52,21 @@ class Machine:
         "_rewind",
         "_saw_plain",
         "_spans",
+        "_special",
         "_state",
         "_wait",
         "_word",
     )
 
     def __init__(
-        self, grammar: Grammar, tools: Mapping[str, ToolSpec], in_reasoning: bool | None
+        self,
+        grammar: Grammar,
+        tools: Mapping[str, ToolSpec],
+        in_reasoning: bool | None,
+        special: frozenset[str] | None = None,
     ) -> None:
         self._grammar = grammar
+        self._special = grammar.special if special is None else grammar.special & special
         self._spans = Spans()
         self._call = Call(self._spans, tools, grammar.name)
         inside = grammar.starts_inside if in_reasoning is None else in_reasoning
@@ -115,7 +121,7 @@ class Machine:
     def _ends_in_a_header(self) -> bool:
         """Half a message header, begun by a token: nothing of it is content."""
         in_header = self._state.channel is Channel.HEADER
-        return in_header and self._head_marker in self._grammar.special
+        return in_header and self._head_marker in self._special
 
     def _run(self, buffer: str, final: bool) -> None:
         at, self._wait = 0, False
@@ -191,7 +197,7 @@ class Machine:
 
     def _counts(self, marker: str, at: int) -> bool:
         plain = self._plain_held if at < self._boundary else self._plain
-        return not plain or marker not in self._grammar.special
+        return not plain or marker not in self._special
 
     # Edges
 

@@ -24,7 +24,8 @@ class Parser:
 
     `tools` type the values of formats that do not (OpenAI-style tool objects or `ToolSpec`s).
     `in_reasoning` says whether the prompt ended inside an open thought; None leaves it to what
-    is usual for the reasoning parser.
+    is usual for the reasoning parser. `special` are the markers that are special tokens in this
+    vocabulary, where the caller knows: others may be spelled out.
     """
 
     __slots__ = ("_stream",)
@@ -36,6 +37,7 @@ class Parser:
         *,
         tools: Iterable[Tool] = (),
         in_reasoning: bool | None = None,
+        special: frozenset[str] | None = None,
     ) -> None:
         specs = tuple(map(tool_spec, tools))
         factory = plugged(tool_parser) or plugged(reasoning_parser)
@@ -44,7 +46,8 @@ class Parser:
             self._stream = factory(tools=specs, in_reasoning=in_reasoning)
         else:
             named = {spec.model_name: spec for spec in specs}
-            self._stream = Machine(grammar(tool_parser, reasoning_parser), named, in_reasoning)
+            table = grammar(tool_parser, reasoning_parser)
+            self._stream = Machine(table, named, in_reasoning, special)
 
     def feed(self, text: str, special: bool | None = None) -> list[Event]:
         """Events that this piece of output completes.
