@@ -15,7 +15,7 @@ PACKAGES = sorted(
 
 @pytest.mark.parametrize("home", PACKAGES, ids=lambda home: home.name)
 def test_all_is_exactly_what_is_exported(home: Path) -> None:
-    package = import_module(f"dovetail_{home.name}")
+    package = import_module(_name(home).replace("-", "_"))
     names = {
         name
         for name, value in vars(package).items()
@@ -28,4 +28,8 @@ def test_all_is_exactly_what_is_exported(home: Path) -> None:
 def test_the_changelog_opens_with_this_version(home: Path) -> None:
     text = (home / "CHANGELOG.md").read_text(encoding="utf-8")
     opened = re.findall(r"^## \[(\d[^]]*)\]", text, re.MULTILINE)[0]
-    assert opened == version(f"dovetail-{home.name}")
+    assert opened == version(_name(home))
+
+
+def _name(home: Path) -> str:
+    return "dovetail" if home.name == "dovetail" else f"dovetail-{home.name}"
