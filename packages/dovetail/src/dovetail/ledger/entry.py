@@ -36,7 +36,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     An entry's whole is its prompt and what was generated, without the token that ended it.
     `before` and `chain` are the hash chain over the visible messages, without and with this turn;
-    `head` is the hash of system text, tools and template switches.
+    `line` is the chain over what those messages were taken for, thoughts and all; `head` is the
+    hash of system text, tools and template switches.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     head: bytes
     finish: str = "stop"
     created: float = 0.0
+    line: bytes = b""
 
     @property
     def call_ids(self) -> tuple[str, ...]:

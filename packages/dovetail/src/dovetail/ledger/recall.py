@@ -16,16 +16,17 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.meaning import same_turn
 from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import entry_id_of
-from dovetail.ledger.visible import SIZE, Digests, Seen, link
+from dovetail.ledger.store.store import NEWEST, call_key
+from dovetail.ledger.visible import Digests, Seen, link
+from dovetail.ledger.walk import START, Found, Step, Walks, step
 from dovetail_model import ToolSpec, Turn
 
 Replay = Literal["auto", "exact", "client"]
-_START = bytes(SIZE)
 
 
 @dataclass(frozen=True)
 class Recalled:
-    """What is known of a history.
+    """What is known of a history, and the ends of its chain and its line.
 
     `known` has the entries of assistant turns, by their place. `parent` is the nearest of them and
     `whole` its prompt with the turn itself; where `anchor`, its place, is given, the new prompt
@@ -33,7 +34,8 @@ class Recalled:
     what stands before it has not changed since. `calls` counts the calls before anchor or base.
     """
 
-    chain: bytes = _START
+    chain: bytes = START
+    line: bytes = START
     digests: tuple[bytes, ...] = ()
     known: dict[int, Entry] = field(default_factory=dict)
     anchor: int | None = None
@@ -61,19 +63,6 @@ class Scope:
     session: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One turn on the chain: the value before it, the value with it, whose turn it is.
-
-    `calls` is the number of calls in the turns before it.
-    """
-
-    before: bytes
-    chain: bytes
-    entry: str | None
-    calls: int
-
-
 class Recaller:
     """Recognises turns. Holds only what may be forgotten."""
 
@@ -85,109 +74,116 @@ class Recaller:
         self._replay = replay
         self._most = most
         self._digests = Digests(most)
-        # A client's link in the chain -> our own link and entry: what was recognised once.
-        self._links: OrderedDict[bytes, tuple[bytes, str | None]] = OrderedDict()
-        # The last walk of a session, to go on from.
-        self._walks: OrderedDict[tuple[str, str], tuple[tuple[Turn, ...], list[_Step]]] = (
-            OrderedDict()
-        )
-
-    def see(self, turn: Turn) -> Seen:
-        """The digest and handles of a turn."""
-        return self._digests.of(turn)
+        self._walks = Walks()
+        # A client's copy, where it stands -> what it was recognised as, if that was by a handle.
+        self._handled: OrderedDict[bytes, Found] = OrderedDict()
 
     async def recall(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
         """What is known of these turns."""
         notes: list[str] = []
         steps = await self._walk(turns, scope, notes)
-        chain = steps[-1].chain if steps else _START
-        digests = tuple(step.chain for step in steps)
+        ends = (steps[-1].chain, steps[-1].line) if steps else (START, START)
+        path = Recalled(*ends, digests=tuple(step.chain for step in steps))
         if self._replay == "client":
-            return Recalled(chain, digests)
+            return path
         places = [at for at, turn in enumerate(turns) if turn.role == "assistant"]
-        found = await self._anchor(places, steps, scope)
-        if found is not None:
-            at, parent, whole = found
-            calls = steps[at].calls
-            return Recalled(chain, digests, {at: parent}, at, whole, parent, tuple(notes), calls)
+        anchor = await self._as_it_was([at for at in places if at >= scope.start], steps, scope)
+        if anchor is not None:
+            at, parent, whole = anchor
+            return replace(
+                path,
+                known={at: parent},
+                anchor=at,
+                whole=whole,
+                parent=parent,
+                calls=steps[at].calls,
+                notes=tuple(notes),
+            )
         known = await self._all_known(turns, places, steps, scope, notes)
-        last = await self._last_known(places, steps, scope)
-        if last is None:
-            return Recalled(chain, digests, known, notes=tuple(notes))
-        parent, whole = last
-        base = await self._base(turns, places, steps, scope)
-        calls = steps[base[0]].calls if base is not None else 0
-        return Recalled(chain, digests, known, None, whole, parent, tuple(notes), calls, base)
+        path = replace(path, known=known, notes=tuple(notes))
+        return await self._with_parent(path, turns, places, steps, scope)
 
-    async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> list[_Step]:
-        """The chain over the turns, from where the session's last walk still holds."""
-        steps = self._resume(turns, scope)
-        chain = steps[-1].chain if steps else _START
-        calls = steps[-1].calls if steps else 0
-        for at in range(len(steps), len(turns)):
-            turn = turns[at]
-            seen = self._digests.of(turn)
-            calls += len(self._digests.of(turns[at - 1]).call_ids) if at else 0
-            linked = link(scope.key, chain, seen.digest)
-            step = _Step(chain, linked, None, calls)
-            if turn.role == "assistant":
-                last = at + 2 >= len(turns)
-                step = await self._recognise(turn, step, scope, fresh=last, notes=notes)
-            steps.append(step)
-            chain = step.chain
+    async def _with_parent(
+        self,
+        path: Recalled,
+        turns: tuple[Turn, ...],
+        places: list[int],
+        steps: list[Step],
+        scope: Scope,
+    ) -> Recalled:
+        """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
+        for at in reversed(places):
+            entry = await self._entry(steps[at], scope)
+            whole = await self._ledger.whole(entry) if entry is not None else None
+            if whole is not None:
+                path = replace(path, parent=entry, whole=whole)
+                break
+        else:
+            return path
+        answers = [at for at in places if at < scope.start and _answers_user(turns, at)]
+        base = await self._as_it_was(answers, steps, scope)
+        if base is None:
+            return path
+        at, entry, whole = base
+        prompt = whole[: len(whole) - len(unpack(entry.generated))]
+        return replace(path, base=(at, prompt), calls=steps[at].calls)
+
+    async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> list[Step]:
+        """The steps along the turns, from where the session's last walk still holds."""
+        session = (scope.tenant, scope.session or "")
+        steps: list[Step] = []
         if scope.session is not None:
-            self._remember_walk((scope.tenant, scope.session), turns, steps)
+            steps = await self._still_true(self._walks.resume(session, turns), turns, scope)
+        for at in range(len(steps), len(turns)):
+            last = steps[-1] if steps else None
+            seen = self._digests.of(turns[at])
+            calls = last.calls + len(self._digests.of(turns[at - 1]).call_ids) if last else 0
+            found = Found(
+                link(scope.key, last.chain if last else START, seen.digest), None, "nothing"
+            )
+            if turns[at].role == "assistant":
+                before = last.chain if last else START
+                found = await self._recognise(turns[at], before, found.chain, scope, notes)
+            steps.append(step(scope.key, last, calls, seen, found))
+        if scope.session is not None:
+            self._walks.keep(session, turns, steps)
         return steps
 
-    def _resume(self, turns: tuple[Turn, ...], scope: Scope) -> list[_Step]:
-        """Steps of the last walk that these turns begin with. Known turns are the same objects."""
-        if scope.session is None:
-            return []
-        walked, steps = self._walks.get((scope.tenant, scope.session), ((), []))
-        same = len(walked) - 2  # the last turns are looked up again: they may be known by now
-        while same > 0 and walked[:same] != turns[:same]:
-            same //= 2
-        return steps[: max(same, 0)]
-
-    def _remember_walk(
-        self, session: tuple[str, str], turns: tuple[Turn, ...], steps: list[_Step]
-    ) -> None:
-        self._walks[session] = (turns, steps)
-        self._walks.move_to_end(session)
-        if len(self._walks) > 256:
-            self._walks.popitem(last=False)
+    async def _still_true(
+        self, steps: list[Step], turns: tuple[Turn, ...], scope: Scope
+    ) -> list[Step]:
+        """The steps up to the first turn that was known by its looks and has a double now."""
+        for at, one in enumerate(steps):
+            if one.found.by == "chain":
+                now = await self._by_chain(turns[at], one.chain, scope, [])
+                if now is None or now.id != one.found.entry:
+                    return steps[:at]
+        return steps
 
     async def _recognise(
-        self, turn: Turn, step: _Step, scope: Scope, *, fresh: bool, notes: list[str]
-    ) -> _Step:
-        """An assistant turn's step: the entry's own link where the turn is the entry's."""
-        copy = step.chain + self._digests.of(turn).copy
-        known = self._links.get(copy)
-        if known is not None and (known[1] is not None or not fresh):
-            return _Step(step.before, *known, step.calls)
-        entry = await self._find(turn, step, scope, notes)
-        if entry is not None and entry.before == step.before:
-            known = (entry.chain, entry.id)
-        else:
-            known = (step.chain, entry.id if entry is not None else None)
-        self._links[copy] = known
-        if len(self._links) > self._most:
-            self._links.popitem(last=False)
-        return _Step(step.before, *known, step.calls)
-
-    async def _find(self, turn: Turn, step: _Step, scope: Scope, notes: list[str]) -> Entry | None:
-        """The one entry that this turn is, if there is exactly one."""
-        seen = self._digests.of(turn)
-        handled = await self._by_handles(seen, scope)
-        if handled:
-            if self._replay != "exact":
-                handled = [e for e in handled if same_turn(e, turn, scope.tools)]
-                if not handled:
-                    notes.append("edited_turn")
-            return _only(handled, notes)
-        found = await self._ledger.by_chain(scope.tenant, step.chain)
-        fitting = [e for e in found if e.model == scope.model and same_turn(e, turn, scope.tools)]
-        return _only(fitting, notes)
+        self, turn: Turn, before: bytes, chain: bytes, scope: Scope, notes: list[str]
+    ) -> Found:
+        """What an assistant turn is, `chain` being the visible chain with the client's copy."""
+        copy = chain + self._digests.of(turn).copy
+        known = self._handled.get(copy)
+        if known is not None:
+            return known
+        handled = await self._by_handles(self._digests.of(turn), scope)
+        if not handled:
+            entry = await self._by_chain(turn, chain, scope, notes)
+            return Found(chain, entry.id, "chain") if entry else Found(chain, None, "nothing")
+        if self._replay != "exact":
+            handled = [entry for entry in handled if same_turn(entry, turn, scope.tools)]
+            if not handled:
+                notes.append("edited_turn")
+        entry = _only(handled, notes)
+        if entry is None:
+            return Found(chain, None, "nothing")
+        found = Found(entry.chain if entry.before == before else chain, entry.id, "handle")
+        self._handled[copy] = found
+        if len(self._handled) > self._most:
+            self._handled.popitem(last=False)
+        return found
 
     async def _by_handles(self, seen: Seen, scope: Scope) -> list[Entry]:
         found: dict[str, Entry] = {}
@@ -203,55 +199,48 @@ class Recaller:
                         found[entry.id] = entry
         return list(found.values())
 
-    async def _last_known(
-        self, places: list[int], steps: list[_Step], scope: Scope
-    ) -> "tuple[Entry, array[int]] | None":
-        """The nearest entry whose prompt is at hand."""
-        for at in reversed(places):
-            entry = await self._entry(steps[at], scope)
-            whole = await self._ledger.whole(entry) if entry is not None else None
-            if entry is not None and whole is not None:
-                return entry, whole
-        return None
+    async def _by_chain(
+        self, turn: Turn, chain: bytes, scope: Scope, notes: list[str]
+    ) -> Entry | None:
+        """The one entry that looks like this turn where it stands."""
+        seen = self._digests.of(turn)
+        if any(entry_id_of(seal) is not None for seal in seen.seals):
+            return None  # it says whose it is, and that one is not stored: its seal may restore it
+        found = await self._ledger.by_chain(scope.tenant, chain)
+        if len(found) >= NEWEST:  # there may be more
+            notes.append("ambiguous_turn")
+            return None
+        fitting = [
+            entry
+            for entry in found
+            if entry.model == scope.model
+            and not _other_call(entry, seen)
+            and same_turn(entry, turn, scope.tools)
+        ]
+        return _only(fitting, notes)
 
-    async def _anchor(
-        self, places: list[int], steps: list[_Step], scope: Scope
+    async def _as_it_was(
+        self, places: list[int], steps: list[Step], scope: Scope
     ) -> "tuple[int, Entry, array[int]] | None":
-        """The last turn that is known together with all that came before it."""
+        """The last of these turns that is known together with all that came before it."""
         for at in reversed(places):
-            if at < scope.start:
-                return None
             entry = await self._entry(steps[at], scope)
-            if entry is None or (entry.before, entry.head) != (steps[at].before, scope.head):
+            if entry is None or (entry.line, entry.head) != (steps[at].line_before, scope.head):
                 continue
             whole = await self._ledger.whole(entry)
             if whole is not None:
                 return at, entry, whole
         return None
 
-    async def _base(
-        self, turns: tuple[Turn, ...], places: list[int], steps: list[_Step], scope: Scope
-    ) -> "tuple[int, array[int]] | None":
-        """The last answer to a user, before the start, whose prompt is as it was."""
-        for at in reversed(places):
-            if at >= scope.start or at == 0 or turns[at - 1].role in ("assistant", "tool"):
-                continue
-            entry = await self._entry(steps[at], scope)
-            if entry is None or (entry.before, entry.head) != (steps[at].before, scope.head):
-                continue
-            whole = await self._ledger.whole(entry)
-            if whole is not None:
-                return at, whole[: len(whole) - len(unpack(entry.generated))]
-        return None
-
-    async def _entry(self, step: _Step, scope: Scope) -> Entry | None:
-        return None if step.entry is None else await self._ledger.get(scope.tenant, step.entry)
+    async def _entry(self, step: Step, scope: Scope) -> Entry | None:
+        id = step.found.entry
+        return None if id is None else await self._ledger.get(scope.tenant, id)
 
     async def _all_known(
         self,
         turns: tuple[Turn, ...],
         places: list[int],
-        steps: list[_Step],
+        steps: list[Step],
         scope: Scope,
         notes: list[str],
     ) -> dict[int, Entry]:
@@ -272,8 +261,21 @@ class Recaller:
 
 
 def _only(entries: list[Entry], notes: list[str]) -> Entry | None:
-    """The entry, if all candidates were made of the same tokens."""
-    if len({entry.generated for entry in entries}) > 1:
+    """The entry, if all candidates are the same tokens on the same line."""
+    if len({(entry.generated, entry.line) for entry in entries}) > 1:
         notes.append("ambiguous_turn")
         return None
     return entries[0] if entries else None
+
+
+def _other_call(entry: Entry, seen: Seen) -> bool:
+    """Whether the client's call ids are ours, and another turn's. Ids of its own say nothing."""
+    for theirs, ours in zip(seen.call_ids, entry.call_ids, strict=False):
+        one, other = call_key(theirs), call_key(ours)
+        if one != other and len(one) == len(other) and one[:4] == other[:4]:
+            return True
+    return False
+
+
+def _answers_user(turns: tuple[Turn, ...], at: int) -> bool:
+    return at > 0 and turns[at - 1].role not in ("assistant", "tool")

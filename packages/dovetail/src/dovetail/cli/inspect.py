@@ -1,0 +1,187 @@
+"""`dovetail inspect`: what a model's files say, what its template does, whether its parsers fit."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.catalog import CatalogError, Model, load_model
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.selftest import Outcome
+
+
+def inspect(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A model folder (tokenizer and template are enough) or a GGUF file."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="The tool parser; 'none' for none. Default: the model's own.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="The reasoning parser; 'none' for none. Default: the model's own."),
+    ] = None,
+    custom_jinja_template: Annotated[
+        Path | None, typer.Option(help="A chat template to use instead of the model's own.")
+    ] = None,
+) -> None:
+    """Show how Dovetail would talk to a model, before serving it.
+
+    Loads the tokenizer and the chat template, probes what the template does with tools, thoughts
+    and earlier turns, picks the parsers, and tests that they read back what the template writes.
+    No weights are needed.
+    """
+    try:
+        model = load_model(
+            path,
+            tool_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+            custom_template=custom_jinja_template,
+        )
+    except CatalogError as error:
+        typer.echo(f"dovetail inspect: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(report(model), ensure_ascii=False, indent=2))
+    else:
+        Console().print(_table(model))
+
+
+def report(model: Model) -> dict[str, Any]:
+    """Everything that is known of a model, as JSON."""
+    return {
+        "model": model.name,
+        "path": str(model.path),
+        "fingerprint": model.fingerprint,
+        "context_length": model.context_length,
+        "tokenizer": {"size": model.tokenizer.size, "controls": len(model.tokenizer.controls)},
+        "template": {"source": model.source.origin, "names": sorted(model.source.templates)},
+        "tool_parser": model.tool_parser,
+        "reasoning_parser": model.reasoning_parser,
+        "parsers_by": model.parsers.by,
+        "switches": dict(model.switches),
+        "stops": {"tokens": list(model.stops), "ids": sorted(model.stop_ids)},
+        "sampling": msgspec.to_builtins(model.sampling),
+        "facts": _plain(model.facts),
+        "self_test": {
+            "ok": model.self_test.ok,
+            "outcomes": [
+                {**dataclasses.asdict(outcome), "ok": outcome.ok}
+                for outcome in model.self_test.outcomes
+            ],
+            "notes": list(model.self_test.notes),
+        },
+        "warnings": list(model.warnings),
+    }
+
+
+def _plain(facts: Facts) -> dict[str, Any]:
+    plain = dataclasses.asdict(facts)
+    on_off = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
+    return {**plain, "thinking_switches": on_off}
+
+
+def _table(model: Model) -> Table:
+    table = Table(title=model.name, show_header=False, title_justify="left", pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in (_files(model), _probe(model.facts), _pairing(model)):
+        for name, value in section.items():
+            table.add_row(name, Text(value))
+        table.add_section()
+    for warning in model.warnings:
+        table.add_row("warning", Text(warning, style="yellow"))
+    return table
+
+
+def _files(model: Model) -> dict[str, str]:
+    token = model.tokenizer
+    window = f"{model.context_length:,} tokens" if model.context_length else "not stated"
+    names = ", ".join(model.source.templates)
+    sampling = {f: getattr(model.sampling, f) for f in _SAMPLING}
+    return {
+        "path": str(model.path),
+        "tokenizer": f"{token.size:,} tokens, {len(token.controls)} of them control tokens",
+        "template": f"{model.source.origin} ({names})",
+        "window": window,
+        "ends a turn": "  ".join(model.stops) or "nothing known",
+        "sampling": _switches({f: v for f, v in sampling.items() if v is not None})
+        or "no defaults",
+        "fingerprint": model.fingerprint,
+    }
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def _probe(facts: Facts) -> dict[str, str]:
+    return {
+        "shows": _list(
+            {
+                "tools": facts.renders_tools,
+                "calls": facts.renders_calls,
+                "several calls": facts.many_calls,
+                "text beside calls": facts.text_with_calls,
+                "results": facts.renders_results,
+            }
+        ),
+        "takes": f"{facts.arguments} arguments, {facts.content} content, {facts.call_ids} ids",
+        "system": f"{facts.system}; inside: {facts.system_inside}; developer: {facts.developer}",
+        "thoughts": _thoughts(facts),
+        "keeps": _list(
+            {
+                "thoughts in a tool loop": facts.keeps_in_loop,
+                "thoughts at a user turn": facts.keeps_at_user,
+                "turns without thoughts": facts.keeps_plain,
+            }
+        ),
+        "keeps more with": _switches(facts.keep_switches) or "no switch",
+        "thinking on / off": _on_off(facts),
+        "prompt opens": repr(facts.opens_thought) if facts.opens_thought else "no thought",
+    }
+
+
+def _thoughts(facts: Facts) -> str:
+    if facts.thinking_parts:
+        return "as parts of the content"
+    return "field " + " or ".join(facts.reasoning_fields) if facts.reasoning_fields else "no field"
+
+
+def _on_off(facts: Facts) -> str:
+    if not facts.thinking_switches:
+        return "no switch"
+    return " / ".join(_switches(facts.thinking_switches[on]) for on in (True, False))
+
+
+def _pairing(model: Model) -> dict[str, str]:
+    parsers = model.parsers
+    rows = {
+        "tool parser": f"{parsers.tool or 'none'} (by {parsers.by})",
+        "reasoning parser": parsers.reasoning or "none",
+        "switches": _switches(model.switches) or "none",
+        "self-test": "passed" if model.self_test.ok else "FAILED",
+    }
+    return rows | {f"  {o.shape}": _outcome(o) for o in model.self_test.outcomes}
+
+
+def _outcome(outcome: Outcome) -> str:
+    if outcome.refused:
+        return f"refused by the template: {outcome.refused}"
+    lines = [f"lost {item}" for item in outcome.lost] + [f"leaked {i}" for i in outcome.leaked]
+    return "\n".join(lines) or "ok"
+
+
+def _list(found: dict[str, bool]) -> str:
+    return "\n".join(f"{'yes' if there else 'no ':3} {name}" for name, there in found.items())
+
+
+def _switches(switches: Any) -> str:
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in switches.items())

@@ -1,0 +1,108 @@
+"""The seam to what generates. Token engines take ids and give ids; that is all they are asked.
+
+Rules for an engine:
+- `generate` yields deltas as they come, one or many ids each, and ends after a delta with a
+  `finish`. Closing the iterator cancels the generation within a token.
+- The token that ended the turn is part of the last delta's ids, if the engine knows it.
+- A failure is an `EngineError` of `dovetail_model`, never a clean end.
+- `cached` is told once, with the first delta, or with the last if the engine learns it late.
+"""
+
+from array import array
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from dovetail_model import Event, Request, Sampling, TokenLogprob
+
+Syntax = Literal["gbnf", "lark", "structural_tag", "json_schema"]
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What the output must look like, in a notation that the engine understands."""
+
+    syntax: Syntax
+    text: str
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One generation. `prompt` must not be changed by the engine.
+
+    `stop_ids` end the turn. `session` may be used to come back to the same cache.
+    """
+
+    id: str
+    prompt: "array[int]"
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    session: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class TokenDelta(msgspec.Struct, frozen=True, gc=False):
+    """More tokens. `logprobs` has one for each id, where they were asked for.
+
+    `exact` is False where the engine lost track of the ids it generated: the text is right, the
+    turn cannot be replayed token for token.
+    """
+
+    ids: "list[int]"
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Literal["stop", "length"] | None = None
+    cached: int | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether an engine can take requests, and what it says about itself."""
+
+    ready: bool
+    detail: str = ""
+    facts: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What an engine can do. `context_length` is None where it does not say."""
+
+    constraints: frozenset[Syntax] = frozenset()
+    logprobs: bool = False
+    cached_tokens: bool = False
+    context_length: int | None = None
+
+
+class TokenEngine(Protocol):
+    """Ids in, ids out."""
+
+    name: str
+    abilities: Abilities
+
+    async def start(self) -> None:
+        """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]: ...
+
+    async def health(self) -> Health: ...
+
+    async def stop(self) -> None:
+        """Lets go of everything. Generations that still run are cancelled."""
+
+
+class MessageEngine(Protocol):
+    """An upstream that renders and parses by itself: its events are trusted, never parsed again."""
+
+    name: str
+
+    async def start(self) -> None: ...
+
+    def answer(self, request: Request) -> AsyncIterator[list[Event]]: ...
+
+    async def health(self) -> Health: ...
+
+    async def stop(self) -> None: ...

@@ -1,0 +1,289 @@
+"""One answer in the making: token ids in, events out, and at its end the entry for the ledger.
+
+Whatever a client is shown, it is shown through here: calls get their outward ids, thoughts their
+seals, and what the model wrote is kept token for token.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from dovetail.ledger.entry import IDS, Entry, Span
+from dovetail.ledger.seal import Sealer
+from dovetail.ledger.sealed import Sealed, Tail
+from dovetail.ledger.visible import link, see
+from dovetail.rendering.prompt import Prompt
+from dovetail.stability.prefix import common_bytes
+from dovetail_model import (
+    CallClose,
+    CallOpen,
+    Event,
+    Finish,
+    FinishReason,
+    Fold,
+    Message,
+    OutputBlock,
+    ReasoningBlock,
+    ReasoningDelta,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    ToolSpec,
+    Turn,
+)
+from dovetail_parsers import Parser, markers
+from dovetail_tokenizers import Detokenizer, Piece, Tokenizer
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How a model's output is read: its tokens, the ids that end a turn, its parsers."""
+
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    tool_parser: str | None
+    reasoning_parser: str | None
+    fingerprint: str
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """The markers of its parsers that are tokens of its own, or begin with one."""
+        known = markers(self.tool_parser, self.reasoning_parser)
+        controls = self.tokenizer.controls
+        return frozenset(marker for marker in known if any(c in marker for c in controls))
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose turn it is: the tenant, the key of its chain, and what seals its thoughts."""
+
+    tenant: str
+    key: bytes
+    sealer: Sealer | None = None
+
+
+class Generation:
+    """One answer."""
+
+    def __init__(
+        self,
+        voice: Voice,
+        prompt: Prompt,
+        owner: Owner,
+        tools: Sequence[ToolSpec],
+        *,
+        entry_id: str,
+        new_call_id: Callable[[], str],
+    ) -> None:
+        self._voice = voice
+        self._prompt = prompt
+        self._owner = owner
+        self._entry_id = entry_id
+        self._new_call_id = new_call_id
+        self._detokenizer = Detokenizer(voice.tokenizer)
+        self._parser = Parser(
+            voice.tool_parser,
+            voice.reasoning_parser,
+            tools=tools,
+            in_reasoning=prompt.in_reasoning,
+            special=voice.special,
+        )
+        self._fold = Fold()
+        self._ids = array(IDS)
+        self._stop: int | None = None
+        self._own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
+        self._read = 0  # characters that the parser was given
+        self._told = 0  # characters whose raw text has left in events
+        self._marks: list[tuple[int, int]] = [(0, 0)]  # characters read, ids so far
+        self._reach: list[int] = []  # of each block so far: ids up to its end
+        self._calls: dict[int, int] = {}  # a call's index -> its block's place
+        self._open = ""  # the kind of span that is open
+        self._thoughts = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the model has ended its turn."""
+        return self._stop is not None
+
+    @property
+    def ids(self) -> "array[int]":
+        """What was generated, without the token that ended it."""
+        return self._ids
+
+    def feed(self, ids: Iterable[int]) -> list[Event]:
+        """The events that these tokens complete. What follows the end of the turn is ignored."""
+        if self._stop is not None:
+            return []
+        said: list[int] = []
+        for id in ids:
+            if id in self._voice.stop_ids:
+                self._stop = id
+                break
+            said.append(id)
+        self._ids.extend(said)
+        events = self._parse(self._detokenizer.feed(said))
+        if self._stop is not None:
+            events += self._end_token(self._stop)
+        self._marks.append((self._read, len(self._ids)))
+        return self._tell(events)
+
+    def finish(self, reason: FinishReason | None = None) -> list[Event]:
+        """The events that the end of the output completes, the `Finish` among them."""
+        events = self._parse(self._detokenizer.finish()) + self._parser.finish()
+        told = self._tell(events)
+        if reason in (None, "stop", "tool_calls"):
+            reason = self._fold.message().finish
+        end = Finish(reason)
+        self._fold.add(end)
+        return [*told, end]
+
+    def message(self) -> Message:
+        """The answer so far."""
+        return self._fold.message()
+
+    def entry(self, created: float = 0.0) -> Entry:
+        """The turn as the ledger keeps it."""
+        message, prompt = self._fold.message(), self._prompt
+        parent, keep, suffix = self._growth()
+        shown = see(Turn("assistant", message.blocks))
+        before = prompt.recalled.chain
+        return Entry(
+            id=self._entry_id,
+            tenant=self._owner.tenant,
+            model=self._voice.fingerprint,
+            parent=parent,
+            keep=keep,
+            suffix=suffix,
+            generated=self._ids.tobytes(),
+            stop=self._stop,
+            spans=self._spans(message.blocks),
+            before=before,
+            chain=link(self._owner.key, before, shown.digest),
+            head=prompt.head.whole,
+            finish=message.finish,
+            created=created,
+            line=prompt.recalled.line,
+        )
+
+    def _parse(self, pieces: Iterable[Piece]) -> list[Event]:
+        events: list[Event] = []
+        for piece in pieces:
+            self._read += len(piece.text)
+            events += self._parser.feed(piece.text, piece.special)
+        return events
+
+    def _end_token(self, id: int) -> list[Event]:
+        """An end token that is a marker too (gpt-oss ends a call with one) is the parser's."""
+        text = self._voice.tokenizer.bytes_of(id).decode("utf-8", "replace")
+        if text not in self._voice.special:
+            return []
+        return self._parse([*self._detokenizer.finish(), Piece(text, True)])
+
+    def _tell(self, events: list[Event]) -> list[Event]:
+        """Events as they go out, with outward ids and seals."""
+        told: list[Event] = []
+        for event in events:
+            self._told += len(getattr(event, "raw", ""))
+            if isinstance(event, CallOpen):
+                own, event = event.id, msgspec.structs.replace(event, id=self._new_call_id())
+                self._own_ids[event.id or ""] = own
+            self._fold.add(event)
+            self._measure(event)
+            if isinstance(event, SpanEnd) and event.kind == "reasoning":
+                event = msgspec.structs.replace(event, seal=self._seal())
+            told.append(event)
+        return told
+
+    def _measure(self, event: Event) -> None:
+        """Keeps the account of which tokens belong to which block."""
+        match event:
+            case TextDelta() | ReasoningDelta() if self._open != event.type:
+                self._reach.append(0)
+                self._open = event.type
+            case CallOpen(index=index):
+                self._calls[index] = len(self._reach)
+                self._reach.append(0)
+                self._open = ""
+            case CallClose(index=index):
+                self._reach[self._calls[index]] = self._tokens_told()
+            case SpanEnd() if self._reach:
+                self._reach[-1] = self._tokens_told()
+                self._open = ""
+
+    def _seal(self) -> str | None:
+        """The seal of the thought that has just ended, with the turn up to there."""
+        self._thoughts += 1
+        if self._owner.sealer is None:
+            return None
+        recalled = self._prompt.recalled
+        sealed = Sealed(
+            entry=self._entry_id,
+            parent=recalled.parent.id if recalled.parent is not None else None,
+            generated=self._ids[: self._reach[-1]].tobytes(),
+            spans=self._spans(self._fold.message().blocks),
+            before=recalled.chain,
+            head=self._prompt.head.whole,
+            thought=self._thoughts - 1,
+            previous=_tail(recalled.parent),
+        )
+        return self._owner.sealer.seal(sealed, self._owner.tenant, self._voice.fingerprint)
+
+    def _tokens_told(self) -> int:
+        """How many ids end at or before the last character that has left in an event."""
+        at = bisect_right(self._marks, (self._told, len(self._ids))) - 1
+        characters, count = self._marks[at]
+        detokenizer = Detokenizer(self._voice.tokenizer)
+        for id in self._ids[count:]:
+            characters += sum(len(piece.text) for piece in detokenizer.feed([id]))
+            if characters > self._told:
+                break
+            count += 1
+        return count
+
+    def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[Span, ...]:
+        return tuple(map(self._span, blocks, self._reach))
+
+    def _span(self, block: OutputBlock, reach: int) -> Span:
+        match block:
+            case TextBlock(text=text, raw=raw):
+                return Span("text", raw, text, reach)
+            case ReasoningBlock(text=text, raw=raw):
+                return Span("reasoning", raw, text, reach)
+            case call:
+                return Span(
+                    "call",
+                    call.raw,
+                    call.arguments,
+                    reach,
+                    call.name,
+                    call.id,
+                    self._own_ids.get(call.id),
+                    call.namespace,
+                    call.custom,
+                    call.complete,
+                )
+
+    def _growth(self) -> tuple[str | None, int, bytes]:
+        """The prompt as what it adds to the parent's whole."""
+        ids, recalled = self._prompt.ids, self._prompt.recalled
+        if recalled.parent is None or recalled.whole is None:
+            return None, 0, ids.tobytes()
+        keep = len(recalled.whole)
+        if self._prompt.how != "grown":
+            keep = common_bytes(recalled.whole.tobytes(), memoryview(ids).cast("B")) // ids.itemsize
+        return recalled.parent.id, keep, ids[keep:].tobytes()
+
+
+def _tail(parent: Entry | None) -> Tail | None:
+    """What the previous turn said behind its last seal."""
+    if parent is None:
+        return None
+    sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]
+    last = sealed[-1] if sealed else -1
+    start = parent.spans[last].tokens if sealed else 0
+    ids = parent.generated[start * array(IDS).itemsize :]
+    return Tail(parent.id, start, ids, parent.spans[last + 1 :], parent.stop)

@@ -1,0 +1,182 @@
+"""From a decoded request to a prompt, and from the answer back into the ledger.
+
+Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ Prompt(ids)
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail.catalog import Model
+from dovetail.generation import Generation, Owner, Voice
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
+from dovetail.ledger.restore import Restorer
+from dovetail.ledger.seal import Sealer
+from dovetail.renderers import Renderers
+from dovetail.rendering.prompt import Prompt
+from dovetail.rendering.template import RenderError
+from dovetail.rendering.thinking import ThinkingMemory, switches
+from dovetail.stability import Stability, Stabilizer
+from dovetail.stability.diagnosis import Diagnosis
+from dovetail.stability.doctor import Doctor, Sighting
+from dovetail_model import InvalidRequest, ReasoningBlock, Request, Turn
+
+CallIds = Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator decides about prompts."""
+
+    replay: Replay = "auto"
+    stability: Stability = field(default_factory=Stability)
+    default_thinking: Literal["enabled", "disabled"] | None = None
+    template_switches: Mapping[str, Any] = field(default_factory=dict)
+    resume_drop_thinking: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready for the engine."""
+
+    request: Request
+    prompt: Prompt
+    owner: Owner
+    sighting: Sighting
+    diagnosis: Diagnosis
+
+
+class Preparer:
+    """Prepares the requests of one model, and records its turns."""
+
+    def __init__(
+        self,
+        model: Model,
+        ledger: Ledger,
+        keyring: Keyring,
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model = model
+        self._ledger = ledger
+        self._keyring = keyring
+        self._settings = settings or Settings()
+        self._clock = clock
+        self._sealer = Sealer(keyring)
+        self._stabilizer = Stabilizer(self._settings.stability)
+        self._thinking = ThinkingMemory()
+        self._renderers = Renderers(model)
+        restorer = Restorer(self._sealer, self._renderers.usual.rebuild)
+        self._recaller = Recaller(ledger, restorer, replay=self._settings.replay)
+        self._voice = Voice(
+            model.tokenizer,
+            model.stop_ids,
+            model.tool_parser,
+            model.reasoning_parser,
+            model.fingerprint,
+        )
+        self._owners: dict[str, Owner] = {}
+        self._doctor = Doctor(decode=model.tokenizer.decode)
+
+    async def prepare(self, request: Request, harness: str = "") -> Prepared:
+        """The request as the model gets it. `harness` names the client, for comparisons."""
+        request = self._stabilizer.stabilize(request)
+        steering = self._switches(request)
+        renderer = self._renderers.of(bool(request.tools), steering)
+        owner = self._owner(request.identity.tenant)
+        scope = Scope(
+            tenant=owner.tenant,
+            key=owner.key,
+            model=self._model.fingerprint,
+            head=renderer.head(request, steering).whole,
+            tools=request.tools,
+            start=renderer.start(request.turns, bool(request.tools)),
+            session=request.identity.session,
+        )
+        recalled = await self._recaller.recall(request.turns, scope)
+        clears = self._clears_thoughts(request, recalled)
+        if clears:
+            request, recalled = _without_thoughts(request), recalled.forgotten()
+        try:
+            prompt = renderer.render(request, recalled, steering)
+        except RenderError as error:
+            message = f"The model's chat template refuses this conversation: {error}"
+            raise InvalidRequest(message) from error
+        sighting = _sighting(request, prompt, harness, deliberate=clears)
+        return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
+
+    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
+        """The answer to a prepared request, ready to be fed."""
+        return Generation(
+            self._voice,
+            prepared.prompt,
+            prepared.owner,
+            prepared.request.tools,
+            entry_id=secrets.token_urlsafe(12),
+            new_call_id=new_call_id,
+        )
+
+    async def record(self, prepared: Prepared, generation: Generation) -> None:
+        """Keeps the turn that was generated."""
+        entry = generation.entry(self._clock())
+        seen = prepared.sighting
+        self._doctor.generated(seen.session, generation.ids, turn=entry.chain, prompt=seen)
+        await self._ledger.record(entry, prepared.prompt.ids)
+
+    def _clears_thoughts(self, request: Request, recalled: Recalled) -> bool:
+        """Whether a session comes back so late that nothing of it can be cached any more."""
+        after, last = self._settings.resume_drop_thinking, recalled.parent
+        if after is None or last is None or self._clock() - last.created < after:
+            return False
+        return any(span.kind == "reasoning" for span in last.spans) or any(
+            isinstance(block, ReasoningBlock) for turn in request.turns for block in turn.blocks
+        )
+
+    def _owner(self, tenant: str) -> Owner:
+        if tenant not in self._owners:
+            self._owners[tenant] = Owner(tenant, self._keyring.chain_key(tenant), self._sealer)
+        return self._owners[tenant]
+
+    def _switches(self, request: Request) -> dict[str, Any]:
+        identity = request.identity
+        speaker = f"{identity.tenant}/{identity.session}/{identity.agent}"
+        speech = self._model.tool_speech if request.tools else self._model.speech
+        said = self._thinking.recall(speaker if identity.session else None, request.thinking)
+        return switches(
+            said,
+            speech.facts,
+            reasoning_parser=self._model.reasoning_parser,
+            default_mode=self._settings.default_thinking,
+            server_switches=self._settings.template_switches,
+        )
+
+
+def _without_thoughts(request: Request) -> Request:
+    turns = tuple(
+        Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
+        for turn in request.turns
+    )
+    return msgspec.structs.replace(request, turns=turns)
+
+
+def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> Sighting:
+    """What the doctor needs to know. Tenants are never set beside each other."""
+    identity, head = request.identity, prompt.head
+    return Sighting(
+        session=f"{identity.tenant}\0{identity.session}" if identity.session else None,
+        harness=f"{identity.tenant}\0{harness}",
+        ids=prompt.ids,
+        system=head.system,
+        tools=head.tools,
+        switches=head.switches,
+        turns=prompt.recalled.digests,
+        reused=prompt.reused,
+        policy_dropped=prompt.dropped,
+        deliberate=deliberate,
+    )

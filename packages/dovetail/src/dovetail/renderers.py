@@ -1,0 +1,66 @@
+"""The renderers of a model: one for each way in which its template can be set.
+
+A switch may change what a template does with a history (`clear_thinking`), so each setting is
+probed by itself, once. Most sessions use one or two.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dovetail.catalog import Model, Speech
+from dovetail.rendering.probe import probe
+from dovetail.rendering.renderer import Renderer
+from dovetail.rendering.template import RenderError
+
+_MOST = 32  # settings that are remembered
+
+
+class Renderers:
+    """Makes renderers when they are first asked for."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._made: OrderedDict[tuple[bool, str], Renderer] = OrderedDict()
+        self.usual = self.of(True, model.switches)
+
+    def of(self, tools: bool, switches: Mapping[str, Any]) -> Renderer:
+        """The renderer for requests with or without tools, under these switches."""
+        model = self._model
+        speech = model.tool_speech if tools else model.speech
+        tools = speech is model.tool_speech
+        key = (tools, _setting(speech, switches))
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = self._make(speech, switches, key[1])
+            if len(self._made) > _MOST:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return known
+
+    def _make(self, speech: Speech, switches: Mapping[str, Any], setting: str) -> Renderer:
+        model, facts = self._model, speech.facts
+        if setting != _setting(speech, model.switches):
+            # A setting that the template refuses: the request itself will tell its client so.
+            with suppress(RenderError):
+                facts = probe(speech.template, switches)
+        return Renderer(
+            speech.template,
+            facts,
+            model.tokenizer,
+            stops=model.stops,
+            tool_parser=model.tool_parser,
+            reasoning_parser=model.reasoning_parser,
+        )
+
+
+def _setting(speech: Speech, switches: Mapping[str, Any]) -> str:
+    """The switches that the template reads. A number sets a limit, never what is kept."""
+    read = {k: v for k, v in switches.items() if k in speech.template.reads}
+    plain = {
+        k: "number" if isinstance(v, int | float) and not isinstance(v, bool) else v
+        for k, v in read.items()
+    }
+    return json.dumps(plain, sort_keys=True, default=str)

@@ -1,0 +1,284 @@
+"""One prompt in the making: what is known taken as it was, what is new rendered and encoded.
+
+    prompt(N+1) = prompt(N) + generated(N) + encode(suffix)
+
+The known part is neither rendered nor encoded again. Where it does not fit (another system text,
+another set of tools, turns restored from seals) the splice is iterated: the first prompt rendered
+cold, then turn by turn. Where the model's own policy drops thoughts, the template has its way.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from dovetail.ledger.entry import IDS, unpack
+from dovetail.ledger.recall import Recalled
+from dovetail.rendering.conversation import (
+    Conversation,
+    Message,
+    Names,
+    Protect,
+    tool_definitions,
+)
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.fallback import as_plain_messages, needs_fallback
+from dovetail.rendering.prompt import Head, How, Prompt
+from dovetail.rendering.resume import Resumption
+from dovetail.rendering.splice import Follower, Seam, Shape, Splicer, thinned
+from dovetail.rendering.template import ChatTemplate
+from dovetail.rendering.writing import TurnWriter, interleaved
+from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn
+from dovetail_tokenizers import Guard
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What all prompts of a model are made with.
+
+    `opens` says whether output behind an end of a prompt begins inside a thought; `roles` finds
+    the control tokens that are no part of the model's own notation, as those of role headers are.
+    """
+
+    template: ChatTemplate
+    facts: Facts
+    guard: Guard
+    splicer: Splicer
+    resumption: Resumption
+    writer: TurnWriter
+    opens: Callable[[str], bool]
+    roles: re.Pattern[str] | None
+
+    def end_of(self, text: str) -> str:
+        """The end of a prompt behind its last role marker."""
+        end = text[-200:]
+        roles = list(self.roles.finditer(end)) if self.roles is not None else []
+        return end[roles[-1].end() :] if roles else end[-40:]
+
+
+class Tools:
+    """A request's tools as the prompt has them."""
+
+    __slots__ = ("definitions", "names")
+
+    def __init__(self, tools: Sequence[ToolSpec], protect: Protect) -> None:
+        self.names = Names(tools)
+        self.definitions: list[Message] = tool_definitions(tools, protect)
+
+
+class Assembly:
+    """Puts one prompt together."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        request: Request,
+        recalled: Recalled,
+        tools: Tools,
+        switches: Mapping[str, Any],
+        start: int,
+    ) -> None:
+        self._kit = kit
+        self._system = request.system
+        self._turns = request.turns
+        self._prefill: Turn | None = None
+        if self._turns and self._turns[-1].role == "assistant":
+            self._turns, self._prefill = self._turns[:-1], self._turns[-1]
+        self._recalled = recalled
+        self._start = start
+        self._names = tools.names
+        self._tools = tools.definitions
+        self._switches = switches
+        self._end = ""  # the end of the prompt so far
+        self._is_resumed = False
+        self._reused = 0
+        self._notes: list[str] = []
+
+    def prompt(self, head: Head) -> Prompt:
+        """The whole prompt. A turn that cannot be spliced after all is left to the template."""
+        places = self._places()
+        built = self._build(places)
+        while isinstance(built, int):
+            self._notes.append("splice_failed")
+            places.remove(built)
+            built = self._build(places)
+        if self._prefill is not None:
+            self._continue(built, self._prefill)
+        how: How = "iterated" if places else "cold"
+        if self._is_anchored(places):
+            how = "grown"
+        elif self._is_resumed:
+            how = "resumed"
+        exact = frozenset(at for at in places if at in self._recalled.known)
+        return Prompt(
+            ids=built,
+            how=how,
+            in_reasoning=self._kit.opens(self._end),
+            head=head,
+            recalled=self._recalled,
+            exact=exact,
+            written=frozenset(places) - exact,
+            reused=self._reused,
+            dropped=self._start > 0,
+            notes=(*self._recalled.notes, *self._notes),
+        )
+
+    def _places(self) -> list[int]:
+        """The turns not left to the template: known ones, and those that it would regroup."""
+        first = max(self._recalled.anchor or 0, self._start)
+        return [
+            at
+            for at in range(first, len(self._turns))
+            if self._turns[at].role == "assistant"
+            and self._seam(at) is not None
+            and (at in self._recalled.known or self._must_write(self._turns[at]))
+        ]
+
+    def _must_write(self, turn: Turn) -> bool:
+        if not any(isinstance(block, ReasoningBlock) and block.text for block in turn.blocks):
+            return False
+        facts = self._kit.facts
+        has_place = facts.reasoning_fields or facts.thinking_parts
+        return not has_place or (interleaved(turn) and facts.keeps_in_loop)
+
+    def _is_anchored(self, places: list[int]) -> bool:
+        return bool(places) and places[0] == self._recalled.anchor
+
+    def _build(self, places: list[int]) -> "array[int] | int":
+        """The ids, or the place that could not be spliced."""
+        anchored = self._is_anchored(places) and self._recalled.whole is not None
+        if anchored:
+            ids = self._recalled.whole[:]  # type: ignore[index]
+            self._reused = len(ids)
+        else:
+            ids = self._natural(places[0] if places else len(self._turns))
+        for at, end in pairwise([*places, len(self._turns)]):
+            if not (anchored and at == places[0]):
+                said = self._said(at)
+                if said is None:
+                    return at
+                ids.extend(said)
+            suffix = self._suffix(at, end)
+            if suffix is None:
+                return at
+            ids.extend(self._kit.guard.encode(suffix, first=False))
+            self._end = self._kit.end_of(suffix)
+        return ids
+
+    def _natural(self, until: int) -> "array[int]":
+        """The template's own rendering of the first turns."""
+        resumed = self._resumed(until)
+        if resumed is not None:
+            return resumed
+        messages = self._conversation(0).messages(self._system, self._turns[:until])
+        messages = self._plain(messages, self._tools)
+        tools = self._tools if self._kit.facts.renders_tools else ()
+        text = self._kit.template.render(messages, tools, switches=self._switches)
+        self._end = self._kit.end_of(text)
+        return array(IDS, self._kit.guard.encode(text, first=True))
+
+    def _resumed(self, until: int) -> "array[int] | None":
+        """The same from the last known prompt that answered a user, where the template allows."""
+        base, resumption = self._recalled.base, self._kit.resumption
+        if base is None or base[0] >= until or not resumption.possible:
+            return None
+        at, known = base
+        conversation = self._conversation(at)
+        messages = [m for turn in self._turns[at:until] for m in conversation.turn(turn)]
+        tools = bool(self._tools)
+        opening = resumption.behind_user([], tools, self._switches)
+        messages = self._plain(conversation.fitted(messages))
+        text = resumption.behind_user(messages, tools, self._switches)
+        if opening is None or text is None:
+            return None
+        tail = array(IDS, self._kit.guard.encode(opening, first=False))
+        if not tail or known[-len(tail) :] != tail:
+            return None
+        self._is_resumed, self._reused = True, len(known) - len(tail)
+        self._end = self._kit.end_of(text)
+        return known[: -len(tail)] + array(IDS, self._kit.guard.encode(text, first=False))
+
+    def _said(self, at: int) -> "Sequence[int] | None":
+        """The tokens of a turn: the model's own, or those of its notation."""
+        entry = self._recalled.known.get(at)
+        if entry is not None:
+            return unpack(entry.generated)
+        text = self._written(self._turns[at])
+        return None if text is None else self._kit.guard.encode(text, first=False)
+
+    def _written(self, turn: Turn) -> str | None:
+        return self._kit.writer.write(turn, self._names, self._kit.guard.protect, self._end)
+
+    def _suffix(self, at: int, end: int) -> str | None:
+        """What the template writes behind a turn, up to the next one that is spliced."""
+        seam, turn, entry = self._seam(at), self._turns[at], self._recalled.known.get(at)
+        assert seam is not None
+        conversation = self._conversation(at)
+        own_ids = [span.own_id for span in entry.spans if span.kind == "call"] if entry else ()
+        calls = conversation.number_calls(turn, own_ids)
+        behind = [m for later in self._turns[at + 1 : end] for m in conversation.turn(later)]
+        return self._kit.splicer.tail(
+            seam,
+            calls,
+            self._before(seam, at),
+            self._plain(conversation.fitted(behind)),
+            self._tools,
+            self._switches,
+        )
+
+    def _before(self, seam: Seam, at: int) -> list[Message]:
+        """As much of the messages before a turn as the seam hangs on."""
+        if seam.hangs_on == "nothing":
+            return []
+        if seam.hangs_on == "history":
+            messages = self._conversation(0).messages(self._system, self._turns[:at])
+            return self._plain(messages, self._tools)
+        turns = [turn for turn in self._turns[:at] if turn.role in ("assistant", "tool")]
+        conversation = self._conversation(0)
+        return thinned([message for turn in turns for message in conversation.turn(turn)])
+
+    def _plain(self, messages: list[Message], tools: Sequence[Message] = ()) -> list[Message]:
+        """The messages with what the template has no place for written as text."""
+        if not needs_fallback(self._kit.facts):
+            return messages
+        parser = self._kit.writer.tool_parser
+        return as_plain_messages(messages, tools, self._kit.facts, parser)
+
+    def _continue(self, ids: "array[int]", prefill: Turn) -> None:
+        """The client began the answer itself: the model goes on from there."""
+        text = self._written(prefill)
+        if text is None:
+            self._notes.append("prefill_ignored")
+            return
+        ids.extend(self._kit.guard.encode(text, first=False))
+        self._end += text
+
+    def _seam(self, at: int) -> Seam | None:
+        turn = self._turns[at]
+        follower = self._follower(at)
+        if follower is None:
+            return None
+        calls = any(isinstance(block, ToolCallBlock) for block in turn.blocks)
+        return self._kit.splicer.seams.get(Shape(calls, follower))
+
+    def _follower(self, at: int) -> Follower | None:
+        if at + 1 >= len(self._turns):
+            return None
+        role = self._turns[at + 1].role
+        if role in ("system", "developer") and self._kit.facts.system_inside == "kept":
+            return "system"
+        return "tool" if role == "tool" and self._kit.facts.renders_results else "user"
+
+    def _conversation(self, at: int) -> Conversation:
+        """A transcript that begins at this place; calls are numbered through the whole history."""
+        if at == self._recalled.anchor or (self._recalled.base and at == self._recalled.base[0]):
+            calls = self._recalled.calls
+        else:
+            calls = sum(
+                isinstance(block, ToolCallBlock)
+                for turn in self._turns[:at]
+                for block in turn.blocks
+            )
+        return Conversation(self._kit.facts, self._kit.guard.protect, self._names, calls)

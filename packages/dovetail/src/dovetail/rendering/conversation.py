@@ -1,0 +1,273 @@
+"""Turns as the messages of a chat template, in the form that this template takes.
+
+Ids never reach the template as clients send them: calls are numbered by their place in the
+conversation, in the style the template wants, so that another id never changes the prompt.
+Every text of a client is protected: a control token spelled out in it stays text.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from dovetail.rendering.facts import Facts
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
+
+Message = dict[str, Any]
+
+
+class Protect(Protocol):
+    """Breaks the spellings of control tokens in a text."""
+
+    def __call__(self, text: str, /) -> str: ...
+
+
+class Names:
+    """What tools are called in the prompt, by the names that clients use."""
+
+    __slots__ = ("_shown",)
+
+    def __init__(self, tools: Iterable[ToolSpec]) -> None:
+        self._shown = {(tool.namespace, tool.name): tool.model_name for tool in tools}
+
+    def of(self, call: ToolCallBlock) -> str:
+        shown = self._shown.get((call.namespace, call.name))
+        if shown is not None:
+            return shown
+        return f"{call.namespace}{call.name}" if call.namespace else call.name
+
+
+class Conversation:
+    """Writes turns as messages, one after the other: ids are numbered through the history."""
+
+    def __init__(self, facts: Facts, protect: Protect, names: Names, calls_before: int = 0) -> None:
+        self._facts = facts
+        self._protect = protect
+        self._names = names
+        self._calls = calls_before
+        self._open: dict[str, tuple[str, str]] = {}  # outward call id -> id and name in the prompt
+
+    def head(self, system: Sequence[Block]) -> list[Message]:
+        """The system message, if there is anything to say and the template has a place for it."""
+        text = self._text(system)
+        if not text or self._facts.system != "kept":
+            return []
+        return [self._message("system", text)]
+
+    def messages(self, system: Sequence[Block], turns: Sequence[Turn]) -> list[Message]:
+        """A whole conversation."""
+        messages = self.head(system)
+        written = [message for turn in turns for message in self.turn(turn)]
+        if self._facts.system != "kept" and (text := self._text(system)):
+            written.insert(0, self._message("user", text))
+        return messages + self.fitted(written)
+
+    def turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[Message]:
+        """The messages of one turn. `own_ids` are the ids the model itself gave its calls."""
+        match turn.role:
+            case "assistant":
+                return [self._assistant(turn, own_ids)]
+            case "tool":
+                results = [b for b in turn.blocks if isinstance(b, ToolResultBlock)]
+                return [self._result(result) for result in results]
+            case "system" | "developer" if self._facts.system_inside == "kept":
+                return [self._message("system", self._text(turn.blocks))]
+            case _:
+                return [self._message("user", self._text(turn.blocks))]
+
+    def fitted(self, messages: list[Message]) -> list[Message]:
+        """The messages with what the template cannot take put in a way that it can."""
+        if not self._facts.many_calls:
+            messages = _one_call_each(messages)
+        return messages if self._facts.consecutive_users else self._joined(messages)
+
+    def _joined(self, messages: list[Message]) -> list[Message]:
+        """Users that follow each other as one."""
+        kept: list[Message] = []
+        for message in messages:
+            if kept and message["role"] == kept[-1]["role"] == "user":
+                text = f"{_plain(kept[-1]['content'])}\n\n{_plain(message['content'])}"
+                kept[-1] = self._message("user", text)
+            else:
+                kept.append(message)
+        return kept
+
+    def number_calls(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[tuple[str, str]]:
+        """Ids and names of a turn's calls as the prompt has them; results find them by these."""
+        calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
+        numbered = []
+        self._open = {}
+        for at, call in enumerate(calls):
+            name = self._names.of(call)
+            own = own_ids[at] if at < len(own_ids) else None
+            id = own or self._call_id(name)
+            self._calls += 1
+            self._open[call_key(call.id)] = (id, name)
+            numbered.append((id, name))
+        return numbered
+
+    def arguments(self, call: ToolCallBlock) -> Any:
+        """A call's arguments in the form that the template wants, an object or its JSON text."""
+        if call.custom:
+            value: Any = {"input": self._protect(call.arguments)}
+        else:
+            value = _load(call.arguments)
+            value = protected({"input": call.arguments} if value is None else value, self._protect)
+        if self._facts.arguments == "string":
+            return json.dumps(value, ensure_ascii=False)
+        return value
+
+    def _assistant(self, turn: Turn, own_ids: Sequence[str | None]) -> Message:
+        calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
+        thoughts = [b.text for b in turn.blocks if isinstance(b, ReasoningBlock) and b.text]
+        text = self._text(turn.blocks)
+        if calls and thoughts and text and not self._facts.text_beside_thought:
+            thoughts, text = [*thoughts, text], ""
+        message = self._message("assistant", text)
+        if calls:
+            if self._facts.wants_null and not text:
+                message["content"] = None
+            numbered = self.number_calls(turn, own_ids)
+            message["tool_calls"] = [
+                tool_call(id, name, self.arguments(call))
+                for (id, name), call in zip(numbered, calls, strict=True)
+            ]
+        return self._thinking(message, self._protect("\n".join(thoughts)))
+
+    def _thinking(self, message: Message, thought: str) -> Message:
+        """The message with a thought where the template looks for one."""
+        if thought and self._facts.thinking_parts:
+            text = message["content"]
+            parts = [{"type": "text", "text": text}] if isinstance(text, str) else text or []
+            return {**message, "content": [{"type": "thinking", "thinking": thought}, *parts]}
+        if thought:
+            message |= dict.fromkeys(self._facts.reasoning_fields, thought)
+        return message
+
+    def _result(self, result: ToolResultBlock) -> Message:
+        id, name = self._open.get(call_key(result.call_id), (self._call_id("unknown"), "unknown"))
+        message = self._message("tool", self._text(result.blocks))
+        return {**message, "tool_call_id": id, "name": name}
+
+    def _message(self, role: str, text: str) -> Message:
+        return {"role": role, "content": content_of(self._facts, text)}
+
+    def _text(self, blocks: Sequence[Block]) -> str:
+        texts = [told for block in blocks if (told := _told(block))]
+        return self._protect("\n".join(texts))
+
+    def _call_id(self, name: str) -> str:
+        match self._facts.call_ids:
+            case "kimi":
+                return f"functions.{name}:{self._calls}"
+            case "nine":
+                return f"call{self._calls:05d}"[-9:]
+            case _:
+                return f"call_{self._calls}"
+
+
+def content_of(facts: Facts, text: str) -> Any:
+    """A message's content in the form that the template takes."""
+    return [{"type": "text", "text": text}] if facts.content == "parts" else text
+
+
+def tool_call(id: str, name: str, arguments: Any) -> Message:
+    """A call as templates know it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_definitions(tools: Iterable[ToolSpec], protect: Protect) -> list[Message]:
+    """The tools as templates know them. A custom tool is shown as a function of one string."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.model_name,
+                "description": protect(tool.description),
+                "parameters": protected(_parameters(tool), protect),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def protected(value: Any, protect: Protect) -> Any:
+    """A JSON value with every string in it protected, keys too."""
+    if isinstance(value, str):
+        return protect(value)
+    if isinstance(value, Mapping):
+        return {protect(str(key)): protected(item, protect) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [protected(item, protect) for item in value]
+    return value
+
+
+def call_key(id: str) -> str:
+    """What is left of a call id when a client has rewritten it (call_1 to call1)."""
+    return id if id.isalnum() else "".join(filter(str.isalnum, id))
+
+
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Turns of several calls as several turns, each followed by its own result."""
+    split: list[Message] = []
+    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            if message["role"] != "tool" or message["tool_call_id"] in results:
+                split.append(message)
+            continue
+        for at, call in enumerate(calls):
+            said = message if at == 0 else {"role": "assistant", "content": ""}
+            split.append({**said, "tool_calls": [call]})
+            if call["id"] in results:
+                split.append(results.pop(call["id"]))
+    return split
+
+
+def _parameters(tool: ToolSpec) -> Mapping[str, Any]:
+    if not tool.custom:
+        return tool.parameters
+    return {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+    }
+
+
+def _load(arguments: str) -> Any:
+    """The arguments' object; None for what is no JSON object (a call that was cut)."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _plain(content: Any) -> str:
+    return content if isinstance(content, str) else content[0]["text"]
+
+
+def _told(block: Block) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ImageBlock():
+            return "[image]"
+        case DocumentBlock(text=str(text)):
+            return text
+        case DocumentBlock(title=title):
+            return f"[document {title}]" if title else "[document]"
+        case ToolResultBlock(blocks=blocks):
+            return "\n".join(filter(None, map(_told, blocks)))
+        case _:
+            return ""

@@ -1,0 +1,136 @@
+"""The prompts of one model: its template's policy, and the assembly of each prompt."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from dovetail.ledger.recall import Recalled
+from dovetail.ledger.visible import digest
+from dovetail.rendering.assembly import Assembly, Kit, Tools
+from dovetail.rendering.conversation import Names
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.prompt import Head, Prompt
+from dovetail.rendering.resume import Resumption
+from dovetail.rendering.splice import Splicer, Stops, nonce
+from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail.rendering.writing import TurnWriter
+from dovetail_model import OutputBlock, ReasoningBlock, Request, TextBlock, ToolSpec, Turn
+from dovetail_parsers import markers, opens_thought
+from dovetail_tokenizers import Guard, Tokenizer
+
+T = TypeVar("T")
+
+
+class Renderer:
+    """Renders requests for one model."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        facts: Facts,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str] = (),
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
+        self.facts = facts
+        known = markers(tool_parser, reasoning_parser)
+        controls = tuple(tokenizer.controls)
+        self._kit = Kit(
+            template=template,
+            facts=facts,
+            guard=Guard(tokenizer),
+            splicer=Splicer(template, facts, Stops(stops, controls, known)),
+            resumption=Resumption(template, facts),
+            writer=TurnWriter(tool_parser, reasoning_parser),
+            opens=lru_cache(256)(lambda end: opens_thought(end, tool_parser, reasoning_parser)),
+            roles=_any_of([c for c in controls if not any(c in marker for marker in known)]),
+        )
+        self._thinks = reasoning_parser is not None
+        self._strips = self._thinks and _strips_thoughts(self._kit)
+        self._made: dict[int, tuple[object, object]] = {}
+
+    @property
+    def splicer(self) -> Splicer:
+        return self._kit.splicer
+
+    def keeps(self, tools: bool) -> bool:
+        """Whether turns before a user's new one stay as they were, thoughts and all."""
+        facts = self.facts
+        if not facts.keeps_plain:
+            return False
+        if not self._thinks:
+            return True
+        if not facts.reasoning_fields and not facts.thinking_parts:
+            return not self._strips
+        return facts.keeps_at_user if tools else facts.keeps_without_tools
+
+    def start(self, turns: Sequence[Turn], tools: bool) -> int:
+        """The place from which turns keep their tokens: all, or those behind the last user turn."""
+        if self.keeps(tools):
+            return 0
+        for at in range(len(turns) - 1, -1, -1):
+            if turns[at].role not in ("assistant", "tool"):
+                return at
+        return 0
+
+    def head(self, request: Request, switches: Mapping[str, Any]) -> Head:
+        """The digests of a request's head."""
+        system = self._once(request.system, lambda: digest(msgspec.json.encode(request.system)))
+        tools = self._once(request.tools, lambda: digest(msgspec.json.encode(request.tools)))
+        read = {k: v for k, v in switches.items() if k in self._kit.template.reads}
+        steering = digest(json.dumps(read, sort_keys=True, default=str))
+        return Head(system, tools, steering, digest(system, tools, steering))
+
+    def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
+        """The prompt. `request` is stabilized, `recalled` what is known of its turns."""
+        start = self.start(request.turns, bool(request.tools))
+        tools = self._once(request.tools, lambda: Tools(request.tools, self._kit.guard.protect))
+        assembly = Assembly(self._kit, request, recalled, tools, switches, start)
+        return assembly.prompt(self.head(request, switches))
+
+    def rebuild(self, blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The tokens of blocks in the model's own notation, as they would follow a thought."""
+        text = self._kit.writer.write(
+            Turn("assistant", tuple(blocks)), Names(tools), self._kit.guard.protect, ""
+        )
+        return None if text is None else self._kit.guard.encode(text, first=False)
+
+    def _once(self, subject: object, make: Callable[[], T]) -> T:
+        """What was made of an object that the decoder hands out again and again."""
+        key = hash((id(subject), make.__code__))
+        known = self._made.get(key)
+        if known is not None and known[0] is subject:
+            return known[1]  # type: ignore[return-value]
+        made = make()
+        if len(self._made) > 1024:
+            self._made.clear()
+        self._made[key] = (subject, made)
+        return made
+
+
+def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, spellings))) if spellings else None
+
+
+def _strips_thoughts(kit: Kit) -> bool:
+    """Whether the template takes thoughts out of the text of earlier turns."""
+    mark = nonce()
+    thought = Turn("assistant", (ReasoningBlock(mark), TextBlock("Sure.")))
+    text = kit.writer.write(thought, Names(()), lambda text: text, "")
+    if text is None:
+        return False
+    messages = [
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "Two."},
+    ]
+    try:
+        return mark not in kit.template.render(messages)
+    except RenderError:
+        return False

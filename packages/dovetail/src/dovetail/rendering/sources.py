@@ -1,0 +1,144 @@
+"""Where chat templates come from: model folders, GGUF files, a file that the user names.
+
+A model may have several: one named `tool_use` is for requests with tools, `default` for the rest.
+In a folder `chat_template.jinja` (with `additional_chat_templates/*.jinja`) comes before
+`tokenizer_config.json`, and that before the old `chat_template.json`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: For a model that brings no template. Most models that were tuned without one know this form.
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class SourceError(Exception):
+    """A model's files are missing or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a model's templates by name, and the special tokens that they may name."""
+
+    templates: Mapping[str, str]
+    specials: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def default(self) -> str:
+        """The template for requests without tools."""
+        return self.templates.get("default") or next(iter(self.templates.values()))
+
+    @property
+    def for_tools(self) -> str:
+        """The template for requests with tools."""
+        return self.templates.get("tool_use") or self.default
+
+
+def folder_source(folder: Path, custom: Path | None = None) -> Source:
+    """The templates of a model folder, or the one that the user names instead."""
+    config = read_json(folder / "tokenizer_config.json") or {}
+    legacy = read_json(folder / "special_tokens_map.json") or {}
+    specials = {**_specials(legacy), **_specials(config)}
+    if (folder / "tekken.json").is_file():  # says nothing of its own, and never differs
+        specials = {"bos_token": "<s>", "eos_token": "</s>", **specials}
+    if custom is not None:
+        return _custom(custom, specials)
+    processor = read_json(folder / "chat_template.json") or {}
+    found = (
+        (_jinja_files(folder), "chat_template.jinja"),
+        (_named(config.get("chat_template")), "tokenizer_config.json"),
+        (_named(processor.get("chat_template")), "chat_template.json"),
+    )
+    for templates, origin in found:
+        if templates:
+            return Source(templates, specials, origin)
+    return _plain(specials)
+
+
+def gguf_source(metadata: Mapping[str, Any], custom: Path | None = None) -> Source:
+    """The templates in the metadata of a GGUF file, or the one that the user names instead."""
+    specials = _gguf_specials(metadata)
+    if custom is not None:
+        return _custom(custom, specials)
+    key = "tokenizer.chat_template"
+    templates = {
+        name[len(key) + 1 :] or "default": text
+        for name, text in metadata.items()
+        if (name == key or name.startswith(key + ".")) and isinstance(text, str) and text
+    }
+    return Source(templates, specials, "GGUF metadata") if templates else _plain(specials)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object in a file; None if there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _custom(path: Path, specials: Mapping[str, str]) -> Source:
+    try:
+        return Source({"default": path.read_text(encoding="utf-8")}, specials, str(path))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"the template {path} cannot be read: {error}") from error
+
+
+def _plain(specials: Mapping[str, str]) -> Source:
+    warning = "the model brings no chat template: plain ChatML is used, which it may not know"
+    return Source({"default": CHATML}, specials, "built-in ChatML", (warning,))
+
+
+def _jinja_files(folder: Path) -> dict[str, str]:
+    default = folder / "chat_template.jinja"
+    files = {"default": default} if default.is_file() else {}
+    files |= {p.stem: p for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+
+
+def _named(value: object) -> dict[str, str]:
+    """A template as a string, as a list of named ones, or as an object of them."""
+    if isinstance(value, str):
+        return {"default": value} if value else {}
+    if isinstance(value, Sequence):
+        pairs = ((t.get("name"), t.get("template")) for t in value if isinstance(t, Mapping))
+        return {n: t for n, t in pairs if isinstance(n, str) and isinstance(t, str)}
+    if isinstance(value, Mapping):
+        return {n: t for n, t in value.items() if isinstance(t, str)}
+    return {}
+
+
+def _specials(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every `..._token`: a plain string, or an object whose content it is."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _gguf_specials(metadata: Mapping[str, Any]) -> dict[str, str]:
+    tokens = metadata.get("tokenizer.ggml.tokens") or ()
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
+    found: dict[str, str] = {}
+    for spelled, name in names.items():
+        id = metadata.get(f"tokenizer.ggml.{spelled}_token_id")
+        if isinstance(id, int) and 0 <= id < len(tokens):
+            found[f"{name}_token"] = tokens[id]
+    return found

@@ -1,0 +1,87 @@
+"""An assistant turn as its model would have written it, for turns that are not ours.
+
+A template has one field for thoughts, so it groups what was interleaved. The family's writer does
+not: think, call, think, call come out in that order, in the model's own notation.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from dovetail.rendering.conversation import Names, Protect, protected
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
+from dovetail_parsers import resolve, write
+
+
+class TurnWriter:
+    """Writes turns in the notation of a pair of parsers."""
+
+    def __init__(self, tool_parser: str | None, reasoning_parser: str | None) -> None:
+        self.tool_parser = tool_parser
+        self._thinks = reasoning_parser is not None
+        name = tool_parser or reasoning_parser
+        family = resolve(name) if name else None
+        if family is not None and tool_parser and family.unified is None:
+            family = replace(family, pairs_with=reasoning_parser)
+        self._family = family
+
+    def write(self, turn: Turn, names: Names, protect: Protect, prompt_end: str) -> str | None:
+        """The turn as it would follow this end of a prompt; None if the family cannot write it."""
+        blocks = [made for block in turn.blocks if (made := _block(block, names, protect))]
+        if self._family is None:
+            return None if any(b.type != "text" for b in blocks) else _join(blocks)
+        try:
+            text = write(blocks, self._family)
+            if self._thinks and not (blocks and isinstance(blocks[0], ReasoningBlock)):
+                opened = write([ReasoningBlock("")], self._family) + text
+            else:
+                opened = text
+        except ValueError:
+            return None
+        shared = _overlap(prompt_end, opened) if self._thinks else 0
+        return opened[shared:] if shared else text
+
+
+def interleaved(turn: Turn) -> bool:
+    """Whether a thought or text comes behind a call: an order that templates do not keep."""
+    called = False
+    for block in turn.blocks:
+        if isinstance(block, ToolCallBlock):
+            called = True
+        elif called and isinstance(block, ReasoningBlock | TextBlock):
+            return True
+    return False
+
+
+def _block(block: Any, names: Names, protect: Protect) -> OutputBlock | None:
+    match block:
+        case TextBlock(text=text):
+            return TextBlock(protect(text))
+        case ReasoningBlock(text=text) if text:
+            return ReasoningBlock(protect(text))
+        case ToolCallBlock():
+            return ToolCallBlock(block.id, names.of(block), _arguments(block, protect))
+        case _:
+            return None
+
+
+def _arguments(call: ToolCallBlock, protect: Protect) -> str:
+    value: Any = {"input": call.arguments}
+    if not call.custom:
+        try:
+            value = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            value = {"input": call.arguments}
+    return json.dumps(protected(value, protect), ensure_ascii=False)
+
+
+def _join(blocks: list[OutputBlock]) -> str:
+    return "".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _overlap(end: str, text: str) -> int:
+    """How much of the text's beginning already stands at the end of the prompt."""
+    for size in range(min(len(end), len(text), 200), 0, -1):
+        if end.endswith(text[:size]):
+            return size
+    return 0

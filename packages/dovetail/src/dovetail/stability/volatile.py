@@ -1,0 +1,83 @@
+"""Text that changes from request to request and says nothing the model needs: running counters.
+
+A pattern is a regular expression; what it matches is removed. It is tried on system text, and in a
+user's turn only inside reminders, the elements that harnesses put there (`<system-reminder>`): what
+a user wrote or a tool returned is never touched. `^` and `$` match at every line.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_AMOUNT = r"-?\$?\d[\d,.]*[kKmM]?"
+_COUNTERS = (
+    rf"(?:Token usage|USD budget): {_AMOUNT}/{_AMOUNT}; {_AMOUNT} remaining",
+    r"Output tokens \S turn: [^\n]{1,80}",
+    rf"(?:Tokens|Context) (?:used|usage|left|remaining): {_AMOUNT}%?(?: ?/ ?{_AMOUNT})?",
+    rf"(?:Used|Remaining) tokens: {_AMOUNT}(?: ?/ ?{_AMOUNT})?",
+)
+
+DEFAULT_PATTERNS: tuple[str, ...] = tuple(
+    # A counter alone on its line, or alone in its reminder: then the reminder goes too.
+    rf"^(?:<(system-reminder|system_warning)>\s*)?{counter}[ \t]*(?(1)\s*</\1>)$"
+    for counter in _COUNTERS
+)
+
+_REMINDER = re.compile(r"^[ \t]*<(system-reminder|system_warning)>.*?</\1>", re.M | re.S)
+_REMINDER_MARK = "<system"
+
+
+class BadPattern(ValueError):
+    """A pattern that is no regular expression, or one that would match everywhere."""
+
+
+class Volatile:
+    """The patterns, compiled."""
+
+    __slots__ = ("_patterns",)
+
+    def __init__(self, patterns: Iterable[str] = DEFAULT_PATTERNS) -> None:
+        self._patterns = tuple(_compile(pattern) for pattern in patterns)
+
+    def from_system(self, text: str) -> str:
+        """System text without what varies. The same object where nothing does."""
+        for pattern in self._patterns:
+            text = _without(text, list(pattern.finditer(text)))
+        return text
+
+    def from_user(self, text: str) -> str:
+        """A user's text without what varies in the reminders inside it."""
+        if _REMINDER_MARK not in text:
+            return text
+        for pattern in self._patterns:
+            reminders = _REMINDER.finditer(text)
+            found = [m for at in reminders for m in pattern.finditer(text, at.start(), at.end())]
+            text = _without(text, found)
+        return text
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern, re.M)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise BadPattern(f"volatile pattern {pattern!r}: {error}") from error
+    if compiled.search("") is not None:
+        raise BadPattern(f"volatile pattern {pattern!r}: it matches empty text")
+    return compiled
+
+
+def _without(text: str, found: Sequence[re.Match[str]]) -> str:
+    """The text without the matches. A line that was nothing else goes with its line break."""
+    if not found:
+        return text
+    kept: list[str] = []
+    end = 0
+    last_line = False
+    for match in found:
+        start, stop = match.span()
+        alone = start == 0 or text[start - 1] == "\n"
+        last_line = alone and stop == len(text)
+        kept.append(text[end:start])
+        end = stop + (alone and text[stop : stop + 1] == "\n")
+    kept.append(text[end:])
+    joined = "".join(kept)
+    return joined.removesuffix("\n") if last_line else joined

@@ -1,0 +1,258 @@
+"""Small ledgers full of branches, and what a history that a client made of them means.
+
+The model is a byte tokenizer beside a small template that keeps everything it is given, so that a
+prompt can be read back turn by turn and each turn be compared with what may stand there.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dovetail.catalog import Model, Parsers, Speech
+from dovetail.ledger.entry import IDS
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.recall import Replay
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Prepared, Preparer, Settings
+from dovetail.rendering.probe import probe
+from dovetail.rendering.sources import Source
+from dovetail.rendering.template import ChatTemplate
+from dovetail_model import (
+    Fold,
+    Identity,
+    ReasoningBlock,
+    Request,
+    Sampling,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
+from dovetail_tokenizers import ByteTokenizer
+
+T = TypeVar("T")
+
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+CONTROLS = (BEGIN, END, "<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = """
+{%- if tools %}<|im_start|>tools
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+RUN = ToolSpec(
+    "run",
+    "Runs a command.",
+    {
+        "type": "object",
+        "properties": {
+            "command": {"type": "string"},
+            "count": {"type": "integer"},
+            "background": {"type": "boolean", "default": False},
+        },
+    },
+)
+KEYS = Keyring([b"f" * 32])
+
+
+@cache
+def small_model() -> Model:
+    """The smallest model that keeps all: one id a byte, thoughts in history, calls as Hermes."""
+    tokenizer = ByteTokenizer(CONTROLS)
+    template = ChatTemplate(TEMPLATE)
+    speech = Speech(template, probe(template, {}))
+    return Model(
+        name="small",
+        path=Path("small"),
+        tokenizer=tokenizer,
+        source=Source({"default": TEMPLATE}),
+        speech=speech,
+        tool_speech=speech,
+        parsers=Parsers("hermes", "qwen3", "flags"),
+        switches={},
+        stop_ids=frozenset({tokenizer.controls[END]}),
+        stops=(END,),
+        context_length=None,
+        sampling=Sampling(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """What a model said once: the turn as its client heard it, and the tokens it was made of."""
+
+    tenant: str
+    above: "Said | None"
+    before: tuple[Turn, ...]
+    turn: Turn
+    ids: "array[int]"
+
+    @property
+    def history(self) -> tuple[Turn, ...]:
+        return (*self.before, self.turn)
+
+    @property
+    def calls(self) -> list[ToolCallBlock]:
+        return [block for block in self.turn.blocks if isinstance(block, ToolCallBlock)]
+
+    @property
+    def seals(self) -> list[str]:
+        return [b.seal for b in self.turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
+
+    def line(self) -> "Iterator[Said]":
+        """It and all that was said before it, last first."""
+        said: Said | None = self
+        while said is not None:
+            yield said
+            said = said.above
+
+
+@dataclass
+class Grove:
+    """A preparer, and all that was said through it."""
+
+    preparer: Preparer
+    system: str = "Be brief."
+    said: list[Said] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def request(
+        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None
+    ) -> Request:
+        identity = Identity(tenant=tenant, session=session)
+        return Request(
+            "m", tuple(turns), (TextBlock(self.system),), tools=(RUN,), identity=identity
+        )
+
+    async def prepare(
+        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None
+    ) -> Prepared:
+        return await self.preparer.prepare(self.request(turns, tenant, session))
+
+    async def say(
+        self,
+        above: Said | None,
+        behind: Sequence[Turn],
+        text: str,
+        tenant: str = "",
+        session: str | None = None,
+    ) -> Said:
+        """The model's answer to what came behind an earlier one, which is sent back unchanged."""
+        before = (*(above.history if above else ()), *behind)
+        prepared = await self.prepare(before, tenant, session)
+        return await self.answer(prepared, above, before, text)
+
+    async def answer(
+        self, prepared: Prepared, above: Said | None, before: tuple[Turn, ...], text: str
+    ) -> Said:
+        """The model says this, and ends its turn."""
+        generation = self.preparer.generation(prepared, self._new_call_id)
+        fold = Fold()
+        tokenizer = small_model().tokenizer
+        ids = [*tokenizer.encode(text), tokenizer.controls[END]]
+        for event in (*generation.feed(ids), *generation.finish()):
+            fold.add(event)
+        await self.preparer.record(prepared, generation)
+        turn = heard(Turn("assistant", fold.message().blocks))
+        said = Said(prepared.owner.tenant, above, before, turn, generation.ids)
+        self.said.append(said)
+        return said
+
+    def _new_call_id(self) -> str:
+        return f"call_{next(self._numbers):08x}"
+
+
+def grove(replay: Replay = "auto", keys: Keyring = KEYS) -> Grove:
+    """An empty one."""
+    ledger = Ledger(MemoryStore())
+    return Grove(Preparer(small_model(), ledger, keys, Settings(replay=replay)))
+
+
+def heard(turn: Turn) -> Turn:
+    """A turn without what no client gets: the raw text."""
+    return Turn(turn.role, tuple(msgspec.structs.replace(b, raw="") for b in turn.blocks))  # type: ignore[call-arg]
+
+
+def user(text: str) -> Turn:
+    return Turn("user", (TextBlock(text),))
+
+
+def results(said: Said, *texts: str) -> Turn:
+    """What the calls of a turn gave back."""
+    pairs = zip(said.calls, texts, strict=True)
+    blocks = tuple(ToolResultBlock(call.id, (TextBlock(text),)) for call, text in pairs)
+    return Turn("tool", blocks)
+
+
+def call_text(arguments: str, name: str = "run") -> str:
+    """A call as the model writes it."""
+    return f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def thought_text(text: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n"
+
+
+def parts(ids: "array[int]", role: str = "assistant") -> "list[array[int]]":
+    """What stands in a prompt for each turn of a role, without header and end."""
+    tokenizer = small_model().tokenizer
+    begin, end = tokenizer.controls[BEGIN], tokenizer.controls[END]
+    header = array(IDS, tokenizer.encode(f"{role}\n"))
+    found = []
+    at = 0
+    while begin in ids[at:]:
+        start = ids.index(begin, at) + 1
+        stop = ids.index(end, start) if end in ids[start:] else len(ids)
+        if ids[start : start + len(header)] == header:
+            found.append(ids[start + len(header) : stop])
+        at = stop
+    return found
+
+
+def changed(turn: Turn, change: Callable[[object], object]) -> Turn:
+    """The turn with each block changed; a block changed to None is gone."""
+    blocks = (change(block) for block in turn.blocks)
+    return Turn(turn.role, tuple(block for block in blocks if block is not None))  # type: ignore[misc]
+
+
+def without_thoughts(turn: Turn) -> Turn:
+    return changed(turn, lambda b: None if isinstance(b, ReasoningBlock) else b)
+
+
+def without_words(turn: Turn) -> Turn:
+    """Thoughts as some clients keep them: the seal and not the words."""
+    return changed(
+        turn, lambda b: ReasoningBlock("", b.seal) if isinstance(b, ReasoningBlock) else b
+    )
+
+
+def other_thoughts(turn: Turn, text: str) -> Turn:
+    """The turn's thoughts in other words, under the same seals."""
+    return changed(
+        turn, lambda b: ReasoningBlock(text, b.seal) if isinstance(b, ReasoningBlock) else b
+    )
+
+
+def run(work: Coroutine[object, object, T]) -> T:
+    return asyncio.run(work)

@@ -1,0 +1,112 @@
+"""Plays scripted model output through the whole way of a request: decode to prompt, ids to frames.
+
+The engine alone is missing: what it would generate is given as token ids.
+"""
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from agents import Agent, Heard
+
+from dovetail.generation import Generation
+from dovetail.preparation import Prepared, Preparer
+from dovetail.rendering.conversation import Names
+from dovetail.rendering.writing import TurnWriter
+from dovetail_model import OutputBlock, Turn
+from dovetail_tokenizers import Tokenizer
+
+_numbers = count()
+
+
+@dataclass
+class Played:
+    """One turn: the prompt it was given and what was generated."""
+
+    prepared: Prepared
+    generation: Generation
+    heard: list[Heard]
+
+    @property
+    def whole(self) -> "array[int]":
+        """The prompt and the turn, without the token that ended it."""
+        return self.prepared.prompt.ids + self.generation.ids
+
+
+@dataclass
+class Player:
+    """Answers an agent with what the model is scripted to say."""
+
+    preparer: Preparer
+    tokenizer: Tokenizer
+    stop_id: int
+    writer: TurnWriter
+    spell: Callable[[str], list[int]] | None = None
+    played: list[Played] = field(default_factory=list)
+
+    async def answer(self, agent: Agent, blocks: Sequence[OutputBlock]) -> Played:
+        """The model says these blocks, in its own notation."""
+        prepared = await self.prepare(agent)
+        end = self.tokenizer.decode(prepared.prompt.ids[-24:])
+        turn = Turn("assistant", tuple(blocks))
+        text = self.writer.write(turn, Names(()), lambda text: text, end)
+        assert text is not None
+        ids = (self.spell or self.tokenizer.encode)(text)
+        return await self.say(agent, prepared, [*ids, self.stop_id])
+
+    async def prepare(self, agent: Agent) -> Prepared:
+        body, headers = agent.request()
+        return await self.preparer.prepare(agent.codec.decode(body, headers))
+
+    async def say(
+        self, agent: Agent, prepared: Prepared, ids: Sequence[int], step: int = 3
+    ) -> Played:
+        """The model says these tokens, a few at a time."""
+        prefix = agent.codec.call_id_prefix
+        generation = self.preparer.generation(prepared, lambda: f"{prefix}{next(_numbers):024x}")
+        encoder = agent.codec.stream(prepared.request, _new_id, lambda: 0.0)
+        frames = b""
+        for at in range(0, len(ids), step):
+            frames += encoder.encode(generation.feed(ids[at : at + step]))
+        frames += encoder.encode(generation.finish("stop" if generation.stopped else "length"))
+        heard = agent.hear(frames)
+        await self.preparer.record(prepared, generation)
+        self.played.append(Played(prepared, generation, heard))
+        return self.played[-1]
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}{next(_numbers):024x}"
+
+
+class OddSpelling:
+    """Text as tokens that a model may sample and a tokenizer would not choose."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, share: float = 0.05) -> None:
+        self._tokenizer = tokenizer
+        self._random = random.Random(seed)
+        self._share = share
+        self._by_bytes = {
+            tokenizer.bytes_of(id): id
+            for id in range(tokenizer.size)
+            if not tokenizer.is_control(id)
+        }
+
+    def __call__(self, text: str) -> list[int]:
+        return self.split(self._tokenizer.encode(text))
+
+    def split(self, given: Sequence[int]) -> list[int]:
+        """The same text in more tokens."""
+        ids: list[int] = []
+        for id in given:
+            spelled = self._tokenizer.bytes_of(id)
+            if len(spelled) > 1 and not self._tokenizer.is_control(id):
+                cut = self._random.randrange(1, len(spelled))
+                halves = (self._by_bytes.get(spelled[:cut]), self._by_bytes.get(spelled[cut:]))
+                if None not in halves and self._random.random() < self._share:
+                    ids += [half for half in halves if half is not None]
+                    continue
+            ids.append(id)
+        return ids

@@ -1,0 +1,238 @@
+"""What the model says in the scripted session, written as each family writes it.
+
+Twelve turns as agents have them, with everything in them that has ever broken a prefix: thoughts
+between calls, white space where nobody expects it, other alphabets, control tokens spelled out,
+arguments that clients rewrite, tokens that no tokenizer would choose.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from agents import TOOLS
+from models_at_hand import Pair, model
+from playing import OddSpelling
+
+from dovetail.ledger.visible import canonical
+from dovetail.preparation import Prepared
+from dovetail.rendering.conversation import Names
+from dovetail.rendering.writing import TurnWriter
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
+from dovetail_parsers import markers, parse
+from dovetail_tokenizers import Guard
+
+Blocks = tuple[OutputBlock, ...]
+_TOOLS = [ToolSpec(name, "", schema) for name, schema in TOOLS.items()]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A turn of the script. `spelled_out`: markers in its texts are written as the real tokens."""
+
+    blocks: Blocks
+    spelled_out: bool = False
+
+
+def think(text: str) -> ReasoningBlock:
+    return ReasoningBlock(text)
+
+
+def say(text: str) -> TextBlock:
+    return TextBlock(text)
+
+
+def call(name: str, **arguments: object) -> ToolCallBlock:
+    return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
+
+
+RUN, EDIT = "run_command", "edit_file"
+_CODE = 'def f(x):\n    return {"é": x}  \n\n\n'
+SCRIPT = (
+    Line(
+        (
+            think("Look first.\n\nThen e\u0301 and 漢字 and 🦜👩‍🚀."),
+            call(RUN, command="cd /repo && ls -la", timeout=5000.0),
+        )
+    ),
+    Line(
+        (
+            think("I see.\n"),
+            say("Two things to check. "),
+            call(EDIT, path="a.py", new=_CODE, lines=[1, 2]),
+            think(" And then,\n\n"),
+            call(RUN, timeout=12, command="grep -n 'x'  "),
+        )
+    ),
+    Line(
+        (
+            think("first"),
+            call(RUN, command="a"),
+            say("Now b.\n"),
+            call(RUN, command="b"),
+            think("third"),
+            call(EDIT, path="b", new="</think> <tool_call> <|im_end|> [INST] <|end|>"),
+        )
+    ),
+    Line((think("Done."), say("\n  The answer is 42.\n\n```py\nx = 1\n```\n \n"))),
+    Line((think("again"), call(RUN, command='echo "<think>"', background=True)), spelled_out=True),
+    Line((call(RUN, command="no thought"),)),
+    Line((say("Only text: naïve café, 한국어, مرحبا."),)),
+    Line((think("Hm.  "), say("Another <|im_start|> one."))),
+    Line((think("\n\nx"), call(RUN), call(RUN, command="z"))),
+    Line((think("y"), say("Text before."), call(RUN, command="cd /repo && q", timeout=1e3))),
+    Line((think("1"), call(RUN, command="r"), think("2"), call(RUN, command="s"))),
+    Line((think("Final."), say("Bye. 👋"))),
+)
+
+
+def question(pair: Pair, at: int) -> str:
+    """What the user asks before a turn: with the model's own control tokens in it."""
+    stop = model(pair).stops[-1]
+    return f"Question {at}: what does {stop} mean? {_marker(pair)} e\u0301🦜\n"
+
+
+def result(pair: Pair, at: int, which: int) -> str:
+    """What a tool returns: long listings, nothing at all, and control tokens again."""
+    if (at + which) % 5 == 4:
+        return ""
+    listing = "\n".join(f"{at}.{which} src/file_{n}.py: {n * 37} bytes" for n in range(12))
+    return f"{listing}\n{model(pair).stops[0]}{_marker(pair)} 漢字\n\n"
+
+
+def _marker(pair: Pair) -> str:
+    known = sorted(markers(model(pair).tool_parser, model(pair).reasoning_parser))
+    return known[0] if known else ""
+
+
+class Scribe:
+    """Writes the script in the notation of one family, as far as it can be written there."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._model = found = model(pair)
+        self._guard = Guard(found.tokenizer)
+        self._writer = TurnWriter(found.tool_parser, found.reasoning_parser)
+        self._markers = sorted(markers(found.tool_parser, found.reasoning_parser))
+        self._odd = OddSpelling(found.tokenizer, seed=7, share=0.1)
+        self._stops = {True: pair.stops[:1], False: pair.stops[:1]}
+        if pair.name == "GLM-4.7":  # its turns end with the role of the next one
+            self._stops[True] = ("<|observation|>",)
+        self.left_out: set[str] = set()
+        self._ids = lru_cache(256)(self._write_ids)
+
+    def ids(self, at: int, prepared: Prepared) -> list[int]:
+        """The tokens of a turn behind this prompt, the one that ends it included."""
+        end = self._model.tokenizer.decode(prepared.prompt.ids[-24:])
+        return self._ids(at, end, prepared.prompt.in_reasoning)
+
+    def _write_ids(self, at: int, end: str, thinking: bool) -> list[int]:
+        line = SCRIPT[at]
+        protect = _as_it_is if line.spelled_out else self._guard.protect
+
+        def write(blocks: Blocks) -> str | None:
+            return self._writer.write(Turn("assistant", blocks), Names(()), protect, end)
+
+        def read(text: str) -> object:
+            return self._meaning(self._guard.reveal(text), thinking)
+
+        text = self._fitted(line.blocks, write, read)
+        if at % 2 == 0:
+            text = self._roughened(text, read)
+        text, stop = self._without_stop(text, calls=bool(_calls(line.blocks)))
+        ids = self._guard.encode(text, first=False)
+        if at % 3:
+            ids = self._odd.split(ids)
+        return [*ids, self._model.tokenizer.controls[stop]]
+
+    def _fitted(
+        self,
+        blocks: Blocks,
+        write: Callable[[Blocks], str | None],
+        read: Callable[[str], object],
+    ) -> str:
+        """The turn, or as much of it as the family's notation can say."""
+        for left_out, kept in self._lesser(blocks):
+            text = write(kept)
+            if text is not None and read(text) == _meant(kept):
+                if left_out:
+                    self.left_out.add(left_out)
+                return text
+        raise AssertionError(f"nothing of this turn can be written: {blocks}")
+
+    def _lesser(self, blocks: Blocks) -> Iterator[tuple[str, Blocks]]:
+        """The turn with less and less in it, and what was left out."""
+        if self._model.reasoning_parser is None:
+            blocks = tuple(b for b in blocks if not isinstance(b, ReasoningBlock))
+        first = next((n for n, b in enumerate(blocks) if isinstance(b, ToolCallBlock)), len(blocks))
+        if self._model.facts.many_calls:
+            yield "", blocks
+            front, behind = blocks[:first], blocks[first:]
+            kept = tuple(b for b in behind if not isinstance(b, TextBlock))
+            yield "text between calls", front + kept
+            yield "thoughts and text between calls", front + _calls(behind)
+        yield "more than one call in a turn", blocks[: first + 1]
+        yield "text before a call", tuple(
+            b for b in blocks[: first + 1] if not isinstance(b, TextBlock)
+        )
+
+    def _meaning(self, text: str, thinking: bool) -> object:
+        """What a client would understand of a text; white space around its parts left out."""
+        message = parse(
+            text,
+            tool_parser=self._model.tool_parser,
+            reasoning_parser=self._model.reasoning_parser,
+            tools=_TOOLS,
+            in_reasoning=thinking,
+        )
+        return _meant(message.blocks)
+
+    def _roughened(self, text: str, read: Callable[[str], object]) -> str:
+        """The same with white space wherever it does not change the meaning."""
+        meant = read(text)
+        for edit in self._edits():
+            edited = edit(text)
+            if edited != text and read(edited) == meant:
+                text = edited
+        return text
+
+    def _edits(self) -> Iterator[Callable[[str], str]]:
+        yield lambda text: f"\n{text}"
+        yield lambda text: f"{text} \n"
+        yield lambda text: text.replace('": ', '" :  ').replace('", "', '" ,\n "')
+        yield lambda text: text.replace("{", "{ ", 1)
+        for marker in self._markers:
+            yield lambda text, m=marker: text.replace(m, f" \n{m}")  # type: ignore[misc]
+            yield lambda text, m=marker: text.replace(m, f"{m}  ")  # type: ignore[misc]
+
+    def _without_stop(self, text: str, *, calls: bool) -> tuple[str, str]:
+        """The text without the token that its writer ends it with, and the one sampled there."""
+        stops = self._model.stops
+        for end in (*stops, "<|end|>"):  # gpt-oss samples another one where this is written
+            if text.rstrip().endswith(end):
+                cut = text.rstrip().removesuffix(end)
+                return cut, end if end in stops else self._stops[calls][0]
+        return text, (self._stops[calls] or stops[:1])[0]
+
+
+@cache
+def scribe(pair: Pair) -> Scribe:
+    return Scribe(pair)
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _calls(blocks: Sequence[OutputBlock]) -> Blocks:
+    return tuple(block for block in blocks if isinstance(block, ToolCallBlock))
+
+
+def _meant(blocks: Sequence[OutputBlock]) -> object:
+    """Blocks in their order, each in one spelling."""
+    meant: list[tuple[str, ...]] = []
+    for block in blocks:
+        if isinstance(block, ToolCallBlock):
+            meant.append(("call", block.name, canonical(block.arguments)))
+        elif block.text.strip():
+            meant.append((block.type, block.text.strip()))
+    return meant

@@ -1,0 +1,73 @@
+"""The sandbox: what Hugging Face gives templates, and nothing more."""
+
+from collections import OrderedDict
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from jinja2 import TemplateSyntaxError
+
+from dovetail.rendering.environment import compile_template
+from dovetail.rendering.template import ChatTemplate, RenderError
+
+NOON = datetime(2026, 5, 4, 12)
+
+
+def render(text: str, **values: Any) -> str:
+    return compile_template(text, lambda: NOON).render(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ {'a': 'é<b>'} | tojson }}", '{"a": "é<b>"}'),
+        ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
+        ("{{ {'a': [1]} | tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
+        ("{{ strftime_now('%d %b %Y') }}", "04 May 2026"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("a{% generation %}b{% endgeneration %}c", "abc"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}", "1"),
+        ("{% set l = [] %}{% set _ = l.append(1) %}{{ l }}", "[1]"),
+    ],
+)
+def test_templates_get_what_they_know(text: str, expected: str) -> None:
+    assert render(text) == expected
+
+
+def test_any_mapping_is_json() -> None:
+    value = MappingProxyType({"a": OrderedDict(b=1)})
+    assert render("{{ v | tojson }}", v=value) == '{"a": {"b": 1}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{% include 'x' %}",
+        "{{ 1 / 0 }}",
+        "{{ undefined_thing.field }}",
+        "{{ raise_exception('no') }}",
+        "{{ messages | tojson(nonsense=1) }}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_what_must_not_work_is_a_render_error(text: str) -> None:
+    template = ChatTemplate(text)
+    with pytest.raises(RenderError):
+        template.render([{"role": "user", "content": "hi"}])
+
+
+def test_switches_cannot_replace_the_conversation() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ bos_token }}", {"bos_token": "<s>"})
+    stolen = {"messages": [{"content": "other"}], "bos_token": "<t>"}
+    assert template.render([{"content": "mine"}], switches=stolen) == "mine<t>"
+
+
+def test_a_text_that_is_no_template() -> None:
+    with pytest.raises(TemplateSyntaxError):
+        ChatTemplate("{% if %}")

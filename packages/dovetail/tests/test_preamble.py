@@ -1,0 +1,75 @@
+"""The billing line goes, and nothing else."""
+
+import pytest
+
+from dovetail.stability import Stability, stabilize, strip_preamble
+from dovetail_model import Block, Request, TextBlock, Turn
+
+LINE = "x-anthropic-billing-header: cc_version=2.1.197.4f2; cc_entrypoint=sdk-cli;"
+PROMPT = "You are a helpful agent; you set x=1; and so on.\nSecond line."
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (LINE, ""),
+        (LINE + "\n", ""),
+        (LINE + " cc_is_subagent=true;", ""),
+        (LINE + " cch=0a1b2;", ""),
+        (LINE + " cch=0a1b2; " + PROMPT, PROMPT),
+        (LINE + PROMPT, PROMPT),
+        (LINE + "\n" + PROMPT, PROMPT),
+        (LINE + "\r\n\r\n" + PROMPT, PROMPT),
+        (LINE + " cch=0a1b2\n" + PROMPT, PROMPT),
+        (LINE + " cch=0a1b2", ""),
+        ("x-anthropic-billing-header: cc_version=1 (beta); " + PROMPT, PROMPT),
+        ("x-anthropic-billing-header: nothing\n" + PROMPT, PROMPT),
+        ("x-anthropic-billing-header:", ""),
+        (LINE + "\n" + LINE, LINE),  # the second one is a quotation
+        ("As in " + LINE, "As in " + LINE),
+        (PROMPT + "\n" + LINE, PROMPT + "\n" + LINE),
+        ("", ""),
+    ],
+)
+def test_the_line_goes_and_the_text_behind_it_stays(text: str, kept: str) -> None:
+    assert strip_preamble(text) == kept
+
+
+def request(*turns: Turn, system: tuple[str, ...] = ()) -> Request:
+    blocks: tuple[Block, ...] = tuple(map(TextBlock, system))
+    return Request("m", turns=turns, system=blocks)
+
+
+def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
+    ask = Turn("user", (TextBlock("hi"),))
+    made = stabilize(request(ask, system=(LINE, "You are Claude Code.", PROMPT)))
+    assert made.system == (TextBlock("You are Claude Code."), TextBlock(PROMPT))
+    assert made.turns == (ask,)
+
+
+def test_it_goes_from_inline_system_turns_too() -> None:
+    asks = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
+    inline = Turn("system", (TextBlock(LINE), TextBlock(LINE + "\nBe kind.")))
+    assert stabilize(request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])).turns == (
+        asks[0],
+        asks[1],
+    )
+    assert stabilize(request(asks[0], inline)).turns[1] == Turn("system", (TextBlock("Be kind."),))
+
+
+def test_a_user_who_quotes_it_is_not_touched() -> None:
+    asked = request(Turn("user", (TextBlock(LINE + "\nwhat is this?"),)))
+    assert stabilize(asked) is asked
+
+
+def test_it_stays_when_it_is_asked_to() -> None:
+    asked = request(Turn("user", (TextBlock("hi"),)), system=(LINE, PROMPT))
+    assert stabilize(asked, Stability(strip_preamble=False)) is asked
+
+
+def test_two_sessions_with_other_lines_get_the_same_system() -> None:
+    lines = ["cc_version=1.2; cc_entrypoint=cli;", "cc_version=1.2; cc_entrypoint=sdk; cch=1;"]
+    ask = Turn("user", (TextBlock("hi"),))
+    heads = [f"x-anthropic-billing-header: {line}" for line in lines]
+    first, second = (stabilize(request(ask, system=(head, PROMPT))) for head in heads)
+    assert first == second

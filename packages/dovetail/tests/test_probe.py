@@ -1,0 +1,234 @@
+"""The probe against real templates: what is known of them, written down by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_at_hand import TEMPLATES
+
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.probe import probe
+from dovetail.rendering.sources import CHATML
+from dovetail.rendering.template import ChatTemplate, RenderError
+
+PATHS = sorted(TEMPLATES.glob("*.jinja"))
+at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")
+
+SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+#: As with a reasoning parser. The last two are variables that one template cannot do without.
+THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
+
+
+def _probed(name: str, switches: dict[str, Any] = THINKING) -> Facts:
+    return probe(ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches)
+
+
+RC = ("reasoning_content",)
+DROPS_AT_USER = {"keeps_in_loop": True, "keeps_at_user": False, "drops_at_final": False}
+DROPS_AT_FINAL = {"keeps_in_loop": True, "keeps_at_user": False, "drops_at_final": True}
+NEVER = {"keeps_in_loop": False, "keeps_at_user": False}
+ALWAYS = {"keeps_in_loop": True, "keeps_at_user": True, "keeps_without_tools": True}
+ONE_CALL = {"many_calls": False}
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "Qwen-Qwen3-0.6B": {
+        **DROPS_AT_USER,
+        "reasoning_fields": RC,
+        "keeps_plain": False,
+        "null_content": False,
+        "opens_thought": "",
+        "keep_switches": {},
+        "history_free": True,
+        "thinking_switches": {True: {"enable_thinking": True}, False: {"enable_thinking": False}},
+    },
+    "Qwen3.5-4B": {
+        **DROPS_AT_USER,
+        "opens_thought": "<think>\n",
+        "system_inside": "refused",
+        "trims": True,
+        "keeps_plain": False,
+    },
+    "Qwen3-Coder": {"reasoning_fields": (), "arguments": "object", "keeps_plain": True},
+    "Qwen-QwQ-32B": {**NEVER, "reasoning_fields": (), "opens_thought": "<think>\n"},
+    "GLM-4.7-Flash": {
+        **DROPS_AT_USER,
+        "opens_thought": "<think>",
+        "keep_switches": {"clear_thinking": False},
+        "null_content": False,
+        "trims": True,
+    },
+    "Kimi-K2-Thinking": {**DROPS_AT_FINAL, "reasoning_fields": RC, "history_free": False},
+    "moonshotai-Kimi-K2": {"call_ids": "kimi", "shows_ids": True},
+    "Kimi-K3": {
+        **ALWAYS,
+        "opens_thought": "<|open|>think<|sep|>",
+        "effort_switch": "thinking_effort",
+        "efforts": ("low", "high", "max"),
+    },
+    "openai-gpt-oss-120b": {
+        **DROPS_AT_FINAL,
+        **ONE_CALL,
+        "reasoning_fields": ("thinking",),
+        "null_content": False,
+        "system_inside": "dropped",
+        "developer": "kept",
+        "effort_switch": "reasoning_effort",
+        "efforts": ("low", "medium", "high"),
+    },
+    "deepseek-ai-DeepSeek-V3.1": {
+        **NEVER,
+        "opens_thought": "<think>",
+        "renders_tools": False,
+        "system_inside": "dropped",
+    },
+    "deepseek-ai-DeepSeek-V4": {
+        "keeps_in_loop": True,
+        "keeps_at_user": True,
+        "keeps_without_tools": False,
+        "opens_thought": "<think>",
+    },
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": {
+        **NEVER,
+        "renders_calls": True,
+        "wants_null": True,
+        "arguments": "string",
+        "renders_tools": False,
+    },
+    "MiniMax-M2": {**DROPS_AT_USER, "opens_thought": "<think>\n", "null_content": False},
+    "MiniMax-M3": {
+        **ALWAYS,
+        "thinking_switches": {
+            True: {"thinking_mode": "enabled"},
+            False: {"thinking_mode": "disabled"},
+        },
+    },
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
+        **DROPS_AT_USER,
+        "keep_switches": {"truncate_history_thinking": False},
+        "opens_thought": "<think>\n",
+    },
+    "LFM2.5-8B-A1B": {
+        **DROPS_AT_USER,
+        "reasoning_fields": ("thinking",),
+        "keep_switches": {"preserve_thinking": True},
+    },
+    "upstage-Solar-Open-100B": {
+        **DROPS_AT_USER,
+        "keep_switches": {"think_render_option": "all"},
+        "text_with_calls": False,
+        "shows_ids": True,
+        "call_ids": "any",
+    },
+    "tencent-Hy3": {
+        "keeps_at_user": True,
+        "efforts": ("low", "high"),
+        "thinking_switches": {
+            True: {"reasoning_effort": "high"},
+            False: {"reasoning_effort": "no_think"},
+        },
+    },
+    "ByteDance-Seed-OSS": {**ALWAYS, "budget_switch": "thinking_budget", "arguments": "object"},
+    "mistralai-Ministral-3-14B-Reasoning-2512": {
+        **ALWAYS,
+        "reasoning_fields": (),
+        "thinking_parts": True,
+        "consecutive_users": False,
+    },
+    "mistralai-Mistral-Nemo-Instruct-2407": {
+        "call_ids": "nine",
+        "keeps_plain": False,
+        "system_inside": "refused",
+        "text_with_calls": False,
+    },
+    "meta-llama-Llama-3.1-8B-Instruct": {
+        **ONE_CALL,
+        "reasoning_fields": (),
+        "text_with_calls": False,
+        "trims": True,
+        "keeps_plain": True,
+    },
+    "google-gemma-2-2b-it": {
+        "renders_tools": False,
+        "renders_calls": False,
+        "renders_results": False,
+        "system": "refused",
+        "consecutive_users": False,
+    },
+    "google-gemma-4-31B-it": {**DROPS_AT_USER, "trims": True, "interleaves": False},
+    "muse-glimmer": {**ALWAYS, "interleaves": True, "effort_switch": "reasoning_strength"},
+    "llama-cpp-deepseek-r1": {"renders_tools": False, "renders_calls": True},
+    "microsoft-Phi-3.5-mini-instruct": {"renders_tools": False, "renders_results": False},
+    "CohereForAI-c4ai-command-r-plus-tool_use": {"keeps_prompt": False, "reasoning_fields": ()},
+    "meetkai-functionary-medium-v3.2": {"arguments": "string"},
+}
+
+
+@at_hand
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_facts(name: str) -> None:
+    facts = _probed(name)
+    assert {fact: getattr(facts, fact) for fact in KNOWN[name]} == KNOWN[name]
+
+
+@at_hand
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_template_can_be_probed(path: Path) -> None:
+    template = ChatTemplate(path.read_text(), SPECIALS)
+    facts = probe(template, THINKING)
+    assert facts == probe(template, THINKING)
+    off = facts.thinking_switches.get(False, {})
+    assert not probe(template, {**THINKING, **off}).opens_thought or not off
+
+
+@at_hand
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_an_open_thought_ends_the_prompt(path: Path) -> None:
+    template = ChatTemplate(path.read_text(), SPECIALS)
+    opened = probe(template, THINKING).opens_thought
+    if opened and "tool_use" not in path.stem:
+        assert template.render([{"role": "user", "content": "x"}], switches=THINKING).endswith(
+            opened
+        )
+
+
+@at_hand
+def test_a_keep_switch_keeps() -> None:
+    for path in PATHS:
+        template = ChatTemplate(path.read_text(), SPECIALS)
+        keeping = probe(template, THINKING).keep_switches
+        assert not keeping or probe(template, {**THINKING, **keeping}).keeps_at_user, path.stem
+
+
+@at_hand
+def test_the_switches_of_the_probe_count() -> None:
+    assert not _probed("deepseek-ai-DeepSeek-V4", {}).keeps_in_loop
+    kept = _probed("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"truncate_history_thinking": False})
+    assert kept.keeps_at_user
+
+
+def test_content_in_parts_only() -> None:
+    text = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}\n{% endfor %}"
+    facts = probe(ChatTemplate(text))
+    assert facts.content == "parts"
+    assert facts.warnings
+
+
+def test_chatml() -> None:
+    facts = probe(ChatTemplate(CHATML))
+    assert (facts.system, facts.developer, facts.keeps_plain) == ("kept", "kept", True)
+    assert (facts.renders_tools, facts.renders_calls) == (False, False)
+    assert facts.renders_results
+    assert facts.null_content
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ raise_exception('never') }}", "never"),
+        ("{{ undefined_thing.field }}", "undefined_thing"),
+        ("nothing of it", "does not show"),
+    ],
+)
+def test_a_template_that_shows_no_message_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(RenderError, match=reason):
+        probe(ChatTemplate(text))

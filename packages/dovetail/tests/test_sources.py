@@ -1,0 +1,171 @@
+"""Where templates are found, and the text that stands in for what they lack."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_at_hand import TEMPLATES
+
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.fallback import (
+    as_plain_messages,
+    fallback_calls,
+    fallback_tools,
+    needs_fallback,
+)
+from dovetail.rendering.probe import probe
+from dovetail.rendering.sources import CHATML, SourceError, folder_source, gguf_source
+from dovetail.rendering.template import ChatTemplate
+from dovetail_parsers import parse
+
+
+def _folder(root: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        path = root / name.replace("__", "/").replace("_json", ".json").replace("_jinja", ".jinja")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return root
+
+
+def test_a_template_in_the_tokenizer_config(tmp_path: Path) -> None:
+    config = {
+        "chat_template": "T",
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "pad_token": None,
+        "add_bos_token": True,
+    }
+    source = folder_source(_folder(tmp_path, tokenizer_config_json=config))
+    assert (source.default, source.for_tools, source.origin) == ("T", "T", "tokenizer_config.json")
+    assert source.specials == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]
+    source = folder_source(_folder(tmp_path, tokenizer_config_json={"chat_template": listed}))
+    assert (source.default, source.for_tools) == ("D", "U")
+
+
+def test_files_come_before_the_config(tmp_path: Path) -> None:
+    folder = _folder(
+        tmp_path,
+        tokenizer_config_json={"chat_template": "old"},
+        chat_template_jinja="D",
+        additional_chat_templates__tool_use_jinja="U",
+        chat_template_json={"chat_template": "older"},
+    )
+    source = folder_source(folder)
+    assert (source.default, source.for_tools, source.origin) == ("D", "U", "chat_template.jinja")
+
+
+def test_the_old_processor_file(tmp_path: Path) -> None:
+    source = folder_source(_folder(tmp_path, chat_template_json={"chat_template": "P"}))
+    assert (source.default, source.origin) == ("P", "chat_template.json")
+
+
+def test_special_tokens_of_the_old_map(tmp_path: Path) -> None:
+    folder = _folder(
+        tmp_path,
+        special_tokens_map_json={"bos_token": "<old>", "eos_token": {"content": "<e>"}},
+        tokenizer_config_json={"bos_token": "<new>", "chat_template": "T"},
+    )
+    assert folder_source(folder).specials == {"bos_token": "<new>", "eos_token": "<e>"}
+
+
+def test_the_users_own_template_wins(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, chat_template_jinja="D", mine_jinja="M", tokenizer_config_json={})
+    mine = folder / "mine.jinja"
+    assert folder_source(folder, mine).default == "M"
+    assert gguf_source({"tokenizer.chat_template": "G"}, mine).default == "M"
+    with pytest.raises(SourceError, match=r"missing\.jinja"):
+        folder_source(folder, folder / "missing.jinja")
+
+
+def test_no_template_is_chatml_with_a_warning(tmp_path: Path) -> None:
+    source = folder_source(tmp_path)
+    assert source.default == CHATML
+    assert source.warnings
+    shown = ChatTemplate(CHATML).render([{"role": "user", "content": "hi"}])
+    assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json"):
+        folder_source(tmp_path)
+
+
+def test_gguf_metadata() -> None:
+    source = gguf_source(
+        {
+            "tokenizer.chat_template": "D",
+            "tokenizer.chat_template.tool_use": "U",
+            "tokenizer.chat_templates": ["tool_use"],
+            "tokenizer.ggml.tokens": ["<s>", "</s>", "a"],
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.eos_token_id": 1,
+            "tokenizer.ggml.padding_token_id": 99,
+        }
+    )
+    assert source.templates == {"default": "D", "tool_use": "U"}
+    assert source.specials == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert gguf_source({}).default == CHATML
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "function": {"name": "look", "arguments": {"at": 'é "x"'}}}
+TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": "I will.", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "a tree"},
+    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "a bush"}]},
+]
+
+
+def test_the_offer_asks_for_what_its_parser_reads() -> None:
+    for parser in ("hermes", "deepseek_v3", "llama3_json", "mistral"):
+        offer = fallback_tools([TOOL], parser)
+        assert json.dumps(TOOL) in offer
+        written = fallback_calls([("look", {"at": 'é "x"'}), ("look", '{"at": 1}')], parser)
+        calls = [b for b in parse(written, tool_parser=parser).blocks if b.type == "tool_call"]
+        assert [json.loads(c.arguments) for c in calls] == [{"at": 'é "x"'}, {"at": 1}]
+        assert fallback_calls([("function_name", {"argument": "value"})], parser) in offer
+    assert fallback_tools([]) == ""
+
+
+def test_a_conversation_as_text() -> None:
+    bare = Facts(renders_tools=False, renders_calls=False, renders_results=False)
+    user, said, results = as_plain_messages(TALK, [], bare)
+    assert user == TALK[0]
+    assert said["content"].startswith("I will.\n<tool_call>")
+    assert "tool_calls" not in said
+    assert results["role"] == "user"
+    assert results["content"].count("<tool_response>") == 2
+    system, *rest = as_plain_messages([{"role": "system", "content": "Be."}, *TALK], [TOOL], bare)
+    assert system["content"].startswith("Be.\n\nYou may call")
+    assert len(rest) == 3
+
+
+def test_the_offer_without_a_place_for_a_system_message() -> None:
+    bare = Facts(renders_tools=False, system="refused")
+    first = as_plain_messages(TALK, [TOOL], bare)[0]
+    assert first["role"] == "user"
+    assert first["content"].endswith("Look.")
+
+
+def test_what_a_template_shows_is_left_to_it() -> None:
+    assert as_plain_messages(TALK, [TOOL], Facts()) == TALK
+    assert not needs_fallback(Facts())
+    only_tools = Facts(renders_tools=False)
+    assert needs_fallback(only_tools)
+    assert as_plain_messages(TALK, [TOOL], only_tools)[1:] == TALK
+
+
+@pytest.mark.skipif(not TEMPLATES.is_dir(), reason="no folder of chat templates at hand")
+@pytest.mark.parametrize("name", ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"])
+def test_templates_without_tools_render_it(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), {"bos_token": "<BOS>"})
+    text = template.render(as_plain_messages(TALK, [TOOL], probe(template)))
+    assert all(part in text for part in ("<tools>", "<tool_call>", "a tree", "a bush"))

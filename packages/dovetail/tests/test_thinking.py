@@ -1,0 +1,132 @@
+"""Who decides whether the model thinks, and what a session's silence means."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.thinking import USUAL, ThinkingMemory, switches
+from dovetail_model import Thinking
+
+MODE = Facts(
+    thinking_switches={True: {"thinking_mode": "on"}, False: {"thinking_mode": "off"}},
+    keep_switches={"clear_thinking": False},
+    effort_switch="thinking_effort",
+    efforts=("low", "high"),
+    budget_switch="thinking_budget",
+)
+ON = {"enable_thinking": True, "thinking_mode": "on"}
+OFF = {"enable_thinking": False, "thinking_mode": "off"}
+
+
+def _switches(thinking: Thinking = Thinking(), facts: Facts = MODE, **more: Any) -> dict[str, Any]:  # noqa: B008
+    return switches(thinking, facts, **more)
+
+
+def test_without_a_parser_the_template_decides() -> None:
+    assert _switches() == {}
+
+
+def test_what_is_usual_with_a_reasoning_parser() -> None:
+    assert _switches(reasoning_parser="qwen3") == USUAL
+    assert _switches(Thinking(enabled=False), reasoning_parser="qwen3") == OFF
+    assert _switches(reasoning_parser="qwen3", default_mode="disabled") == OFF
+
+
+@pytest.mark.parametrize(
+    ("thinking", "more", "expected"),
+    [
+        (Thinking(), {"default_mode": "enabled"}, ON),
+        (Thinking(), {"default_mode": "disabled"}, OFF),
+        (Thinking(enabled=True), {"default_mode": "disabled"}, ON),
+        (Thinking(enabled=False), {"default_mode": "enabled"}, OFF),
+        (Thinking(), {"server_switches": {"enable_thinking": 7}}, {"enable_thinking": 7}),
+        (Thinking(enabled=True), {"server_switches": OFF}, ON),
+        (
+            Thinking(enabled=False, template_kwargs={"thinking_mode": "on"}),
+            {"default_mode": "disabled"},
+            {"enable_thinking": False, "thinking_mode": "on"},
+        ),
+        (Thinking(keep="all"), {}, {"clear_thinking": False}),
+        (Thinking(keep=3), {}, {}),
+        (Thinking(budget=9), {}, {"thinking_budget": 9}),
+        (Thinking(enabled=False, budget=9, effort="high"), {}, OFF),
+    ],
+)
+def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert _switches(thinking, **more) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "given"),
+    [
+        ("high", ("low", "high"), "high"),
+        ("medium", ("low", "high"), "high"),
+        ("minimal", ("low", "high"), "low"),
+        ("max", ("low", "medium", "high"), "high"),
+        ("xhigh", ("high", "max"), "max"),
+        ("strange", ("low", "high"), "strange"),
+        ("low", (), "low"),
+        ("low", ("none",), "low"),
+    ],
+)
+def test_effort_is_what_the_template_knows(asked: str, known: tuple[str, ...], given: str) -> None:
+    facts = Facts(effort_switch="thinking_effort", efforts=known)
+    found = _switches(Thinking(effort=asked), facts)
+    assert found == {"reasoning_effort": given, "thinking_effort": given}
+
+
+def test_no_effort_is_no_level() -> None:
+    assert _switches(Thinking(effort="none", enabled=False)) == OFF
+
+
+def test_a_switch_that_is_an_effort() -> None:
+    facts = Facts(
+        thinking_switches={True: {"reasoning_effort": "high"}, False: {"reasoning_effort": "no"}},
+        effort_switch="reasoning_effort",
+        efforts=("low", "high"),
+    )
+    assert _switches(Thinking(enabled=False), facts)["reasoning_effort"] == "no"
+    assert _switches(Thinking(enabled=True), facts)["reasoning_effort"] == "high"
+    assert _switches(Thinking(enabled=True, effort="low"), facts)["reasoning_effort"] == "low"
+
+
+def test_silence_means_what_was_said() -> None:
+    memory = ThinkingMemory()
+    said = Thinking(enabled=True, effort="high", keep="all", template_kwargs={"a": 1})
+    assert memory.recall("s", said) == said
+    assert memory.recall("s", Thinking()) == said
+    assert memory.recall("s", Thinking(effort="low")).effort == "low"
+    assert memory.recall("s", Thinking()).effort == "low"
+    assert memory.recall("s", Thinking(enabled=False)).enabled is False
+    assert memory.recall("other", Thinking()) == Thinking()
+    assert memory.recall(None, Thinking()) == Thinking()
+
+
+def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
+    memory = ThinkingMemory(limit=2)
+    for session in ("a", "b"):
+        memory.recall(session, Thinking(enabled=True))
+    memory.recall("a", Thinking())
+    memory.recall("c", Thinking(enabled=True))
+    assert memory.recall("a", Thinking()).enabled is True
+    assert memory.recall("b", Thinking()).enabled is None
+
+
+THOUGHTS = st.builds(
+    Thinking,
+    enabled=st.none() | st.booleans(),
+    effort=st.none() | st.sampled_from(["low", "high", "max"]),
+    budget=st.none() | st.integers(0, 9),
+    keep=st.sampled_from(["all", "template"]),
+)
+
+
+@given(st.lists(THOUGHTS, min_size=1, max_size=5))
+def test_silent_turns_never_change_the_switches(said: list[Thinking]) -> None:
+    memory = ThinkingMemory()
+    for thinking in said:
+        before = _switches(memory.recall("s", thinking))
+    assert _switches(memory.recall("s", Thinking())) == before

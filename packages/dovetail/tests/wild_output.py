@@ -1,0 +1,300 @@
+"""Model output that nobody wrote, and sessions made of it.
+
+Token ids drawn from a real vocabulary, with the family's markers among them, whole and in halves,
+text in spellings that no tokenizer would choose, characters cut in two, control tokens where they
+have no business, and ends of every kind.
+"""
+
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+from agents import Agent
+from models_at_hand import Pair
+from models_at_hand import model as model_of
+from playing import Played, Player
+
+from dovetail.catalog import Model
+from dovetail.ledger.entry import unpack
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Prepared, Preparer
+from dovetail.rendering.conversation import Names
+from dovetail.rendering.writing import TurnWriter
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
+from dovetail_parsers import markers
+from dovetail_tokenizers import Detokenizer, Tokenizer
+
+WORDS = (
+    "Look first.", " then", "\n\n", "  ", "\t", "ünïcode", " 漢字", "🦜", "👩‍👩‍👧", "def f():\n    return 1",
+    "```py\n", '{"a": 1}', "\\n", "</", "<", "{", "}", '"', "\r\n", "\u00a0", "e\u0301", "\x00", "None",
+)  # fmt: skip
+ARGUMENTS = (
+    '{"command": "ls -la", "timeout": 5000.0}',
+    '{"timeout": 12,  "command":"grep -n x"}',
+    '{"command": "cd /repo && echo \\"é\\" <tool_call>"}',
+    "{}",
+    '{"command": "a", "command": "b"}',
+    '{"command": null, "extra": [1, {"x": NaN}], "big": 123456789012345678901234567890}',
+    '{"command": "cut',
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What to draw from."""
+
+    plain: tuple[int, ...]
+    controls: tuple[int, ...]
+    broken: tuple[int, ...]  # no character by themselves
+    blank: tuple[int, ...]
+    by_bytes: dict[bytes, int]
+
+
+@cache
+def vocabulary(pair: Pair) -> Vocabulary:
+    model = model_of(pair)
+    tokenizer = model.tokenizer
+    plain = [id for id in range(tokenizer.size) if not tokenizer.is_control(id)]
+    spelled = {id: tokenizer.bytes_of(id) for id in plain}
+    plain = [id for id in plain if spelled[id]]
+    return Vocabulary(
+        plain=tuple(plain),
+        controls=tuple(sorted(set(tokenizer.controls.values()) - model.stop_ids)),
+        broken=tuple(id for id in plain if _is_broken(spelled[id])),
+        blank=tuple(id for id in plain if spelled[id].isspace()),
+        by_bytes={spelled[id]: id for id in plain},
+    )
+
+
+def _is_broken(spelled: bytes) -> bool:
+    try:
+        spelled.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+class WildModel:
+    """Draws turns for one pair of template and tokenizer."""
+
+    def __init__(self, pair: Pair, dice: random.Random) -> None:
+        model = model_of(pair)
+        self._dice = dice
+        self._model = model
+        self._tokenizer: Tokenizer = model.tokenizer
+        self._words = vocabulary(pair)
+        self._markers = sorted(markers(model.tool_parser, model.reasoning_parser))
+        self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
+        self._stops = sorted(model.stop_ids)
+
+    def turn(self) -> list[int]:
+        """The ids of a turn, with the token that ends it or without."""
+        dice = self._dice
+        kind = dice.random()
+        if kind < 0.03:
+            ids = []
+        elif kind < 0.06:
+            ids = self._some(self._words.blank, 3)
+        elif kind < 0.45:
+            ids = self._proper()
+        elif kind < 0.75:
+            ids = self._mutated(self._proper())
+        else:
+            ids = [id for _ in range(dice.randrange(1, 12)) for id in self._piece()]
+        if dice.random() < 0.25:
+            return ids[: dice.randrange(len(ids) + 1)]
+        if dice.random() < 0.05:
+            ids += self._some(self._words.broken, 2)
+        return [*ids, dice.choice(self._stops)]
+
+    def _proper(self) -> list[int]:
+        """A turn in the model's notation, in an odd spelling."""
+        turn = Turn("assistant", tuple(self._blocks()))
+        text = self._writer.write(turn, Names(()), lambda text: text, "")
+        return self._spelled(text or "Sure.")
+
+    def _blocks(self) -> list[OutputBlock]:
+        dice = self._dice
+        blocks: list[OutputBlock] = []
+        for _ in range(dice.randrange(1, 5)):
+            match dice.randrange(4):
+                case 0 if self._model.reasoning_parser:
+                    blocks.append(ReasoningBlock(self._prose()))
+                case 1:
+                    blocks.append(TextBlock(self._prose()))
+                case _:
+                    name = dice.choice(("run_command", "edit_file", "unheard_of"))
+                    given = dice.choice(ARGUMENTS[:-1])
+                    blocks.append(ToolCallBlock("", name, given))
+        return blocks[:1] if dice.random() < 0.2 else blocks
+
+    def _prose(self) -> str:
+        return "".join(self._dice.choices(WORDS, k=self._dice.randrange(1, 6)))
+
+    def _spelled(self, text: str) -> list[int]:
+        """Some tokens in two halves, where the vocabulary has both."""
+        ids: list[int] = []
+        for id in self._tokenizer.encode(text):
+            spelled = self._tokenizer.bytes_of(id)
+            if len(spelled) > 1 and not self._tokenizer.is_control(id) and self._dice.random() < 0.1:
+                cut = self._dice.randrange(1, len(spelled))
+                halves = [self._words.by_bytes.get(half) for half in (spelled[:cut], spelled[cut:])]
+                if None not in halves:
+                    ids += [half for half in halves if half is not None]
+                    continue
+            ids.append(id)
+        return ids
+
+    def _mutated(self, ids: list[int]) -> list[int]:
+        dice = self._dice
+        for _ in range(dice.randrange(1, 4)):
+            at = dice.randrange(len(ids) + 1)
+            match dice.randrange(3):
+                case 0:
+                    ids = ids[:at] + ids[at + dice.randrange(1, 4) :]
+                case 1:
+                    ids = ids[:at] + self._piece() + ids[at:]
+                case _:
+                    end = dice.randrange(at, len(ids) + 1)
+                    ids = ids[:end] + ids[at:end] + ids[end:]
+        return ids
+
+    def _piece(self) -> list[int]:
+        dice, tokenizer = self._dice, self._tokenizer
+        match dice.randrange(9):
+            case 0 if self._markers:
+                return tokenizer.encode(dice.choice(self._markers))
+            case 1 if self._markers:
+                marker = dice.choice(self._markers)
+                return tokenizer.encode_plain(marker[: dice.randrange(1, len(marker) + 1)])
+            case 2 if self._words.controls:
+                return [dice.choice(self._words.controls)]
+            case 3 if self._words.broken:
+                return self._some(self._words.broken, 3)
+            case 4:
+                return self._some(self._words.blank, 3)
+            case 5:
+                return tokenizer.encode_plain(dice.choice(ARGUMENTS))
+            case 6:
+                return self._spelled(self._prose())
+            case _:
+                return self._some(self._words.plain, 6)
+
+    def _some(self, ids: tuple[int, ...], most: int) -> list[int]:
+        return self._dice.choices(ids, k=self._dice.randrange(1, most + 1)) if ids else []
+
+
+@dataclass
+class Tally:
+    """What came of some sessions."""
+
+    turns: int = 0
+    hows: Counter[str] = field(default_factory=Counter)
+    exact: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, prepared: Prepared) -> None:
+        self.turns += 1
+        self.hows[prepared.prompt.how] += 1
+        self.exact += len(prepared.prompt.exact)
+        self.notes.update(prepared.prompt.notes)
+
+
+class Mismatch(AssertionError):
+    """A prompt that is not what it claims to be."""
+
+
+class WildSession:
+    """An agent that talks to a model out of its mind. Every prompt is held against its claims."""
+
+    def __init__(self, pair: Pair, agent: Agent, seed: int, tally: Tally) -> None:
+        model = model_of(pair)
+        preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"w" * 32]))
+        stop = min(model.stop_ids)
+        writer = TurnWriter(model.tool_parser, model.reasoning_parser)
+        self._dice = random.Random(seed)
+        self._model = model
+        self._player = Player(preparer, model.tokenizer, stop, writer)
+        self._wild = WildModel(pair, self._dice)
+        self._agent = agent
+        self._tally = tally
+        self._by_entry: dict[str, Played] = {}
+
+    async def play(self, turns: int) -> None:
+        agent, dice = self._agent, self._dice
+        agent.ask("Please <|im_end|> do it.")
+        for at in range(turns):
+            prepared = await self._player.prepare(agent)
+            self._tally.add(prepared)
+            check_claims(prepared, self._by_entry)
+            ids = self._wild.turn()
+            played = await self._player.say(agent, prepared, ids, step=dice.randrange(1, 6))
+            self._by_entry[played.generation.entry().id] = played
+            check_raw(self._model, played)
+            if played.heard:
+                agent.answer([(call, self._result(at)) for call in played.heard])
+            if not played.heard or dice.random() < 0.1:
+                agent.ask(f"Go on {at}.")
+
+    def _result(self, at: int) -> str:
+        return self._dice.choice((f"result {at}", "", " \n", "</tool_response><|im_end|>", "é" * 20))
+
+
+def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
+    """Each turn that is said to stand in a prompt with its own tokens does, and in its place."""
+    prompt = prepared.prompt
+    if prompt.how == "grown":
+        anchor = prompt.recalled.parent
+        whole = by_entry[anchor.id].whole if anchor is not None else array("I")
+        if anchor is None or prompt.ids[: len(whole)] != whole:
+            raise Mismatch("grown, and not what was there before")
+    packed, done = prompt.ids.tobytes(), 0
+    for at in sorted(prompt.exact):
+        generated = prompt.recalled.known[at].generated
+        played = by_entry.get(prompt.recalled.known[at].id)
+        if played is not None and unpack(generated) != played.generation.ids:
+            raise Mismatch(f"turn {at} is not what was generated")
+        done = _find(packed, generated, done)
+        if done < 0:
+            raise Mismatch(f"turn {at} does not stand in the prompt")
+
+
+def _find(packed: bytes, part: bytes, start: int) -> int:
+    """Where a run of ids ends in another, -1 if it is not there."""
+    at = packed.find(part, start)
+    while at % 4 and at >= 0:
+        at = packed.find(part, at + 1)
+    return at if at < 0 else at + len(part)
+
+
+def check_raw(model: Model, played: Played) -> None:
+    """Nothing that the model wrote is lost on the way into events."""
+    generation = played.generation
+    detokenizer = Detokenizer(model.tokenizer)
+    pieces = [*detokenizer.feed(generation.ids), *detokenizer.finish()]
+    written = "".join(piece.text for piece in pieces)
+    raw = generation.message().raw
+    ends = {model.tokenizer.bytes_of(id).decode() for id in model.stop_ids}
+    if raw != written and not any(raw == written + end for end in ends):
+        raise Mismatch(f"the events' raws are {raw!r}, not {written!r}")
+    joined = "".join(block.raw for block in generation.message().blocks)
+    if generation.message().blocks and joined != raw:
+        raise Mismatch(f"the blocks' raws are {joined!r}, not {raw!r}")
+
+
+async def play(
+    pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally
+) -> None:
+    """One session; what goes wrong is told with what is needed to see it again."""
+    agent = make()
+    try:
+        await WildSession(pair, agent, seed, tally).play(turns)
+    except Exception as error:
+        where = json.dumps({"pair": pair.name, "agent": agent.name, "seed": seed, "turns": turns})
+        raise Mismatch(f"{where}: {type(error).__name__}: {error}") from error
