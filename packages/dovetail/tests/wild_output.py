@@ -197,13 +197,19 @@ class Tally:
     turns: int = 0
     hows: Counter[str] = field(default_factory=Counter)
     exact: int = 0
+    missed: int = 0  # last turns that the model's policy keeps and that are not exact
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, prepared: Prepared) -> None:
+        prompt = prepared.prompt
         self.turns += 1
-        self.hows[prepared.prompt.how] += 1
-        self.exact += len(prepared.prompt.exact)
-        self.notes.update(prepared.prompt.notes)
+        self.hows[prompt.how] += 1
+        self.exact += len(prompt.exact)
+        self.notes.update(prompt.notes)
+        roles = [turn.role for turn in prepared.request.turns]
+        said = [at for at, role in enumerate(roles) if role == "assistant"]
+        if said and said[-1] not in prompt.exact:
+            self.missed += not prompt.dropped or set(roles[said[-1] + 1 :]) == {"tool"}
 
 
 class Mismatch(AssertionError):
@@ -256,11 +262,16 @@ def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
             raise Mismatch("grown, and not what was there before")
     packed, done = prompt.ids.tobytes(), 0
     for at in sorted(prompt.exact):
-        generated = prompt.recalled.known[at].generated
-        played = by_entry.get(prompt.recalled.known[at].id)
-        if played is not None and unpack(generated) != played.generation.ids:
+        entry = prompt.recalled.known[at]
+        said = by_entry[entry.id].generation.ids
+        if entry.chain:
+            same = unpack(entry.generated) == said
+        else:  # from its seals: what came behind the last one may be the client's copy
+            sealed = [span.tokens for span in entry.spans if span.kind == "reasoning"]
+            same = unpack(entry.generated)[: sealed[-1]] == said[: sealed[-1]]
+        if not same:
             raise Mismatch(f"turn {at} is not what was generated")
-        done = _find(packed, generated, done)
+        done = _find(packed, entry.generated, done)
         if done < 0:
             raise Mismatch(f"turn {at} does not stand in the prompt")
 

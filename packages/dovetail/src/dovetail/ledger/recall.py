@@ -250,7 +250,7 @@ class Recaller:
             if at < scope.start:
                 continue
             entry = await self._entry(steps[at], scope)
-            if entry is None:
+            if entry is None and not await self._by_handles(self._digests.of(turns[at]), scope):
                 following = next((turns[later] for later in places if later > at), None)
                 entry = self._restorer.restore(
                     turns[at], following, scope.tenant, scope.model, scope.tools, notes

@@ -16,6 +16,10 @@ Rebuild = Callable[[Sequence[OutputBlock], Sequence[ToolSpec]], Sequence[int] | 
 """The tokens of blocks in the model's own notation, as they would follow a thought."""
 
 
+REBUILT = "rebuilt"
+"""How a turn has ended whose end was not sealed: not all of its tokens are the model's own."""
+
+
 class Restorer:
     """Opens seals. Without a sealer, or a way to rebuild what they lack, restores nothing."""
 
@@ -39,7 +43,9 @@ class Restorer:
         if {"spans", "ids"} & set(sealed.lacks):
             notes.append("seal_incomplete")
             return None
-        tail = self._tail(sealed, following, tenant, model) or self._rebuilt(sealed, turn, tools)
+        tail, finish = self._tail(sealed, following, tenant, model), "stop"
+        if tail is None:
+            tail, finish = self._rebuilt(sealed, turn, tools), REBUILT
         if tail is None:
             notes.append("seal_incomplete")
             return None
@@ -57,6 +63,7 @@ class Restorer:
             before=sealed.before,
             chain=b"",
             head=b"",
+            finish=finish,
         )
         if same_turn(entry, turn, tools):
             return entry

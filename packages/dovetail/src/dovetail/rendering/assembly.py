@@ -16,6 +16,7 @@ from typing import Any
 
 from dovetail.ledger.entry import IDS, unpack
 from dovetail.ledger.recall import Recalled
+from dovetail.ledger.restore import REBUILT
 from dovetail.rendering.conversation import (
     Conversation,
     Message,
@@ -111,7 +112,8 @@ class Assembly:
             how = "grown"
         elif self._is_resumed:
             how = "resumed"
-        exact = frozenset(at for at in places if at in self._recalled.known)
+        known = self._recalled.known
+        exact = frozenset(at for at in places if at in known and known[at].finish != REBUILT)
         return Prompt(
             ids=built,
             how=how,

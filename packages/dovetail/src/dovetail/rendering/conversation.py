@@ -75,7 +75,8 @@ class Conversation:
         """The messages of one turn. `own_ids` are the ids the model itself gave its calls."""
         match turn.role:
             case "assistant":
-                return [self._assistant(turn, own_ids)]
+                message = self._assistant(turn, own_ids)
+                return [message] if _says_something(message) else []
             case "tool":
                 results = [b for b in turn.blocks if isinstance(b, ToolResultBlock)]
                 return [self._result(result) for result in results]
@@ -214,6 +215,11 @@ def protected(value: Any, protect: Protect) -> Any:
 def call_key(id: str) -> str:
     """What is left of a call id when a client has rewritten it (call_1 to call1)."""
     return id if id.isalnum() else "".join(filter(str.isalnum, id))
+
+
+def _says_something(message: Message) -> bool:
+    """Whether anything is left of a turn whose cut call its client has dropped."""
+    return any(value for key, value in message.items() if key != "role")
 
 
 def _one_call_each(messages: list[Message]) -> list[Message]:
