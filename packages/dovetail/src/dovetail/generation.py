@@ -18,6 +18,7 @@ from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.visible import link, see
 from dovetail.rendering.prompt import Prompt
 from dovetail.stability.prefix import common_bytes
+from dovetail.stop_text import StopText
 from dovetail_model import (
     CallClose,
     CallOpen,
@@ -29,10 +30,10 @@ from dovetail_model import (
     OutputBlock,
     ReasoningBlock,
     ReasoningDelta,
+    Request,
     SpanEnd,
     TextBlock,
     TextDelta,
-    ToolSpec,
     Turn,
 )
 from dovetail_parsers import Parser, markers
@@ -74,7 +75,7 @@ class Generation:
         voice: Voice,
         prompt: Prompt,
         owner: Owner,
-        tools: Sequence[ToolSpec],
+        request: Request,
         *,
         entry_id: str,
         new_call_id: Callable[[], str],
@@ -82,32 +83,55 @@ class Generation:
         self._voice = voice
         self._prompt = prompt
         self._owner = owner
-        self._entry_id = entry_id
+        self.entry_id = entry_id
         self._new_call_id = new_call_id
         self._detokenizer = Detokenizer(voice.tokenizer)
         self._parser = Parser(
             voice.tool_parser,
             voice.reasoning_parser,
-            tools=tools,
+            tools=request.tools,
             in_reasoning=prompt.in_reasoning,
             special=voice.special,
         )
+        stops = request.sampling.stop
+        self._stop_text = StopText(stops) if any(stops) else None
         self._fold = Fold()
         self._ids = array(IDS)
         self._stop: int | None = None
         self._own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
-        self._read = 0  # characters that the parser was given
+        self._read = 0  # characters that were decoded
+        self._passed = 0  # of those, characters before a stop sequence
         self._told = 0  # characters whose raw text has left in events
         self._marks: list[tuple[int, int]] = [(0, 0)]  # characters read, ids so far
         self._reach: list[int] = []  # of each block so far: ids up to its end
+        self._kinds: list[str] = []  # of each block: the event that opened it
         self._calls: dict[int, int] = {}  # a call's index -> its block's place
         self._open = ""  # the kind of span that is open
         self._thoughts = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether the model has ended its turn."""
-        return self._stop is not None
+        """Whether the turn has ended: by the model, or by a stop sequence."""
+        return self._stop is not None or self._stop_sequence is not None
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._parser.thinking
+
+    @property
+    def thought_tokens(self) -> int:
+        """How many of the tokens so far were spent on thoughts."""
+        spent, start = 0, 0
+        for span, reach in zip(self._kinds, self._reach, strict=True):
+            end = reach or len(self._ids)
+            spent += end - start if span == "reasoning_delta" else 0
+            start = end
+        return spent
+
+    @property
+    def _stop_sequence(self) -> str | None:
+        return self._stop_text.found if self._stop_text is not None else None
 
     @property
     def ids(self) -> "array[int]":
@@ -116,7 +140,7 @@ class Generation:
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """The events that these tokens complete. What follows the end of the turn is ignored."""
-        if self._stop is not None:
+        if self.stopped:
             return []
         said: list[int] = []
         for id in ids:
@@ -129,17 +153,31 @@ class Generation:
         if self._stop is not None:
             events += self._end_token(self._stop)
         self._marks.append((self._read, len(self._ids)))
+        if self._stop_sequence is not None:
+            self._cut()
         return self._tell(events)
 
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
         """The events that the end of the output completes, the `Finish` among them."""
-        events = self._parse(self._detokenizer.finish()) + self._parser.finish()
-        told = self._tell(events)
-        if reason in (None, "stop", "tool_calls"):
-            reason = self._fold.message().finish
-        end = Finish(reason)
+        events = self._parse(self._detokenizer.finish())
+        if self._stop_text is not None:
+            events += self._parser.feed(self._stop_text.finish())
+        told = self._tell(events + self._parser.finish())
+        end = Finish(self._reason(reason), self._stop_sequence)
         self._fold.add(end)
         return [*told, end]
+
+    def _reason(self, given: FinishReason | None) -> FinishReason:
+        if self._stop_sequence is not None:
+            return "stop_sequence"
+        if given in (None, "stop", "tool_calls"):
+            return self._fold.message().finish
+        return given
+
+    def _cut(self) -> None:
+        """Keeps the tokens that the client saw: those before the stop sequence."""
+        seen = self._ids_within(self._passed)
+        self._ids = self._ids[:seen]
 
     def message(self) -> Message:
         """The answer so far."""
@@ -152,7 +190,7 @@ class Generation:
         shown = see(Turn("assistant", message.blocks))
         before = prompt.recalled.chain
         return Entry(
-            id=self._entry_id,
+            id=self.entry_id,
             tenant=self._owner.tenant,
             model=self._voice.fingerprint,
             parent=parent,
@@ -173,7 +211,11 @@ class Generation:
         events: list[Event] = []
         for piece in pieces:
             self._read += len(piece.text)
-            events += self._parser.feed(piece.text, piece.special)
+            text = piece.text
+            if self._stop_text is not None:
+                text = self._stop_text.feed(text)
+            self._passed += len(text)
+            events += self._parser.feed(text, piece.special)
         return events
 
     def _end_token(self, id: int) -> list[Event]:
@@ -203,15 +245,17 @@ class Generation:
         match event:
             case TextDelta() | ReasoningDelta() if self._open != event.type:
                 self._reach.append(0)
+                self._kinds.append(event.type)
                 self._open = event.type
             case CallOpen(index=index):
                 self._calls[index] = len(self._reach)
                 self._reach.append(0)
+                self._kinds.append(event.type)
                 self._open = ""
             case CallClose(index=index):
-                self._reach[self._calls[index]] = self._tokens_told()
+                self._reach[self._calls[index]] = self._ids_within(self._told)
             case SpanEnd() if self._reach:
-                self._reach[-1] = self._tokens_told()
+                self._reach[-1] = self._ids_within(self._told)
                 self._open = ""
 
     def _seal(self) -> str | None:
@@ -221,7 +265,7 @@ class Generation:
             return None
         recalled = self._prompt.recalled
         sealed = Sealed(
-            entry=self._entry_id,
+            entry=self.entry_id,
             parent=recalled.parent.id if recalled.parent is not None else None,
             generated=self._ids[: self._reach[-1]].tobytes(),
             spans=self._spans(self._fold.message().blocks),
@@ -232,14 +276,14 @@ class Generation:
         )
         return self._owner.sealer.seal(sealed, self._owner.tenant, self._voice.fingerprint)
 
-    def _tokens_told(self) -> int:
-        """How many ids end at or before the last character that has left in an event."""
-        at = bisect_right(self._marks, (self._told, len(self._ids))) - 1
-        characters, count = self._marks[at]
+    def _ids_within(self, characters: int) -> int:
+        """How many ids end at or before this many characters of the output."""
+        at = bisect_right(self._marks, (characters, len(self._ids))) - 1
+        reached, count = self._marks[at]
         detokenizer = Detokenizer(self._voice.tokenizer)
         for id in self._ids[count:]:
-            characters += sum(len(piece.text) for piece in detokenizer.feed([id]))
-            if characters > self._told:
+            reached += sum(len(piece.text) for piece in detokenizer.feed([id]))
+            if reached > characters:
                 break
             count += 1
         return count

@@ -86,6 +86,20 @@ class Preparer:
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
         """The request as the model gets it. `harness` names the client, for comparisons."""
+        identity = request.identity
+        speaker = f"{identity.tenant}/{identity.session}/{identity.agent}"
+        said = self._thinking.recall(speaker if identity.session else None, request.thinking)
+        request = msgspec.structs.replace(request, thinking=said)
+        request, prompt, owner, cleared = await self._render(request)
+        sighting = _sighting(request, prompt, harness, deliberate=cleared)
+        return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
+
+    async def count(self, request: Request) -> int:
+        """The number of tokens of a request's prompt. Leaves no trace."""
+        _, prompt, _, _ = await self._render(request)
+        return len(prompt.ids)
+
+    async def _render(self, request: Request) -> tuple[Request, Prompt, Owner, bool]:
         request = self._stabilizer.stabilize(request)
         steering = self._switches(request)
         renderer = self._renderers.of(bool(request.tools), steering)
@@ -108,8 +122,7 @@ class Preparer:
         except RenderError as error:
             message = f"The model's chat template refuses this conversation: {error}"
             raise InvalidRequest(message) from error
-        sighting = _sighting(request, prompt, harness, deliberate=clears)
-        return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
+        return request, prompt, owner, clears
 
     def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
         """The answer to a prepared request, ready to be fed."""
@@ -117,7 +130,7 @@ class Preparer:
             self._voice,
             prepared.prompt,
             prepared.owner,
-            prepared.request.tools,
+            prepared.request,
             entry_id=secrets.token_urlsafe(12),
             new_call_id=new_call_id,
         )
@@ -128,6 +141,10 @@ class Preparer:
         seen = prepared.sighting
         self._doctor.generated(seen.session, generation.ids, turn=entry.chain, prompt=seen)
         await self._ledger.record(entry, prepared.prompt.ids)
+
+    async def close(self) -> None:
+        """Writes down what is still to be written."""
+        await self._ledger.close()
 
     def _clears_thoughts(self, request: Request, recalled: Recalled) -> bool:
         """Whether a session comes back so late that nothing of it can be cached any more."""
@@ -144,12 +161,9 @@ class Preparer:
         return self._owners[tenant]
 
     def _switches(self, request: Request) -> dict[str, Any]:
-        identity = request.identity
-        speaker = f"{identity.tenant}/{identity.session}/{identity.agent}"
         speech = self._model.tool_speech if request.tools else self._model.speech
-        said = self._thinking.recall(speaker if identity.session else None, request.thinking)
         return switches(
-            said,
+            request.thinking,
             speech.facts,
             reasoning_parser=self._model.reasoning_parser,
             default_mode=self._settings.default_thinking,

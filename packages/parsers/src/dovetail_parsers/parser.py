@@ -49,6 +49,11 @@ class Parser:
             table = grammar(tool_parser, reasoning_parser)
             self._stream = Machine(table, named, in_reasoning, special)
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return bool(getattr(self._stream, "thinking", False))
+
     def feed(self, text: str, special: bool | None = None) -> list[Event]:
         """Events that this piece of output completes.
 

@@ -9,7 +9,7 @@ Rules for an engine:
 """
 
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -86,7 +86,7 @@ class TokenEngine(Protocol):
     async def start(self) -> None:
         """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]: ...
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]: ...
 
     async def health(self) -> Health: ...
 
@@ -101,7 +101,7 @@ class MessageEngine(Protocol):
 
     async def start(self) -> None: ...
 
-    def answer(self, request: Request) -> AsyncIterator[list[Event]]: ...
+    def answer(self, request: Request) -> AsyncGenerator[list[Event]]: ...
 
     async def health(self) -> Health: ...
 

@@ -48,12 +48,12 @@ def same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> bool
         return True
     try:
         ours, theirs = json.loads(recorded or "{}"), json.loads(shown or "{}")
+        if not isinstance(ours, dict) or not isinstance(theirs, dict):
+            return _same(ours, theirs)
+        properties = schema.get("properties")
+        return _same_object(ours, theirs, properties if isinstance(properties, dict) else {})
     except (ValueError, RecursionError):
         return recorded.rstrip() == shown.rstrip()
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return _same(ours, theirs)
-    properties = schema.get("properties")
-    return _same_object(ours, theirs, properties if isinstance(properties, dict) else {})
 
 
 def _same_text(entry: Entry, turn: Turn) -> bool:

@@ -32,6 +32,7 @@ class Recalled:
     `whole` its prompt with the turn itself; where `anchor`, its place, is given, the new prompt
     goes on from that whole. `base` is the prompt of a turn that answered a user, and its place:
     what stands before it has not changed since. `calls` counts the calls before anchor or base.
+    `begun` is the entry of a last turn that the model is to go on from.
     """
 
     chain: bytes = START
@@ -44,6 +45,7 @@ class Recalled:
     notes: tuple[str, ...] = ()
     calls: int = 0
     base: "tuple[int, array[int]] | None" = None
+    begun: Entry | None = None
 
     def forgotten(self) -> "Recalled":
         """The same history with nothing to take from it but the parent's common beginning."""
@@ -79,7 +81,9 @@ class Recaller:
         self._handled: OrderedDict[bytes, Found] = OrderedDict()
 
     async def recall(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
-        """What is known of these turns."""
+        """What is known of these turns. A last one that the model is to go on from stands apart."""
+        if turns and turns[-1].role == "assistant":
+            return await self._with_beginning(turns, scope)
         notes: list[str] = []
         steps = await self._walk(turns, scope, notes)
         ends = (steps[-1].chain, steps[-1].line) if steps else (START, START)
@@ -102,6 +106,17 @@ class Recaller:
         known = await self._all_known(turns, places, steps, scope, notes)
         path = replace(path, known=known, notes=tuple(notes))
         return await self._with_parent(path, turns, places, steps, scope)
+
+    async def _with_beginning(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
+        """What is known of all turns but the last, and the last one's entry if it has one."""
+        begun = turns[-1]
+        path = await self.recall(turns[:-1], replace(scope, session=None))
+        chain = link(scope.key, path.chain, self._digests.of(begun).digest)
+        found = await self._recognise(begun, path.chain, chain, scope, [])
+        if found.entry is None or self._replay == "client":
+            return path
+        entry = await self._ledger.get(scope.tenant, found.entry)
+        return path if entry is None else replace(path, begun=entry)
 
     async def _with_parent(
         self,

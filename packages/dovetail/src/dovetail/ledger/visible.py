@@ -93,10 +93,10 @@ def link(key: bytes, before: bytes, seen: bytes) -> bytes:
 def canonical(arguments: str) -> str:
     """Arguments in one spelling: keys in order, whole numbers whole, nothing lost that means."""
     try:
-        value = json.loads(arguments or "{}")
+        value = _plain(json.loads(arguments or "{}"))
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments.rstrip()
-    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:

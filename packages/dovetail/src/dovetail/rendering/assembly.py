@@ -249,7 +249,12 @@ class Assembly:
         return as_plain_messages(messages, tools, self._kit.facts, parser)
 
     def _continue(self, ids: "array[int]", prefill: Turn) -> None:
-        """The client began the answer itself: the model goes on from there."""
+        """The answer was begun, by the client or the model: the model goes on from there."""
+        entry = self._recalled.begun
+        if entry is not None:
+            ids.extend(unpack(entry.generated))
+            self._end += "".join(span.raw for span in entry.spans)
+            return
         text = self._written(prefill)
         if text is None:
             self._notes.append("prefill_ignored")

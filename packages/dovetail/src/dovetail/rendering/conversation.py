@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from dovetail.ledger.store.store import call_key
 from dovetail.rendering.facts import Facts
 from dovetail_model import (
     Block,
@@ -118,14 +119,8 @@ class Conversation:
 
     def arguments(self, call: ToolCallBlock) -> Any:
         """A call's arguments in the form that the template wants, an object or its JSON text."""
-        if call.custom:
-            value: Any = {"input": self._protect(call.arguments)}
-        else:
-            value = _load(call.arguments)
-            value = protected({"input": call.arguments} if value is None else value, self._protect)
-        if self._facts.arguments == "string":
-            return json.dumps(value, ensure_ascii=False)
-        return value
+        value = call_object(call, self._protect)
+        return json.dumps(value, ensure_ascii=False) if self._facts.arguments == "string" else value
 
     def _assistant(self, turn: Turn, own_ids: Sequence[str | None]) -> Message:
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
@@ -212,9 +207,16 @@ def protected(value: Any, protect: Protect) -> Any:
     return value
 
 
-def call_key(id: str) -> str:
-    """What is left of a call id when a client has rewritten it (call_1 to call1)."""
-    return id if id.isalnum() else "".join(filter(str.isalnum, id))
+def call_object(call: ToolCallBlock, protect: Protect) -> dict[str, Any]:
+    """A call's arguments, protected. Free text, and what is no object, stands as `input`."""
+    if not call.custom:
+        try:
+            value = json.loads(call.arguments or "{}")
+            if isinstance(value, dict):
+                return {str(k): protected(v, protect) for k, v in value.items()}
+        except (ValueError, RecursionError):
+            pass  # a call that was cut, or one nested deeper than any tool takes it
+    return {"input": protect(call.arguments)}
 
 
 def _says_something(message: Message) -> bool:
@@ -248,15 +250,6 @@ def _parameters(tool: ToolSpec) -> Mapping[str, Any]:
         "properties": {"input": {"type": "string"}},
         "required": ["input"],
     }
-
-
-def _load(arguments: str) -> Any:
-    """The arguments' object; None for what is no JSON object (a call that was cut)."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _plain(content: Any) -> str:

@@ -102,7 +102,7 @@ class Splicer:
         if tail is None:
             return None
         cut = tail.find(seam.stop)
-        if cut < 0 or closing(tail[:cut], calls) not in seam.closings:
+        if cut < 0 or tail[:cut] not in closings(seam, calls):
             return None
         return tail[cut:]
 
@@ -160,11 +160,10 @@ class Splicer:
         return {"role": "assistant", "content": nothing, "tool_calls": made}
 
 
-def closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
-    """The closing of a turn whatever its last call is named: a few formats end with its id."""
-    for id, name in calls[-1:]:
-        text = text.replace(id, "{id}").replace(name, "{name}")
-    return text
+def closings(seam: Seam, calls: Sequence[tuple[str, str]]) -> set[str]:
+    """How a turn with these calls may close. A few formats end with the last call's id."""
+    id, name = calls[-1] if calls else ("", "")
+    return {text.replace(_ID, id).replace(_CALLED, name) for text in seam.closings}
 
 
 def nonce() -> str:
@@ -173,6 +172,7 @@ def nonce() -> str:
 
 
 _STUB: list[Message] = [{"role": "user", "content": "x"}]
+_ID, _CALLED = "\0id", "\0name"  # in a closing, for the last call's
 _NAME = "read_x7q"  # of the probes' tool; found nowhere else in what a template writes
 STUB_TOOL: list[Message] = [
     {
@@ -192,6 +192,13 @@ _FORMS: tuple[Literal["calls", "one call", "content"], ...] = ("calls", "one cal
 def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:
     longest_first = sorted(filter(None, spellings), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _nameless(text: str, calls: Sequence[tuple[str, str]]) -> str:
+    """A closing whatever its last call is named. The probe's names stand nowhere else."""
+    for id, name in calls[-1:]:
+        text = text.replace(id, _ID).replace(name, _CALLED)
+    return text
 
 
 def _learn(splicer: Splicer, shape: Shape, stops: Stops) -> Seam | None:
@@ -215,7 +222,7 @@ def _seam(splicer: Splicer, shape: Shape, stops: Stops, form: Any) -> Seam | Non
         suffix = tail[tail.find(stop) :]
         if not splicer.ends_so(form, calls, before, behind, suffix):
             return None
-        found[closing(tail[: tail.find(stop)], calls)] = stop
+        found[_nameless(tail[: tail.find(stop)], calls)] = stop
     stops_found = set(found.values())
     if len(stops_found) != 1:
         return None

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from dovetail.rendering.conversation import Names, Protect, protected
+from dovetail.rendering.conversation import Names, Protect, call_object
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import resolve, write
 
@@ -41,6 +41,16 @@ class TurnWriter:
         shared = _overlap(prompt_end, opened) if self._thinks else 0
         return opened[shared:] if shared else text
 
+    def thought_closing(self) -> str:
+        """What ends a thought, framing included."""
+        if self._family is None:
+            return ""
+        mark = "\N{NULL}"
+        try:
+            return write([ReasoningBlock(mark)], self._family).partition(mark)[2]
+        except ValueError:
+            return ""
+
 
 def interleaved(turn: Turn) -> bool:
     """Whether a thought or text comes behind a call: an order that templates do not keep."""
@@ -60,19 +70,13 @@ def _block(block: Any, names: Names, protect: Protect) -> OutputBlock | None:
         case ReasoningBlock(text=text) if text:
             return ReasoningBlock(protect(text))
         case ToolCallBlock():
-            return ToolCallBlock(block.id, names.of(block), _arguments(block, protect))
+            return ToolCallBlock(block.id, names.of(block), _dumped(call_object(block, protect)))
         case _:
             return None
 
 
-def _arguments(call: ToolCallBlock, protect: Protect) -> str:
-    value: Any = {"input": call.arguments}
-    if not call.custom:
-        try:
-            value = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            value = {"input": call.arguments}
-    return json.dumps(protected(value, protect), ensure_ascii=False)
+def _dumped(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _join(blocks: list[OutputBlock]) -> str:
