@@ -5,7 +5,7 @@ seals, and what the model wrote is kept token for token.
 """
 
 from array import array
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,7 +102,8 @@ class Generation:
         self._read = 0  # characters that were decoded
         self._passed = 0  # of those, characters before a stop sequence
         self._told = 0  # characters whose raw text has left in events
-        self._marks: list[tuple[int, int]] = [(0, 0)]  # characters read, ids so far
+        # Characters read and ids so far, at the ends of feeds: the last told one, and those since.
+        self._marks: deque[tuple[int, int]] = deque([(0, 0)])
         self._reach: list[int] = []  # of each block so far: ids up to its end
         self._kinds: list[str] = []  # of each block: the event that opened it
         self._calls: dict[int, int] = {}  # a call's index -> its block's place
@@ -152,10 +153,13 @@ class Generation:
         events = self._parse(self._detokenizer.feed(said))
         if self._stop is not None:
             events += self._end_token(self._stop)
-        self._marks.append((self._read, len(self._ids)))
+        if not self._detokenizer.holding:
+            self._marks.append((self._read, len(self._ids)))
         if self._stop_sequence is not None:
             self._cut()
-        return self._tell(events)
+        told = self._tell(events)
+        self._forget_marks()
+        return told
 
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
         """The events that the end of the output completes, the `Finish` among them."""
@@ -277,9 +281,9 @@ class Generation:
         return self._owner.sealer.seal(sealed, self._owner.tenant, self._voice.fingerprint)
 
     def _ids_within(self, characters: int) -> int:
-        """How many ids end at or before this many characters of the output."""
-        at = bisect_right(self._marks, (characters, len(self._ids))) - 1
-        reached, count = self._marks[at]
+        """How many ids end at or before this many characters, no fewer than were told of."""
+        self._forget_marks()
+        reached, count = next(m for m in reversed(self._marks) if m[0] <= characters)
         detokenizer = Detokenizer(self._voice.tokenizer)
         for id in self._ids[count:]:
             reached += sum(len(piece.text) for piece in detokenizer.feed([id]))
@@ -288,8 +292,16 @@ class Generation:
             count += 1
         return count
 
+    def _forget_marks(self) -> None:
+        while len(self._marks) > 1 and self._marks[1][0] <= self._told:
+            self._marks.popleft()
+
     def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[Span, ...]:
-        return tuple(map(self._span, blocks, self._reach))
+        whole = len(self._ids)
+        return tuple(
+            self._span(block, reach or whole)
+            for block, reach in zip(blocks, self._reach, strict=True)
+        )
 
     def _span(self, block: OutputBlock, reach: int) -> Span:
         match block:

@@ -1,0 +1,36 @@
+"""One id per byte: no dependency, no vocabulary. For tests, demos and measurements."""
+
+from collections.abc import Iterable
+
+from dovetail_tokenizers.control import ControlTable
+from dovetail_tokenizers.text import encode_parts, join_text, well_formed
+
+BYTES = 256
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes of UTF-8; control tokens follow in the order given."""
+
+    __slots__ = ("controls", "size")
+
+    def __init__(self, controls: Iterable[str] = ()) -> None:
+        ids = {spelling: BYTES + n for n, spelling in enumerate(dict.fromkeys(controls))}
+        self.controls = ControlTable(ids)
+        self.size = BYTES + len(ids)
+
+    def encode(self, text: str) -> list[int]:
+        return encode_parts(self, self.controls, text)
+
+    def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        return list(well_formed(text).encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return join_text(self, ids)
+
+    def bytes_of(self, id: int) -> bytes:
+        if 0 <= id < BYTES:
+            return bytes((id,))
+        return (self.controls.spelling(id) or "").encode()
+
+    def is_control(self, id: int) -> bool:
+        return self.controls.owns(id)

@@ -1,0 +1,154 @@
+"""The control tokens of a tokenizer, and how they are found in a text."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from dovetail_tokenizers.literals import longest_of, proper_prefixes
+
+# White space as Unicode defines it. `str.isspace` also counts four separators of ASCII.
+WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+WHITE_RUN = re.compile(f"[{WHITE}]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What a token does to its surroundings: swallow white space, or touch no word."""
+
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+PLAIN_EDGES = Edges()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A control token's spelling in a text."""
+
+    start: int
+    end: int
+    spelling: str
+
+
+class ControlTable(Mapping[str, int]):
+    """Spelling to id, with the one pattern that finds the spellings."""
+
+    __slots__ = ("_decoys", "_edges", "_ids", "_spellings", "begun", "longest", "pattern")
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        edges: Mapping[str, Edges] | None = None,
+        others: Iterable[str] = (),
+    ) -> None:
+        """`others` are the plain added tokens: where one overlaps a control token, they compete."""
+        self._ids = {spelling: id for spelling, id in ids.items() if spelling}
+        self._edges = {
+            s: e for s, e in (edges or {}).items() if s in self._ids and e != PLAIN_EDGES
+        }
+        self._spellings = {id: spelling for spelling, id in self._ids.items()}
+        self._decoys = frozenset(_competing(others, self._ids))
+        self.pattern = longest_of(self.rivals())
+        # Every proper beginning of a spelling: what further text could complete.
+        self.begun = proper_prefixes(self.rivals())
+        self.longest = max(map(len, self.rivals()), default=0)
+
+    @classmethod
+    def of(cls, controls: Mapping[str, int]) -> Self:
+        """The table itself, or one made of a plain mapping."""
+        return controls if isinstance(controls, cls) else cls(controls)
+
+    def __getitem__(self, spelling: str) -> int:
+        return self._ids[spelling]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def rivals(self) -> list[str]:
+        """The spellings, and those of plain tokens that compete with them for the same text."""
+        return [*self._ids, *self._decoys]
+
+    def spelling(self, id: int) -> str | None:
+        """How the control token of this id is written."""
+        return self._spellings.get(id)
+
+    def owns(self, id: int) -> bool:
+        """Whether the id is that of a control token."""
+        return id in self._spellings
+
+    def touches(self, ids: Iterable[int]) -> bool:
+        """Whether a control token is among the ids."""
+        return not self._spellings.keys().isdisjoint(ids)
+
+    def find(self, text: str, pattern: re.Pattern[str] | None = None) -> Iterator[Found]:
+        """Every control token's spelling from left to right, the longest where several begin."""
+        for match in (pattern or self.pattern).finditer(text):
+            spelling = match.group()
+            if spelling not in self._decoys and self._stands_free(spelling, text, match):
+                yield Found(match.start(), match.end(), spelling)
+
+    def find_last(self, text: str, spelling: str) -> int:
+        """Where the last control token stands, given which one it is; -1 if it is not there."""
+        if not self._decoys and not self._edges.get(spelling, PLAIN_EDGES).single_word:
+            return text.rfind(spelling)
+        last = -1
+        for found in self.find(text):
+            last = found.start
+        return last
+
+    def split(
+        self, text: str, pattern: re.Pattern[str] | None = None
+    ) -> Iterator[tuple[str, int | None]]:
+        """Plain texts (without id) and control tokens in order, swallowed white space left out."""
+        done = 0
+        for found in self.find(text, pattern):
+            edges = self._edges.get(found.spelling, PLAIN_EDGES)
+            plain = text[done : found.start]
+            if edges.lstrip:
+                plain = plain.rstrip(WHITE)
+            if plain:
+                yield plain, None
+            yield found.spelling, self._ids[found.spelling]
+            done = max(done, found.end)
+            if edges.rstrip:
+                done = _end_of_white(text, done)
+        if done < len(text):
+            yield text[done:], None
+
+    def _stands_free(self, spelling: str, text: str, match: re.Match[str]) -> bool:
+        if not self._edges.get(spelling, PLAIN_EDGES).single_word:
+            return True
+        start, end = match.span()
+        return not (_in_word(text[max(start - 1, 0) : start]) or _in_word(text[end : end + 1]))
+
+
+def _competing(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
+    """The tokens whose spelling holds a control token's, or ends as one begins."""
+    whole = longest_of(controls)
+    begun = proper_prefixes(controls)
+    for other in others:
+        if other in controls:
+            continue
+        if whole.search(other) or any(other[at:] in begun for at in range(1, len(other))):
+            yield other
+
+
+def _end_of_white(text: str, start: int) -> int:
+    run = WHITE_RUN.match(text, start)
+    return run.end() if run else start
+
+
+def _in_word(character: str) -> bool:
+    if not character:
+        return False
+    kind = unicodedata.category(character)
+    return character.isalnum() or kind[0] == "M" or kind in {"Pc", "Nl"}

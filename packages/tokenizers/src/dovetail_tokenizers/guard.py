@@ -1,0 +1,81 @@
+"""Keeps the text of messages from becoming control tokens.
+
+A chat template writes control tokens and message text into one string. Afterwards nobody can tell
+a `<|im_end|>` of the template from one that a user typed or a tool returned. So each message text
+is protected before rendering: a nonce is put into every control token's spelling in it. What still
+stands unbroken in the rendered prompt is the template's own.
+"""
+
+import secrets
+import string
+
+from dovetail_tokenizers.control import ControlTable
+from dovetail_tokenizers.literals import first_of, longest_of
+from dovetail_tokenizers.tokenizer import Segment, Tokenizer
+
+NONCE_LENGTH = 20
+
+
+class Guard:
+    """Breaks the control tokens' spellings in message texts, and puts them together again."""
+
+    __slots__ = ("_breakable", "_nonce", "_table", "_tokenizer", "_unbroken")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._table = table = ControlTable.of(tokenizer.controls)
+        self._nonce = _nonce(table)
+        self._breakable = first_of(table)
+        # A spelling of one character cannot be broken: there the nonce behind it is the mark.
+        self._unbroken = longest_of(table.rivals(), lone=f"(?!{self._nonce})")
+
+    def protect(self, text: str) -> str:
+        """Message text in which no control token's spelling stands, nor can come to stand."""
+        if self._breakable.search(text):
+            text = self._breakable.sub(rf"\g<0>{self._nonce}", text)
+        # The next text could complete a spelling that begins at the end of this one.
+        table = self._table
+        for size in range(1, min(table.longest, len(text) + 1)):
+            if text[-size:] in table.begun:
+                return text + self._nonce
+        return text
+
+    def reveal(self, text: str) -> str:
+        """The text as it was before `protect`."""
+        return text.replace(self._nonce, "")
+
+    def segments(self, rendered: str) -> list[Segment]:
+        """The control tokens that the template wrote, and the plain texts between them.
+
+        Joined, the segments are the rendered prompt without nonces.
+        """
+        parts: list[Segment] = []
+        done = 0
+        for found in self._table.find(rendered, self._unbroken):
+            self._add_plain(parts, rendered[done : found.start])
+            parts.append(Segment(found.spelling, True))
+            done = found.end
+        self._add_plain(parts, rendered[done:])
+        return parts
+
+    def encode(self, rendered: str, *, first: bool = True) -> list[int]:
+        """Ids of a rendered prompt whose message texts were protected."""
+        ids: list[int] = []
+        for text, control in self._table.split(rendered, self._unbroken):
+            if control is not None:
+                ids.append(control)
+            elif plain := self.reveal(text):
+                ids += self._tokenizer.encode_plain(plain, first=first)
+            first = False
+        return ids
+
+    def _add_plain(self, parts: list[Segment], text: str) -> None:
+        if plain := self.reveal(text):
+            parts.append(Segment(plain, False))
+
+
+def _nonce(table: ControlTable) -> str:
+    """Letters and digits, which every template lets through; none that begins a control token."""
+    taken = {spelling[0] for spelling in table}
+    alphabet = [c for c in string.ascii_letters + string.digits if c not in taken]
+    return "".join(secrets.choice(alphabet) for _ in range(NONCE_LENGTH))

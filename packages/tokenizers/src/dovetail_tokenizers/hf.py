@@ -1,0 +1,210 @@
+"""Tokenizers in the format of the `tokenizers` library (`tokenizer.json`). Extra: [hf].
+
+One instance of the library's tokenizer is made from the definition, with every control token under
+a secret name: no text can spell it, neither as an added token nor through the model's own
+vocabulary. The control tokens of a template's text are found here instead, and what stands between
+them is encoded by the library. Texts that are not first follow a secret anchor token, so that the
+library treats them as it would in the middle of the whole string.
+
+Control tokens are found in the text as it is, before any normalization. That is what the library
+does for tokens with `normalized: false`, as nearly all are; for others it is the same unless the
+normalizer changes their spelling.
+
+A vocabulary without byte fallback gives its unknown token for characters it does not know. That
+one stays, though it is usually marked special: without it, text would vanish.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dovetail_tokenizers.control import ControlTable, Edges
+from dovetail_tokenizers.spelling import spelling_reader
+from dovetail_tokenizers.text import join_text, require, well_formed
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Definition = Mapping[str, Any]
+
+
+class HfTokenizer:
+    """A tokenizer read from a `tokenizer.json`."""
+
+    __slots__ = (
+        "_anchor",
+        "_bytes",
+        "_inner",
+        "_names",
+        "_read",
+        "_renumbered",
+        "controls",
+        "size",
+    )
+
+    def __init__(self, definition: Definition, controls: Iterable[str] = ()) -> None:
+        """`controls` names added tokens that are control tokens though not marked special."""
+        added = definition.get("added_tokens") or []
+        self.controls = _control_table(added, frozenset(controls))
+        self._names = _names(definition, added)
+        self.size = len(self._names)
+        self._bytes: list[bytes | None] = [None] * self.size
+        self._read = spelling_reader(definition, {token["id"] for token in added})
+        secret = secrets.token_hex(16)
+        self._anchor = f"{secret}-"
+        self._inner = _load(_hide(definition, self.controls, secret))
+        self._renumbered = self._find_renumbered(added, secret)
+
+    @classmethod
+    def from_json(cls, source: str | bytes, controls: Iterable[str] = ()) -> Self:
+        """From the content of a `tokenizer.json`."""
+        return cls(json.loads(source), controls)
+
+    @classmethod
+    def from_file(cls, path: str | Path, controls: Iterable[str] = ()) -> Self:
+        """From a `tokenizer.json` on disk."""
+        return cls.from_json(Path(path).read_bytes(), controls)
+
+    def encode(self, text: str) -> list[int]:
+        parts = list(self.controls.split(well_formed(text)))
+        plain = [
+            part if number == 0 else self._anchor + part
+            for number, (part, control) in enumerate(parts)
+            if control is None
+        ]
+        encoded = iter(self._encode(plain))
+        ids: list[int] = []
+        for number, (_, control) in enumerate(parts):
+            if control is None:
+                found = next(encoded)
+                ids += found if number == 0 else found[1:]
+            else:
+                ids.append(control)
+        return ids
+
+    def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        if not text:
+            return []
+        text = well_formed(text)
+        return self._encode([text])[0] if first else self._encode([self._anchor + text])[0][1:]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return join_text(self, ids)
+
+    def bytes_of(self, id: int) -> bytes:
+        if not 0 <= id < self.size:
+            return b""
+        known = self._bytes[id]
+        if known is None:
+            known = self._bytes[id] = self._spell(id)
+        return known
+
+    def is_control(self, id: int) -> bool:
+        return self.controls.owns(id)
+
+    def _spell(self, id: int) -> bytes:
+        spelling = self.controls.spelling(id)
+        return self._read(self._names[id], id) if spelling is None else spelling.encode()
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        found = [e.ids for e in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+        if self._renumbered:
+            renumbered = self._renumbered
+            return [[renumbered.get(id, id) for id in ids] for ids in found]
+        return found
+
+    def _find_renumbered(self, added: list[dict[str, Any]], secret: str) -> dict[int, int]:
+        """The library numbers added tokens itself; where the definition has gaps, they differ."""
+        renumbered = {}
+        for token in added:
+            name = _hidden(token["content"], self.controls, secret)
+            given = self._inner.token_to_id(name)
+            if given is not None and given != token["id"]:
+                renumbered[given] = token["id"]
+        return renumbered
+
+
+def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> ControlTable:
+    chosen = [token for token in added if token.get("special") or token["content"] in named]
+    ids = {token["content"]: token["id"] for token in chosen}
+    edges = {
+        token["content"]: Edges(
+            bool(token.get("lstrip")), bool(token.get("rstrip")), bool(token.get("single_word"))
+        )
+        for token in chosen
+    }
+    return ControlTable(ids, edges, (token["content"] for token in added))
+
+
+def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
+    """The name of every id; nothing where an id is unused."""
+    pairs = [(token["id"], token["content"]) for token in added]
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        pairs += [(id, name) for name, id in vocabulary.items()]
+    else:
+        pairs += [(id, entry[0]) for id, entry in enumerate(vocabulary)]
+    names = [""] * (max((id for id, _ in pairs), default=-1) + 1)
+    for id, name in reversed(pairs):
+        names[id] = name
+    return names
+
+
+def _hidden(name: str, controls: ControlTable, secret: str) -> str:
+    return f"{secret}+{controls[name]}" if name in controls else name
+
+
+def _hide(definition: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
+    """The definition with the control tokens under secret names, and the anchor added."""
+    plain_edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    added = []
+    for token in definition.get("added_tokens") or []:
+        if token["content"] in controls:
+            token = {**token, **plain_edges, "content": _hidden(token["content"], controls, secret)}
+        added.append(token)
+    top = max((token["id"] for token in added), default=-1)
+    anchor = {"id": top + 1, "content": f"{secret}-", "special": True, **plain_edges}
+    return {
+        **definition,
+        "added_tokens": [*added, anchor],
+        "model": _hide_in_model(definition["model"], controls, secret),
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
+    hidden = dict(model)
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        inside = [name for name in controls if name in vocabulary]
+        hidden["vocab"] = {_hidden(n, controls, secret): id for n, id in vocabulary.items()}
+        if inside and "merges" in model:
+            hidden["merges"] = _merges_without(model["merges"], frozenset(inside))
+    else:
+        hidden["vocab"] = [[_hidden(e[0], controls, secret), e[1]] for e in vocabulary]
+    if model.get("unk_token"):
+        hidden["unk_token"] = _hidden(model["unk_token"], controls, secret)
+    return hidden
+
+
+def _merges_without(merges: list[Any], gone: frozenset[str]) -> list[Any]:
+    """The merges that neither make nor use one of these tokens."""
+    kept = []
+    for merge in merges:
+        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        if left + right not in gone and left not in gone and right not in gone:
+            kept.append(merge)
+    return kept
+
+
+def _load(definition: dict[str, Any]) -> "tokenizers.Tokenizer":
+    library = require("tokenizers", "hf")
+    source = json.dumps(definition, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    tokenizer: tokenizers.Tokenizer = library.Tokenizer.from_buffer(source)
+    return tokenizer

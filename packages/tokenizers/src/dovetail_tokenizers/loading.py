@@ -1,0 +1,65 @@
+"""The tokenizer of a model folder, whatever form it has."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dovetail_tokenizers.gguf_tokenizer import from_gguf
+from dovetail_tokenizers.hf import HfTokenizer
+from dovetail_tokenizers.patterns import FILE_PATTERNS
+from dovetail_tokenizers.tiktoken import NormalForm, TiktokenTokenizer
+from dovetail_tokenizers.tokenizer import Tokenizer
+
+# What is looked for in a folder, the best first.
+FILES = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "*.gguf")
+
+
+def load(folder_or_file: str | Path, controls: Iterable[str] = ()) -> Tokenizer:
+    """Read the tokenizer in a folder, or the file itself."""
+    path = Path(folder_or_file)
+    file = _find(path) if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    if file.suffix == ".gguf":
+        return from_gguf(file, controls)
+    if file.suffix == ".tiktoken" or file.name == "tiktoken.model":
+        return _load_tiktoken(file, frozenset(controls))
+    if file.suffix == ".json" and file.name.startswith("tekken"):
+        return TiktokenTokenizer.from_tekken(file)
+    if file.suffix == ".json":
+        return HfTokenizer.from_file(file, controls)
+    raise ValueError(f"{file} is no tokenizer that can be read: {', '.join(FILES)}")
+
+
+def _find(folder: Path) -> Path:
+    for pattern in FILES:
+        found = sorted(folder.glob(pattern))
+        if found:
+            return found[0]
+    raise FileNotFoundError(f"{folder} holds no tokenizer: none of {', '.join(FILES)}")
+
+
+def _load_tiktoken(file: Path, controls: frozenset[str]) -> TiktokenTokenizer:
+    """A bare vocabulary: added tokens, and at best the pattern, stand in the folder's config."""
+    beside = file.with_name("tokenizer_config.json")
+    config: dict[str, Any] = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    specials: dict[str, int] = {}
+    ordinary: dict[str, int] = {}
+    for id, token in config.get("added_tokens_decoder", {}).items():
+        named = token.get("special") or token["content"] in controls
+        (specials if named else ordinary)[token["content"]] = int(id)
+    pattern = config.get("pat_str") or _pattern_of(file)
+    form: NormalForm | None = "NFC" if file.name.startswith("qwen") else None
+    return TiktokenTokenizer.from_file(file, pattern, specials, ordinary=ordinary, normal_form=form)
+
+
+def _pattern_of(file: Path) -> str:
+    for start, pattern in FILE_PATTERNS.items():
+        if file.name.startswith(start):
+            return pattern
+    known = ", ".join(FILE_PATTERNS)
+    raise ValueError(
+        f"the pattern of {file.name} is not known: name it in tokenizer_config.json as pat_str, "
+        f"or let the file's name begin with one of {known}"
+    )

@@ -1,0 +1,124 @@
+"""Tokenizers made of ranks and a pattern: `.tiktoken` files and Mistral's `tekken.json`.
+
+Extra: [tiktoken].
+"""
+
+import base64
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from dovetail_tokenizers.control import ControlTable
+from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
+
+if TYPE_CHECKING:
+    import tiktoken
+
+NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+# What the files of the first tekken version leave to the reader.
+# fmt: off
+TEKKEN_NAMES = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]",
+    "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+)
+# fmt: on
+
+
+class TiktokenTokenizer:
+    """Byte-pair encoding by ranks, run by the `tiktoken` library."""
+
+    __slots__ = ("_encoding", "_normal_form", "_ordinary", "_tokens", "controls", "size")
+
+    def __init__(
+        self,
+        ranks: Mapping[bytes, int],
+        pattern: str,
+        specials: Mapping[str, int],
+        *,
+        ordinary: Mapping[str, int] | None = None,
+        normal_form: NormalForm | None = None,
+    ) -> None:
+        """`specials` are control tokens; `ordinary` are added tokens that text may spell."""
+        self._ordinary = ControlTable(ordinary or {})
+        self.controls = ControlTable(specials, others=self._ordinary)
+        self._normal_form = normal_form
+        self._tokens = {id: token for token, id in ranks.items()}
+        for text, id in (*self._ordinary.items(), *self.controls.items()):
+            self._tokens[id] = text.encode()
+        self.size = max(self._tokens, default=-1) + 1
+        library = require("tiktoken", "tiktoken")
+        self._encoding: tiktoken.Encoding = library.Encoding(
+            "dovetail", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={}
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        pattern: str,
+        specials: Mapping[str, int],
+        *,
+        ordinary: Mapping[str, int] | None = None,
+        normal_form: NormalForm | None = None,
+    ) -> Self:
+        """From a file of lines with a token in base64 and its rank."""
+        ranks = read_ranks(Path(path).read_bytes())
+        return cls(ranks, pattern, specials, ordinary=ordinary, normal_form=normal_form)
+
+    @classmethod
+    def from_tekken(cls, path: str | Path) -> Self:
+        """From Mistral's `tekken.json`. Its special tokens come before the vocabulary."""
+        definition = json.loads(Path(path).read_bytes())
+        config = definition["config"]
+        offset = int(config["default_num_special_tokens"])
+        named = definition.get("special_tokens") or [
+            {"rank": rank, "token_str": name} for rank, name in enumerate(TEKKEN_NAMES)
+        ]
+        specials = {f"<SPECIAL_{rank}>": rank for rank in range(len(named), offset)}
+        specials.update({entry["token_str"]: entry["rank"] for entry in named})
+        ranks = {
+            base64.b64decode(entry["token_bytes"]): entry["rank"] + offset
+            for entry in definition["vocab"][: int(config["default_vocab_size"]) - offset]
+        }
+        return cls(ranks, config["pattern"], specials)
+
+    def encode(self, text: str) -> list[int]:
+        return encode_parts(self, self.controls, text)
+
+    def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        ids: list[int] = []
+        for part, added in self._ordinary.split(well_formed(text)):
+            if added is not None:
+                ids.append(added)
+                continue
+            if self._normal_form:
+                part = unicodedata.normalize(self._normal_form, part)
+            ids += self._encoding.encode_ordinary(part)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return join_text(self, ids)
+
+    def bytes_of(self, id: int) -> bytes:
+        return self._tokens.get(id, b"")
+
+    def is_control(self, id: int) -> bool:
+        return self.controls.owns(id)
+
+
+def read_ranks(source: bytes) -> dict[bytes, int]:
+    """The content of a `.tiktoken` file."""
+    ranks = {}
+    for number, line in enumerate(source.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token)] = int(rank)
+        except ValueError as fault:
+            raise ValueError(f"line {number} is not a token and its rank") from fault
+    return ranks

@@ -1,0 +1,58 @@
+"""Real tokenizers for tests, from the folder that tools/fetch_tokenizers.py fills."""
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from dovetail_tokenizers import Tokenizer, load
+
+FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "tokenizers"
+COMPLETE = ".complete"
+# Markers that parsers and templates rely on, though some vocabularies do not mark them special.
+MARKERS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+# Kept for other tests of the same package: a vocabulary only, not in a form that `load` reads.
+RAW = frozenset({"mistral_spm"})
+
+
+def available() -> list[str]:
+    """The names of the tokenizers that were fetched."""
+    found = (mark.parent.name for mark in FOLDER.glob(f"*/{COMPLETE}"))
+    return sorted(name for name in found if name not in RAW)
+
+
+def folder(name: str) -> Path:
+    """Where the files of a fetched tokenizer are. Skips the test if they are not."""
+    home = FOLDER / name
+    if not (home / COMPLETE).exists():
+        pytest.skip(f"no tokenizer {name}: run tools/fetch_tokenizers.py")
+    return home
+
+
+def real(name: str, controls: Iterable[str] = MARKERS) -> Tokenizer:
+    """A real tokenizer, read once. Skips the test if it was not fetched."""
+    return _read(folder(name), tuple(controls))
+
+
+@functools.cache
+def _read(home: Path, controls: tuple[str, ...]) -> Tokenizer:
+    return load(home, controls)

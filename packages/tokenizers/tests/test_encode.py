@@ -1,0 +1,269 @@
+"""Encoding equals the untouched tokenizer's, and plain text gives no control token."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_tokenizers import MARKERS, available, folder, real
+
+from dovetail_tokenizers import ByteTokenizer, HfTokenizer, Tokenizer, encode_suffix
+
+HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()] or ["qwen3"]
+ALL = available() or ["qwen3"]
+WORDS = ["word", " the", "\n", "\n\n\n", "  ", "\t", "'s", "123", "<", "|", "<|im", "_end|>", "▁"]
+WORDS += [
+    "<table>",
+    "é",
+    "e\u0301",
+    "漢字",
+    "🦜",
+    "\u0338",
+    "x\u00a0",
+    "</",
+    "[/",
+    "\r\n",
+    "\u200d",
+]
+
+
+@cache
+def bare(name: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
+
+
+def soups(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    """Texts in which control tokens, white space and any characters meet."""
+    words = st.sampled_from(WORDS) | st.sampled_from(list(tokenizer.controls)) | st.text(max_size=5)
+    return st.lists(words, max_size=10).map("".join)
+
+
+@pytest.mark.parametrize("name", HF)
+@settings(max_examples=120)
+@given(data=st.data())
+def test_encode_is_what_the_library_gives_for_the_whole(name: str, data: st.DataObject) -> None:
+    tokenizer = real(name)
+    text = data.draw(soups(tokenizer))
+    assert tokenizer.encode(text) == bare(name).encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_plain_text_gives_no_control_token(name: str, data: st.DataObject) -> None:
+    tokenizer = real(name)
+    text = data.draw(soups(tokenizer))
+    for first in (True, False):
+        ids = tokenizer.encode_plain(text, first=first)
+        assert not any(map(tokenizer.is_control, ids))
+        assert all(0 <= id < tokenizer.size for id in ids)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_suffix_is_encoded_as_in_the_whole(name: str, data: st.DataObject) -> None:
+    tokenizer = real(name)
+    known, new = data.draw(soups(tokenizer)), data.draw(soups(tokenizer))
+    ids = encode_suffix(tokenizer, tokenizer.encode(known), known, new)
+    assert ids == tokenizer.encode(known + new)
+
+
+OVERLAPPING = ByteTokenizer(["<a>", "<a>b>", "x<a>", ">", "<b", "b"])
+
+
+@given(parts=st.tuples(st.text("<a>bx ", max_size=8), st.text("<a>bx ", max_size=8)))
+def test_a_suffix_may_lengthen_the_last_control_token(parts: tuple[str, str]) -> None:
+    known, new = parts
+    ids = encode_suffix(OVERLAPPING, OVERLAPPING.encode(known), known, new)
+    assert ids == OVERLAPPING.encode(known + new)
+
+
+@given(text=st.text())
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = ByteTokenizer(["<think>"])
+    assert tokenizer.decode(tokenizer.encode_plain(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode_plain(text) == list(text.encode())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_lone_surrogate_is_a_replacement_character(name: str) -> None:
+    tokenizer = real(name)
+    assert tokenizer.decode(tokenizer.encode_plain("a\ud800b")) == "a�b"
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a�b"
+
+
+@pytest.mark.parametrize("name", HF)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_decode_is_the_librarys_with_control_tokens_spelled(name: str, data: st.DataObject) -> None:
+    tokenizer = real(name)
+    # Runs of byte tokens that are not UTF-8 differ: the library gives up the whole run.
+    ids = data.draw(st.lists(st.integers(300, tokenizer.size - 1), max_size=6))
+    assert tokenizer.decode(ids) == bare(name).decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", HF)
+def test_every_character_of_the_first_plane_comes_back(name: str) -> None:
+    tokenizer = real(name)
+    text = "".join(chr(code) for code in range(1, 0xD800, 7))
+    ids = tokenizer.encode_plain(text)
+    assert tokenizer.decode(ids) == bare(name).decode(ids, skip_special_tokens=False)
+
+
+def test_qwen_marks_are_control_tokens_only_when_named() -> None:
+    assert "<think>" in real("qwen3").controls
+    plain = real("qwen3", controls=())
+    assert "<|im_end|>" in plain.controls
+    assert "<think>" not in plain.controls
+    assert plain.encode_plain("<think>") == [151667], "still one token, as the library has it"
+    assert real("qwen3").encode_plain("<think>") != [151667]
+
+
+def test_gemma_tags_stay_ordinary() -> None:
+    gemma = real("gemma3")
+    (table,) = gemma.encode("<table>")
+    assert not gemma.is_control(table)
+    assert gemma.bytes_of(table) == b"<table>"
+    assert gemma.bytes_of(gemma.encode("\x00")[0]) == b"\x00"
+
+
+def synthetic(**changes: Any) -> dict[str, Any]:
+    """A small definition in which the vocabulary itself can spell its control tokens."""
+    names = ["<unk>", "<s>", "<", "s", ">", "▁", "a", "▁a", "s>", "<s", "b"]
+    definition: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [added(1, "<s>"), added(11, "<|end|>")],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "first",
+            "split": False,
+        },
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"},
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {name: id for id, name in enumerate(names)},
+            "merges": [["▁", "a"], ["s", ">"], ["<", "s>"], ["<", "s"]],
+        },
+    }
+    return {**definition, **changes}
+
+
+def added(id: int, content: str, **flags: bool) -> dict[str, Any]:
+    edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    return {"id": id, "content": content, "special": True, **edges, **flags}
+
+
+def library(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(definition))
+
+
+def test_a_vocabulary_that_spells_a_control_token_is_split() -> None:
+    tokenizer = HfTokenizer(synthetic())
+    assert tokenizer.encode("<s>") == [1]
+    assert tokenizer.encode_plain("<s>") == [2, 8]
+    assert tokenizer.decode([2, 8]) == "<s>"
+
+
+def test_only_the_first_text_gets_the_first_words_space() -> None:
+    tokenizer = HfTokenizer(synthetic())
+    assert tokenizer.encode_plain("a", first=True) == [7]
+    assert tokenizer.encode_plain("a") == [6]
+    assert tokenizer.encode("a<s>a") == [7, 1, 6]
+    assert tokenizer.decode([7, 1, 7]) == " a<s> a"
+
+
+SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+UNIGRAM = [["<unk>", 0.0], ["<s>", -1.0], ["<", -5.0], ["s>", -5.0], ["▁", -4.0], ["▁a", -3.0]]
+UNIGRAM += [["a", -6.0], ["s", -6.0], [">", -6.0], ["|", -6.0], ["b", -6.0]]
+VARIANTS = {
+    "first": synthetic(),
+    "legacy_space_after_every_token": synthetic(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACE],
+        },
+        pre_tokenizer=None,
+    ),
+    "unigram": synthetic(model={"type": "Unigram", "unk_id": 0, "vocab": UNIGRAM}),
+    "marks_matched_after_normalizing": synthetic(
+        added_tokens=[added(1, "<s>", normalized=True), added(11, "<|end|>")],
+        normalizer={"type": "NFC"},
+    ),
+    "plain_added_tokens": synthetic(
+        added_tokens=[added(1, "<s>"), added(11, "<|end|>"), added(12, "ab", special=False)]
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(words=st.lists(st.sampled_from(["<s>", "<|end|>", "<|", "a", " ", "b", "ab", "s>", "é"])))
+def test_every_kind_of_model_encodes_as_the_library_does(variant: str, words: list[str]) -> None:
+    text = "".join(words)
+    tokenizer = prepared(variant)
+    assert tokenizer.encode(text) == original(variant).encode(text, add_special_tokens=False).ids
+    plain = set(tokenizer.encode_plain(text)) | set(tokenizer.encode_plain(text, first=True))
+    assert plain.isdisjoint(tokenizer.controls.values())
+
+
+@cache
+def prepared(variant: str) -> HfTokenizer:
+    return HfTokenizer(VARIANTS[variant])
+
+
+@cache
+def original(variant: str) -> tokenizers.Tokenizer:
+    return library(VARIANTS[variant])
+
+
+FLAGS = st.fixed_dictionaries({name: st.booleans() for name in ("lstrip", "rstrip", "single_word")})
+
+
+@settings(max_examples=200)
+@given(
+    flags=st.tuples(FLAGS, FLAGS),
+    text=st.lists(st.sampled_from(["<s>", "<|end|>", "<|", "a", " ", "\n", "b<", "_", "s"])),
+    scheme=st.sampled_from(["first", "always", "never"]),
+)
+def test_tokens_that_swallow_white_space(
+    flags: tuple[dict[str, bool], dict[str, bool]], text: list[str], scheme: str
+) -> None:
+    definition = synthetic(
+        added_tokens=[added(1, "<s>", **flags[0]), added(11, "<|end|>", **flags[1])]
+    )
+    definition["pre_tokenizer"] = {**definition["pre_tokenizer"], "prepend_scheme": scheme}
+    # Where the token may not stand, the library would let the vocabulary spell it. Never here.
+    definition["model"] = {**definition["model"], "merges": [["▁", "a"]]}
+    whole = "".join(text)
+    expected = library(definition).encode(whole, add_special_tokens=False).ids
+    assert HfTokenizer(definition).encode(whole) == expected
+
+
+def test_a_plain_added_token_that_covers_a_control_token_wins() -> None:
+    tokens = [added(1, "<s>"), added(11, "b<s", special=False), added(12, "a<s>b", special=False)]
+    definition = synthetic(added_tokens=tokens)
+    for text in ("a<s>b", "b<s>", "a<s>a", "bb<s>"):
+        expected = library(definition).encode(text, add_special_tokens=False).ids
+        assert HfTokenizer(definition).encode(text) == expected
+
+
+def test_the_numbers_of_the_definition_hold_even_with_gaps() -> None:
+    tokens = [added(1, "<s>"), added(20, "<|end|>"), added(30, "ab", special=False)]
+    tokenizer = HfTokenizer(synthetic(added_tokens=tokens))
+    assert tokenizer.encode("ab<|end|>b") == [30, 20, 10]
+    assert tokenizer.size == 31
+    assert tokenizer.decode([30, 25, 20]) == "ab<|end|>"
+
+
+def test_names_that_are_no_added_tokens_are_not_control_tokens() -> None:
+    assert set(HfTokenizer(synthetic(), controls=["<think>", "ab"]).controls) == {"<s>", "<|end|>"}
+    assert set(MARKERS).isdisjoint(HfTokenizer(synthetic(), controls=MARKERS).controls)
