@@ -5,7 +5,7 @@ INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BI
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fix golden bench fuzz docs wheels clean
+.PHONY: help demo tokenizers test test-all check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -22,7 +22,13 @@ $(BIN)/python:
 demo: .venv/.run  ## stream a recorded turn through the parser, live in the terminal
 	@$(BIN)/python examples/demo.py
 
-test: .venv/.dev  ## every test of every package
+.cache/.tokenizers: tools/fetch_tokenizers.py | .venv/.dev
+	$(BIN)/python tools/fetch_tokenizers.py
+	@touch $@
+
+tokenizers: .cache/.tokenizers  ## fetch the real tokenizers that the tests compare with
+
+test: .venv/.dev .cache/.tokenizers  ## every test of every package
 	$(BIN)/python -m pytest
 
 test-all: check test fuzz wheels  ## check, test, fuzz and wheels

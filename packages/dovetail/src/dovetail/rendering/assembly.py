@@ -255,7 +255,8 @@ class Assembly:
             ids.extend(unpack(entry.generated))
             self._end += "".join(span.raw for span in entry.spans)
             return
-        text = self._written(prefill)
+        protect = self._kit.guard.protect
+        text = self._kit.writer.begin(prefill, self._names, protect, self._end)
         if text is None:
             self._notes.append("prefill_ignored")
             return

@@ -24,6 +24,7 @@ from dovetail_model import (
 )
 
 Message = dict[str, Any]
+NO_RESULT = "[no result]"
 
 
 class Protect(Protocol):
@@ -90,7 +91,23 @@ class Conversation:
         """The messages with what the template cannot take put in a way that it can."""
         if not self._facts.many_calls:
             messages = _one_call_each(messages)
-        return messages if self._facts.consecutive_users else self._joined(messages)
+        if self._facts.consecutive_users:
+            return messages
+        return self._joined(self._answered(messages))
+
+    def _answered(self, messages: list[Message]) -> list[Message]:
+        """Every call with a result: where roles must alternate, a user may not follow a call."""
+        answers = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
+        complete: list[Message] = []
+        for at, message in enumerate(messages):
+            complete.append(message)
+            if at + 1 < len(messages):
+                complete += [
+                    {**self._message("tool", NO_RESULT), "tool_call_id": id, "name": name}
+                    for id, name in map(_called, message.get("tool_calls", ()))
+                    if id not in answers
+                ]
+        return complete
 
     def _joined(self, messages: list[Message]) -> list[Message]:
         """Users that follow each other as one."""
@@ -150,9 +167,11 @@ class Conversation:
         return message
 
     def _result(self, result: ToolResultBlock) -> Message:
-        id, name = self._open.get(call_key(result.call_id), (self._call_id("unknown"), "unknown"))
-        message = self._message("tool", self._text(result.blocks))
-        return {**message, "tool_call_id": id, "name": name}
+        call = self._open.get(call_key(result.call_id))
+        text = self._text(result.blocks)
+        if call is None:  # its call was cut off the history: templates refuse it, or drop it
+            return self._message("user", text)
+        return {**self._message("tool", text), "tool_call_id": call[0], "name": call[1]}
 
     def _message(self, role: str, text: str) -> Message:
         return {"role": role, "content": content_of(self._facts, text)}
@@ -224,21 +243,28 @@ def _says_something(message: Message) -> bool:
     return any(value for key, value in message.items() if key != "role")
 
 
+def _called(call: Message) -> tuple[str, str]:
+    return call["id"], call["function"]["name"]
+
+
 def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Turns of several calls as several turns, each followed by its own result."""
-    split: list[Message] = []
-    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
+    """Turns of several calls as several turns, each followed by its own results."""
+    many = {c["id"] for m in messages if len(m.get("tool_calls", ())) > 1 for c in m["tool_calls"]}
+    results: dict[str, list[Message]] = {}
     for message in messages:
+        if message["role"] == "tool" and message["tool_call_id"] in many:
+            results.setdefault(message["tool_call_id"], []).append(message)
+    split: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool" and message["tool_call_id"] in many:
+            continue
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
-            if message["role"] != "tool" or message["tool_call_id"] in results:
-                split.append(message)
+            split.append(message)
             continue
         for at, call in enumerate(calls):
             said = message if at == 0 else {"role": "assistant", "content": ""}
-            split.append({**said, "tool_calls": [call]})
-            if call["id"] in results:
-                split.append(results.pop(call["id"]))
+            split += [{**said, "tool_calls": [call]}, *results.get(call["id"], ())]
     return split
 
 

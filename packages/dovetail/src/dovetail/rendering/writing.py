@@ -41,6 +41,16 @@ class TurnWriter:
         shared = _overlap(prompt_end, opened) if self._thinks else 0
         return opened[shared:] if shared else text
 
+    def begin(self, turn: Turn, names: Names, protect: Protect, prompt_end: str) -> str | None:
+        """A turn that is to be gone on with: nothing comes behind its last words."""
+        text = self.write(turn, names, protect, prompt_end)
+        last = turn.blocks[-1] if turn.blocks else None
+        if text is None or not isinstance(last, TextBlock | ReasoningBlock):
+            return text
+        words = protect(last.text)
+        head, found, _ = text.rpartition(words)
+        return head + found if found else text
+
     def thought_closing(self) -> str:
         """What ends a thought, framing included."""
         if self._family is None:

@@ -1,0 +1,116 @@
+"""From settings to a service: models loaded, engines made, the ledger opened."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail.catalog import Model, load_model
+from dovetail.config import Config
+from dovetail.engines.engine import TokenEngine
+from dovetail.engines.registry import EngineSetup, create_engine
+from dovetail.folders import data_folder
+from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.store.store import Store
+from dovetail.preparation import Preparer, Settings
+from dovetail.service import Served, Service
+from dovetail.stability import DEFAULT_PATTERNS, Stability
+from dovetail.weights import find_model
+from dovetail_model import Sampling
+
+Progress = Callable[[int, int | None], None]
+
+
+def build(config: Config, progress: Progress | None = None) -> Service:
+    """The service that the settings ask for. Its engines are started by `Service.start`."""
+    folder = config.data_dir or data_folder()
+    path = find_model(config.model, folder, progress)
+    model = load_model(
+        path,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        custom_template=config.custom_jinja_template,
+        switches=config.chat_template_kwargs,
+    )
+    names = config.served_model_name or (config.model if path.name != config.model else model.name,)
+    served = Served(
+        names=names,
+        model=model,
+        preparer=Preparer(
+            model, open_ledger(config, folder), open_keyring(config, folder), settings(config)
+        ),
+        engine=make_engine(config, model, path),
+        max_context=config.context_length,
+        defaults=Sampling(temperature=config.temperature, top_p=config.top_p, top_k=config.top_k),
+    )
+    return Service([served], aliases(config))
+
+
+def settings(config: Config) -> Settings:
+    """What an operator decides about prompts."""
+    return Settings(
+        replay=config.replay,
+        stability=Stability(
+            strip_preamble=config.strip_anthropic_preamble,
+            volatile=(*DEFAULT_PATTERNS, *config.volatile_pattern),
+        ),
+        default_thinking=config.default_thinking_mode,
+        template_switches=config.chat_template_kwargs,
+        resume_drop_thinking=config.resume_drop_thinking,
+    )
+
+
+def open_ledger(config: Config, folder: Path) -> Ledger:
+    return Ledger(_store(config.store, folder), shared=config.store.startswith("redis"))
+
+
+def open_keyring(config: Config, folder: Path) -> Keyring:
+    if config.seal_key_file is not None:
+        return read_keyring(config.seal_key_file)
+    return folder_keyring(folder)
+
+
+def make_engine(config: Config, model: Model, path: Path) -> TokenEngine:
+    name = config.engine
+    if name == "auto":
+        name = "scripted" if config.script is not None else "llamacpp"
+    first = [id for stop in model.stops if (id := model.tokenizer.controls.get(stop)) is not None]
+    options = {
+        "script": config.script,
+        "threads": config.threads,
+        "slots": config.slots,
+        "gpu_layers": config.gpu_layers,
+    }
+    setup = EngineSetup(
+        tokenizer=model.tokenizer,
+        model=path,
+        url=config.engine_url,
+        context_length=config.context_length or model.context_length,
+        stop_ids=(*first, *(model.stop_ids - set(first))),
+        options={key: value for key, value in options.items() if value is not None},
+    )
+    return create_engine(name, setup)
+
+
+def aliases(config: Config) -> dict[str, str]:
+    """Aliases as written on the command line: ALIAS=NAME."""
+    found: dict[str, str] = {}
+    for written in config.model_alias:
+        alias, equals, name = written.partition("=")
+        if not (alias and equals and name):
+            raise ValueError(f"--model-alias {written}: ALIAS=NAME is wanted")
+        found[alias] = name
+    return found
+
+
+def _store(name: str, folder: Path) -> Store:
+    if name == "memory":
+        return MemoryStore()
+    if name == "sqlite":
+        return SqliteStore(folder / "turns.sqlite")
+    if name.startswith(("redis://", "rediss://", "unix://")):
+        from dovetail.ledger.store.redis import RedisStore
+
+        return RedisStore(name)
+    raise ValueError(f"--store {name}: sqlite, memory or a redis:// URL is wanted")
