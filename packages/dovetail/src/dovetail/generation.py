@@ -215,11 +215,22 @@ class Generation:
         events: list[Event] = []
         for piece in pieces:
             self._read += len(piece.text)
-            text = piece.text
             if self._stop_text is not None:
-                text = self._stop_text.feed(text)
-            self._passed += len(text)
-            events += self._parser.feed(text, piece.special)
+                events += self._until_stop(piece, self._stop_text)
+            else:
+                events += self._parser.feed(piece.text, piece.special)
+        return events
+
+    def _until_stop(self, piece: Piece, stops: StopText) -> list[Event]:
+        """What comes before a stop sequence. Only plain text can be one, never a control token."""
+        if stops.found is not None:
+            return []
+        text = stops.finish() if piece.special else stops.feed(piece.text)
+        events = self._parser.feed(text, False)
+        self._passed += len(text)
+        if piece.special:
+            events += self._parser.feed(piece.text, True)
+            self._passed += len(piece.text)
         return events
 
     def _end_token(self, id: int) -> list[Event]:

@@ -51,6 +51,7 @@ class Renderers:
             facts,
             model.tokenizer,
             stops=model.stops,
+            switches=switches,
             tool_parser=model.tool_parser,
             reasoning_parser=model.reasoning_parser,
         )

@@ -2,7 +2,7 @@
 
 import typer
 
-from dovetail.cli import inspect
+from dovetail.cli import config, inspect, serve
 
 app = typer.Typer(
     name="dovetail",
@@ -14,11 +14,8 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps commands named even while there is only one."""
-
-
+app.command("serve")(serve.serve)
+app.command("config")(config.config)
 app.command("inspect")(inspect.inspect)
 
 

@@ -88,9 +88,9 @@ class Recaller:
         steps = await self._walk(turns, scope, notes)
         ends = (steps[-1].chain, steps[-1].line) if steps else (START, START)
         path = Recalled(*ends, digests=tuple(step.chain for step in steps))
-        if self._replay == "client":
-            return path
         places = [at for at, turn in enumerate(turns) if turn.role == "assistant"]
+        if self._replay == "client":
+            return (await self._with_parent(path, turns, places, steps, scope)).forgotten()
         anchor = await self._as_it_was([at for at in places if at >= scope.start], steps, scope)
         if anchor is not None:
             at, parent, whole = anchor
@@ -127,21 +127,35 @@ class Recaller:
         scope: Scope,
     ) -> Recalled:
         """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
+        parent, whole = None, None
         for at in reversed(places):
-            entry = await self._entry(steps[at], scope)
-            whole = await self._ledger.whole(entry) if entry is not None else None
+            parent = await self._entry(steps[at], scope)
+            whole = await self._ledger.whole(parent) if parent is not None else None
             if whole is not None:
-                path = replace(path, parent=entry, whole=whole)
                 break
-        else:
+        if parent is None or whole is None:
             return path
+        path = replace(path, parent=parent, whole=whole)
         answers = [at for at in places if at < scope.start and _answers_user(turns, at)]
-        base = await self._as_it_was(answers, steps, scope)
-        if base is None:
-            return path
-        at, entry, whole = base
-        prompt = whole[: len(whole) - len(unpack(entry.generated))]
-        return replace(path, base=(at, prompt), calls=steps[at].calls)
+        for at in reversed(answers):
+            entry = await self._entry(steps[at], scope)
+            if entry is not None and _is_as_it_was(entry, steps[at], scope):
+                prompt = await self._prompt(entry, parent, whole)
+                return replace(path, base=(at, prompt), calls=steps[at].calls) if prompt else path
+        return path
+
+    async def _prompt(self, entry: Entry, later: Entry, whole: "array[int]") -> "array[int] | None":
+        """The prompt of an entry, out of the whole of one that grew from it if that holds it."""
+        length = entry.keep + len(unpack(entry.suffix))
+        while later.id != entry.id:
+            above = None
+            if later.parent is not None and later.keep >= length:
+                above = await self._ledger.get(later.tenant, later.parent)
+            if above is None:
+                found = await self._ledger.whole(entry)
+                return None if found is None else found[:length]
+            later = above
+        return whole[:length]
 
     async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> list[Step]:
         """The steps along the turns, from where the session's last walk still holds."""
@@ -240,7 +254,7 @@ class Recaller:
         """The last of these turns that is known together with all that came before it."""
         for at in reversed(places):
             entry = await self._entry(steps[at], scope)
-            if entry is None or (entry.line, entry.head) != (steps[at].line_before, scope.head):
+            if entry is None or not _is_as_it_was(entry, steps[at], scope):
                 continue
             whole = await self._ledger.whole(entry)
             if whole is not None:
@@ -273,6 +287,11 @@ class Recaller:
             if entry is not None:
                 known[at] = entry
         return known
+
+
+def _is_as_it_was(entry: Entry, step: Step, scope: Scope) -> bool:
+    """Whether all that came before the turn is what came before the entry."""
+    return (entry.line, entry.head) == (step.line_before, scope.head)
 
 
 def _only(entries: list[Entry], notes: list[str]) -> Entry | None:

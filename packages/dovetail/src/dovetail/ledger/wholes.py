@@ -11,14 +11,19 @@ _COST = 300  # the objects around the ids
 
 
 class Wholes:
-    """A bounded cache, least recently used first. The arrays in it are not to be changed."""
+    """A bounded cache, least recently used first. The arrays in it are not to be changed.
 
-    __slots__ = ("_bytes", "_ids", "_max_bytes")
+    Of each line only the last two are kept: one long session would fill the cache with its own
+    past, and an older whole is the beginning of a newer one.
+    """
+
+    __slots__ = ("_bytes", "_ids", "_max_bytes", "_parents")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._ids: OrderedDict[Key, array[int]] = OrderedDict()
+        self._parents: dict[Key, Key] = {}
 
     def get(self, tenant: str, id: str) -> "array[int] | None":
         """The whole of an entry."""
@@ -36,11 +41,19 @@ class Wholes:
             return
         self._ids[key] = whole
         self._bytes += size
-        if entry.parent is not None and (entry.tenant, entry.parent) in self._ids:
-            self._ids.move_to_end((entry.tenant, entry.parent), last=False)
+        if entry.parent is not None:
+            parent = self._parents[key] = (entry.tenant, entry.parent)
+            self._drop(self._parents.get(parent))
+            if parent in self._ids:
+                self._ids.move_to_end(parent, last=False)
         while self._bytes > self._max_bytes:
-            _, dropped = self._ids.popitem(last=False)
+            self._drop(next(iter(self._ids)))
+
+    def _drop(self, key: Key | None) -> None:
+        dropped = self._ids.pop(key, None) if key is not None else None
+        if dropped is not None and key is not None:
             self._bytes -= _size(dropped)
+            self._parents.pop(key, None)
 
 
 def extend(base: "array[int]", entries: Iterable[Entry]) -> "array[int] | None":

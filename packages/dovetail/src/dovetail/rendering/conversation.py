@@ -232,7 +232,7 @@ def call_object(call: ToolCallBlock, protect: Protect) -> dict[str, Any]:
         try:
             value = json.loads(call.arguments or "{}")
             if isinstance(value, dict):
-                return {str(k): protected(v, protect) for k, v in value.items()}
+                return dict(protected(value, protect))
         except (ValueError, RecursionError):
             pass  # a call that was cut, or one nested deeper than any tool takes it
     return {"input": protect(call.arguments)}
@@ -270,7 +270,10 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 def _parameters(tool: ToolSpec) -> Mapping[str, Any]:
     if not tool.custom:
-        return tool.parameters
+        schema = tool.parameters
+        if schema.get("type") == "object" and "properties" not in schema:
+            return {**schema, "properties": {}}  # templates look for it
+        return schema
     return {
         "type": "object",
         "properties": {"input": {"type": "string"}},

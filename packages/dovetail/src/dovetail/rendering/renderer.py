@@ -28,13 +28,14 @@ T = TypeVar("T")
 class Renderer:
     """Renders requests for one model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all parts of a model that a prompt depends on
         self,
         template: ChatTemplate,
         facts: Facts,
         tokenizer: Tokenizer,
         *,
         stops: Sequence[str] = (),
+        switches: Mapping[str, Any] | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
@@ -45,8 +46,8 @@ class Renderer:
             template=template,
             facts=facts,
             guard=Guard(tokenizer),
-            splicer=Splicer(template, facts, Stops(stops, controls, known)),
-            resumption=Resumption(template, facts),
+            splicer=Splicer(template, facts, Stops(stops, controls, known), switches),
+            resumption=Resumption(template, facts, switches),
             writer=TurnWriter(tool_parser, reasoning_parser),
             opens=lru_cache(256)(lambda end: opens_thought(end, tool_parser, reasoning_parser)),
             roles=_any_of([c for c in controls if not any(c in marker for marker in known)]),

@@ -18,8 +18,12 @@ from dovetail.rendering.template import ChatTemplate, RenderError
 class Resumption:
     """Renders from a user turn on, for templates that allow it."""
 
-    def __init__(self, template: ChatTemplate, facts: Facts) -> None:
+    def __init__(
+        self, template: ChatTemplate, facts: Facts, switches: Mapping[str, Any] | None = None
+    ) -> None:
         self._template = template
+        self._switches = switches or {}
+        self._tools = STUB_TOOL if facts.renders_tools else []
         self._facts = facts
         self._nonce = nonce()
         self.possible = all(self._agrees(thoughts) for thoughts in (True, False))
@@ -31,7 +35,7 @@ class Resumption:
         user = {"role": "user", "content": content_of(self._facts, self._nonce)}
         try:
             text = self._template.render(
-                [user, *messages], STUB_TOOL if tools else (), switches=switches
+                [user, *messages], self._tools if tools else (), switches=switches
             )
         except RenderError:
             return None
@@ -43,15 +47,18 @@ class Resumption:
         first, second = self._loop(thoughts, "a"), self._loop(thoughts, "b")
         new = {"role": "user", "content": content_of(self._facts, "Last.")}
         try:
-            known = self._template.render([*first, second[0]], STUB_TOOL)
-            whole = self._template.render([*first, *second, new], STUB_TOOL)
+            known = self._render([*first, second[0]])
+            whole = self._render([*first, *second, new])
         except RenderError:
             return False
-        opening = self.behind_user([], True, {})
-        rest = self.behind_user([*second[1:], new], True, {})
+        opening = self.behind_user([], True, self._switches)
+        rest = self.behind_user([*second[1:], new], True, self._switches)
         if not opening or rest is None or not known.endswith(opening):
             return False
         return known.removesuffix(opening) + rest == whole
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return self._template.render(messages, self._tools, switches=self._switches)
 
     def _loop(self, thoughts: bool, mark: str) -> list[Message]:
         """A question, a call, its result and an answer."""

@@ -66,9 +66,17 @@ class Stops:
 class Splicer:
     """The suffixes of one template."""
 
-    def __init__(self, template: ChatTemplate, facts: Facts, stops: Stops) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        facts: Facts,
+        stops: Stops,
+        switches: Mapping[str, Any] | None = None,
+    ) -> None:
         self._template = template
         self._facts = facts
+        self.switches = switches or {}
+        self.tools = STUB_TOOL if facts.renders_tools else []
         self._nonce = nonce()
         self._stub = _before(facts, _STUB)
         self.seams: dict[Shape, Seam] = {}
@@ -97,7 +105,7 @@ class Splicer:
         `before` is only what the seam hangs on.
         """
         previous = [*self._stub, *before] if seam.hangs_on != "history" else before
-        shown = (STUB_TOOL if tools else ()) if seam.hangs_on != "history" else tools
+        shown = tools if seam.hangs_on == "history" else self.tools if tools else ()
         tail = self.behind_nonce(seam.stand_in, calls, previous, behind, shown, switches)
         if tail is None:
             return None
@@ -143,7 +151,9 @@ class Splicer:
         if not natural.get("tool_calls"):
             natural["content"] = content_of(self._facts, "Sure.")
         try:
-            text = self._template.render([*before, natural, *behind], STUB_TOOL)
+            text = self._template.render(
+                [*before, natural, *behind], self.tools, switches=self.switches
+            )
         except RenderError:
             return False
         return text.endswith(suffix)
@@ -177,7 +187,15 @@ _NAME = "read_x7q"  # of the probes' tool; found nowhere else in what a template
 STUB_TOOL: list[Message] = [
     {
         "type": "function",
-        "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
+        "function": {
+            "name": _NAME,
+            "description": "",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "string", "description": ""}},
+                "required": ["x"],
+            },
+        },
     }
 ]
 _LONG: list[Message] = [
@@ -215,7 +233,7 @@ def _seam(splicer: Splicer, shape: Shape, stops: Stops, form: Any) -> Seam | Non
     for count in counts if shape.calls else (0,):
         calls = _numbered(splicer.facts, count)
         behind = _behind(splicer.facts, shape, calls, mark)
-        tail = splicer.behind_nonce(form, calls, before, behind, STUB_TOOL, {})
+        tail = splicer.behind_nonce(form, calls, before, behind, splicer.tools, splicer.switches)
         stop = stops.first(tail, mark) if tail is not None else None
         if tail is None or stop is None or mark not in tail:
             return None
@@ -237,7 +255,9 @@ def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> Literal["nothing", "
     looped = [*_LONG, *_loop(facts)]
     histories = [(_STUB, 1), (_LONG, 2), (looped, 1), ([*_STUB, *thinned(looped)], 1)]
     alone, longer, with_calls, thin = (
-        splicer.behind_nonce(form, calls, _before(facts, before), behind, STUB_TOOL * tools, {})
+        splicer.behind_nonce(
+            form, calls, _before(facts, before), behind, splicer.tools * tools, splicer.switches
+        )
         for before, tools in histories
     )
     if alone is None or alone != longer:

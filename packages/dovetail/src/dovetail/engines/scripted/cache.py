@@ -9,9 +9,8 @@ takes as many Python steps as there are forks and turns on its way, not blocks o
 """
 
 from array import array
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 
 IDS = "I"
 ID_BYTES = array(IDS).itemsize
@@ -19,11 +18,11 @@ ID_BYTES = array(IDS).itemsize
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A run of blocks behind its parent's. `used` is the tick at which all of them were used."""
+    """A run of blocks behind its parent's. A root has no parent and no run, but a salt."""
 
     run: bytes
     parent: "_Node | None"
-    used: int
+    salt: str | None = None
     children: "dict[bytes, _Node]" = field(default_factory=dict)
 
 
@@ -35,50 +34,52 @@ class PrefixCache:
         self._width = block_size * ID_BYTES
         self._capacity = capacity
         self._roots: dict[str | None, _Node] = {}
-        self._tick = 0
-        self._order = count()
-        self._leaves: list[tuple[int, int, _Node]] = []  # a heap; entries may be out of date
+        # Every node but the roots, the one to go next first: a child stands before its parent.
+        self._order: OrderedDict[_Node, None] = OrderedDict()
         self.blocks = 0
+
+    @property
+    def usage(self) -> float:
+        """How full it is, from 0 to 1."""
+        return self.blocks / self._capacity if self._capacity else 0.0
 
     def look_up(self, prompt: "array[int]", salt: str | None = None) -> int:
         """How many tokens of a prompt need no prefill: whole blocks, never the whole prompt."""
-        self._tick += 1
-        _, matched = self._walk(_bytes(prompt), salt)
-        most = (len(prompt) - 1) // self._block if prompt else 0
-        return min(matched // self._width, most) * self._block
+        root = self._roots.get(salt)
+        if root is None:
+            return 0
+        path, matched = self._walk(root, _bytes(prompt))
+        self._touch(path)
+        return min(matched // self._width, (len(prompt) - 1) // self._block) * self._block
 
     def add(self, tokens: "array[int]", salt: str | None = None) -> None:
         """These tokens have been computed: their whole blocks are known from now on."""
-        self._tick += 1
         data = _bytes(tokens)
-        node, matched = self._walk(data, salt)
         end = len(data) - len(data) % self._width
+        if not end:
+            return
+        root = self._roots.setdefault(salt, _Node(b"", None, salt))
+        path, matched = self._walk(root, data)
         if end > matched:
-            self._grow(node, data[matched:end])
+            path.append(self._grow(path[-1] if path else root, data[matched:end]))
+        self._touch(path)
         while self.blocks > self._capacity:
             self._evict()
 
-    def _walk(self, data: bytes, salt: str | None) -> tuple[_Node, int]:
-        """The deepest node on the way, a fork made if need be, and the bytes up to its end."""
-        node = self._roots.get(salt)
-        if node is None:
-            node = self._roots[salt] = _Node(b"", None, self._tick)
-        at = 0
-        while True:
-            child = node.children.get(data[at : at + self._width])
-            if child is None:
-                return node, at
+    def _walk(self, root: _Node, data: bytes) -> tuple[list[_Node], int]:
+        """The known nodes on the way, the last one cut where data leaves it, and their bytes."""
+        path: list[_Node] = []
+        node, at = root, 0
+        while child := node.children.get(data[at : at + self._width]):
             if not data.startswith(child.run, at):
-                self._split(child, self._common(child.run, data, at))
-                child = node.children[data[at : at + self._width]]
-            child.used = self._tick
-            if not child.children:
-                self._remember(child)
+                child = self._split(child, self._common(child.run, data, at))
             at += len(child.run)
+            path.append(child)
             node = child
+        return path, at
 
     def _common(self, run: bytes, data: bytes, at: int) -> int:
-        """How many bytes of whole blocks two runs share: at least one block, not all of the run."""
+        """The bytes of whole blocks that a run shares with data: some, and not all."""
         low, high = 1, len(run) // self._width
         while high - low > 1:
             middle = (low + high) // 2
@@ -88,43 +89,40 @@ class PrefixCache:
                 high = middle
         return low * self._width
 
-    def _split(self, node: _Node, at: int) -> None:
-        """Cut a run in two. The lower part stays this node: what refers to it stays true."""
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut a run in two and give the upper part. The lower one keeps its place in the order."""
         assert node.parent is not None
-        upper = _Node(node.run[:at], node.parent, node.used)
+        upper = _Node(node.run[:at], node.parent)
         node.parent.children[node.run[: self._width]] = upper
         node.run, node.parent = node.run[at:], upper
         upper.children[node.run[: self._width]] = node
+        self._order[upper] = None
+        return upper
 
-    def _grow(self, node: _Node, run: bytes) -> None:
-        child = _Node(run, node, self._tick)
-        node.children[run[: self._width]] = child
+    def _grow(self, node: _Node, run: bytes) -> _Node:
+        child = node.children[run[: self._width]] = _Node(run, node)
+        self._order[child] = None
         self.blocks += len(run) // self._width
-        self._remember(child)
+        return child
 
-    def _remember(self, leaf: _Node) -> None:
-        heappush(self._leaves, (leaf.used, next(self._order), leaf))
+    def _touch(self, path: list[_Node]) -> None:
+        for node in reversed(path):
+            self._order.move_to_end(node)
 
     def _evict(self) -> None:
-        """Take from the end of the leaf that was not used for longest."""
-        used, _, leaf = heappop(self._leaves)
-        if leaf.parent is None or leaf.children or leaf.used != used:
+        """Take what is too much from the end of the run that was not used for longest."""
+        leaf = next(iter(self._order))
+        blocks = len(leaf.run) // self._width
+        gone = min(blocks, self.blocks - self._capacity)
+        self.blocks -= gone
+        if gone < blocks:
+            leaf.run = leaf.run[: (blocks - gone) * self._width]
             return
-        kept = max(0, len(leaf.run) // self._width - (self.blocks - self._capacity))
-        self.blocks -= len(leaf.run) // self._width - kept
-        if kept:
-            leaf.run = leaf.run[: kept * self._width]
-            self._remember(leaf)
-            return
-        parent, leaf.parent = leaf.parent, None
-        del parent.children[leaf.run[: self._width]]
-        if parent.parent is not None and not parent.children:
-            self._remember(parent)
-        elif not parent.children:
-            self._forget_root(parent)
-
-    def _forget_root(self, root: _Node) -> None:
-        self._roots = {salt: node for salt, node in self._roots.items() if node is not root}
+        parent = leaf.parent
+        assert parent is not None
+        del self._order[leaf], parent.children[leaf.run[: self._width]]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.salt]
 
 
 def _bytes(tokens: "array[int]") -> bytes:

@@ -1,0 +1,74 @@
+"""Every setting as a flag, made from the fields of `Config`: no flag is written twice."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from dovetail.config import Config
+from dovetail.config_sources import ConfigError, Settings, load
+
+#: Other spellings under which users know a flag.
+_SPELLINGS = {
+    "tool_call_parser": ("--tool-call-parser", "--dyn-tool-call-parser"),
+    "reasoning_parser": ("--reasoning-parser", "--dyn-reasoning-parser"),
+    "http_host": ("--http-host", "--host"),
+    "http_port": ("--http-port", "--port"),
+}
+_File = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
+
+
+def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
+    """The command with a flag for each setting; it gets them together with file and environment."""
+
+    def run(config: Path | None = None, **flags: Any) -> None:
+        try:
+            settings = load(_given(flags), os.environ, config)
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from error
+        command(settings)
+
+    kinds = get_type_hints(Config)
+    flags = [(one.name, _flag(one.name, kinds[one.name], one.metadata)) for one in fields(Config)]
+    parameters = [_parameter(name, flag) for name, flag in [("config", _File), *flags]]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__ = command.__doc__
+    run.__name__ = command.__name__
+    return run
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _flag(name: str, kind: Any, metadata: Mapping[str, str]) -> Any:
+    help = metadata["help"]
+    if name == "model":
+        return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]
+    spelled = f"--{name.replace('_', '-')}"
+    if kind is bool:
+        return Annotated[
+            bool | None, typer.Option(f"{spelled}/--no-{name.replace('_', '-')}", help=help)
+        ]
+    if get_origin(kind) is tuple:
+        return Annotated[list[str] | None, typer.Option(spelled, help=f"{help} (repeatable)")]
+    spellings = _SPELLINGS.get(name, (spelled,))
+    return Annotated[_plain(kind) | None, typer.Option(*spellings, help=help)]
+
+
+def _plain(kind: Any) -> Any:
+    """The type that a flag's text is read as. Choices and objects are checked with the rest."""
+    for inner in (kind, *get_args(kind)):
+        if inner in (int, float, Path):
+            return inner
+    return str
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value not in (None, [])}

@@ -1,0 +1,139 @@
+"""Settings from a file, the environment and flags, each stronger than the one before.
+
+defaults < TOML file < environment (DOVETAIL_...) < flags
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+
+from dovetail.config import Config
+
+PREFIX = "DOVETAIL_"
+FILE = "dovetail.toml"  # read from the working folder where no other is named
+CONFIG_VARIABLE = "DOVETAIL_CONFIG"
+SECRET = ("api_key",)
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES"}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be, and where it comes from."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings and, of each that is not a default, where it comes from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> Settings:
+    """All sources together. Flags that are None were not given."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = file or _named_file(environment)
+    sources = [
+        (_read_file(path) if path is not None else {}, str(path)),
+        (_read_environment(environment), "environment"),
+        ({name: value for name, value in flags.items() if value is not None}, "flag"),
+    ]
+    for found, origin in sources:
+        for name, value in found.items():
+            values[name] = _typed(name, value, origin)
+            origins[name] = origin
+    return Settings(Config(**values), origins)
+
+
+def dump(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
+    """The settings as JSON values. Keys are not shown unless asked for."""
+    shown: dict[str, Any] = {}
+    for one in fields(Config):
+        value = getattr(settings.config, one.name)
+        if one.name in SECRET and not secrets:
+            value = ["***" for _ in value]
+        if isinstance(value, Path):
+            value = str(value)
+        shown[one.name] = list(value) if isinstance(value, tuple) else value
+    return shown
+
+
+def _named_file(environment: Mapping[str, str]) -> Path | None:
+    named = environment.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named)
+    return Path(FILE) if Path(FILE).is_file() else None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Keys with hyphens or underscores; tables only group them."""
+    try:
+        read = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    found: dict[str, Any] = {}
+    for name, value in read.items():
+        key = name.replace("-", "_")
+        if isinstance(value, dict) and key not in _TYPES:
+            found |= {inner.replace("-", "_"): item for inner, item in value.items()}
+        else:
+            found[key] = value
+    for name in found:
+        if name not in _TYPES:
+            raise ConfigError(f"{path}: there is no setting {name!r}")
+    return found
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in _TYPES:
+            raise ConfigError(f"{variable}: there is no setting {name!r}")
+        found[name] = _split(name, text)
+    return found
+
+
+def _split(name: str, text: str) -> Any:
+    """A variable's text as the setting's kind: lists by commas, JSON for objects."""
+    kind = get_origin(_TYPES[name]) or _TYPES[name]
+    if kind is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if kind is bool and text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
+    return text
+
+
+def _typed(name: str, value: Any, origin: str) -> Any:
+    if _TYPES[name] == Mapping[str, Any] and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} ({origin}): not JSON: {error}") from error
+    if isinstance(value, Path):
+        return value
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name} ({origin}): {error}") from error
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise NotImplementedError(kind)
+
+
+_TYPES: dict[str, Any] = get_type_hints(Config)

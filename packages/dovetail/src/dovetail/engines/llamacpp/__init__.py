@@ -1,0 +1,29 @@
+"""The embedded engine: llama.cpp's server, from PyPI's `xllamacpp`, in a process of its own."""
+
+from pathlib import Path
+
+from dovetail.engines.llamacpp.engine import LlamaCppEngine
+from dovetail.engines.llamacpp.options import LlamaCppOptions
+from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+
+__all__ = ["LlamaCppEngine", "LlamaCppOptions", "create"]
+
+
+def create(setup: EngineSetup) -> LlamaCppEngine:
+    """The engine for a GGUF file."""
+    if setup.model is None or setup.model.is_dir():
+        raise EngineSetupError(_no_gguf(setup.model))
+    return LlamaCppEngine(
+        setup.model,
+        setup.tokenizer,
+        context_length=setup.context_length,
+        options=read_options(setup.options, LlamaCppOptions),
+    )
+
+
+def _no_gguf(folder: Path | None) -> str:
+    wanted = "the engine 'llamacpp' needs a GGUF file"
+    found = sorted(folder.glob("*.gguf")) if folder is not None else []
+    if found:
+        return f"{wanted}: name one of those in {folder}, such as {found[0].name}"
+    return f"{wanted}, and {folder} is a folder without one" if folder is not None else wanted

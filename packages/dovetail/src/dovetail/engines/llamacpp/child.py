@@ -1,0 +1,46 @@
+"""What runs in the engine's own process: llama.cpp's server, until the parent lets go.
+
+It is a process because loading a model holds the interpreter's lock for as long as it takes, and
+because a fault of native code must not take the frontend with it. This file is run by its path and
+imports nothing of Dovetail, so that it starts quickly.
+
+In: one line of JSON on stdin, what to serve. Out: one line of JSON on stdout, the address or an
+error. The end of stdin ends the process, so it never outlives its parent.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> None:
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever native code prints is log
+    wanted = json.loads(sys.stdin.buffer.readline())
+    try:
+        server = _serve(wanted)
+        answer = {"address": server.listening_address}
+    except Exception as fault:
+        server, answer = None, {"error": str(fault)}
+    print(json.dumps(answer), file=report, flush=True)
+    if server is not None:
+        sys.stdin.buffer.read()
+    # Generations may be running: the operating system ends them faster than their owner would.
+    os._exit(0 if server is not None else 1)
+
+
+def _serve(wanted: dict[str, Any]) -> Any:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = wanted["model"]
+    for name, value in wanted["params"].items():
+        setattr(params, name, value)
+    if wanted["threads"]:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Which answer a request gets: the first rule that it meets, and the turn that it has come to."""
+
+import re
+from array import array
+from collections import OrderedDict
+from functools import cached_property
+from hashlib import blake2b
+
+from dovetail.engines.engine import EngineRequest
+from dovetail.engines.scripted.script import Answer, Rule, Script, When
+from dovetail_model import EngineError
+from dovetail_tokenizers import Tokenizer
+
+MOST_SESSIONS = 65_536
+MOST_PROMPTS = 4_096
+ID_AT_MOST = 4  # tokens that one character may be spread over
+
+
+class Casting:
+    """Picks answers and keeps count. A request that meets a rule does not count for the others."""
+
+    def __init__(self, script: Script, tokenizer: Tokenizer) -> None:
+        self._roles = [_Role(rule, script) for rule in script.rules]
+        self._tokenizer = tokenizer
+
+    def pick(self, request: EngineRequest) -> Answer:
+        """The answer for a request. Raises `EngineError` where the script has none."""
+        prompt = _PromptText(self._tokenizer, request.prompt)
+        for role in self._roles:
+            if role.takes(request, prompt):
+                return role.next(request)
+        raise EngineError("the script has no answer for this request: no rule takes it")
+
+
+class _PromptText:
+    """A prompt as text, decoded no further than rules look."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+
+    @cached_property
+    def whole(self) -> str:
+        return self._tokenizer.decode(self._ids)
+
+    def tail(self, characters: int) -> str:
+        """The last characters. A first one may be cut in the middle: one more is decoded."""
+        tokens = characters + 1
+        while True:
+            text = self._tokenizer.decode(self._ids[-tokens:])
+            if tokens >= len(self._ids) or len(text) > characters + ID_AT_MOST:
+                return text[-characters:]
+            tokens *= 2
+
+
+class _Role:
+    """A rule in play."""
+
+    def __init__(self, rule: Rule, script: Script) -> None:
+        self._rule = rule
+        self._end = script.end
+        self._left = rule.times
+        self._regex = re.compile(rule.when.regex) if rule.when and rule.when.regex else None
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._prompts = _KnownPrompts()
+
+    def takes(self, request: EngineRequest, prompt: _PromptText) -> bool:
+        if self._left == 0:
+            return False
+        when = self._rule.when
+        return when is None or (_fits(when, request) and self._reads(when, prompt))
+
+    def next(self, request: EngineRequest) -> Answer:
+        if self._left is not None:
+            self._left -= 1
+        answers = self._rule.answers
+        if len(answers) == 1 and self._end != "fail":
+            return answers[0]
+        turn = self._turn(request)
+        if turn < len(answers):
+            return answers[turn]
+        if self._end == "fail":
+            raise EngineError(f"the script has no more turns: this session had all {len(answers)}")
+        return answers[-1] if self._end == "last" else answers[turn % len(answers)]
+
+    def _reads(self, when: When, prompt: _PromptText) -> bool:
+        if when.text is None and self._regex is None:
+            return True
+        text = prompt.whole if when.tail is None else prompt.tail(when.tail)
+        if when.text is not None and when.text not in text:
+            return False
+        return self._regex is None or self._regex.search(text) is not None
+
+    def _turn(self, request: EngineRequest) -> int:
+        """How many turns of its session came before this request."""
+        if request.session is None:
+            return self._prompts.depth(request.prompt)
+        turn = self._sessions.pop(request.session, 0)
+        self._sessions[request.session] = turn + 1
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return turn
+
+
+def _fits(when: When, request: EngineRequest) -> bool:
+    length = len(request.prompt)
+    return (
+        (when.session is None or when.session == request.session)
+        and (when.shorter is None or length < when.shorter)
+        and (when.longer is None or length > when.longer)
+    )
+
+
+class _KnownPrompts:
+    """Prompts seen, each with its depth: a prompt that grew out of another comes one turn later.
+
+    The same prompt again is the same turn again, and a fork goes on from where it left.
+    """
+
+    def __init__(self) -> None:
+        self._depths: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+
+    def depth(self, prompt: "array[int]") -> int:
+        """How many known prompts this one has grown out of, one out of the other."""
+        view = memoryview(prompt).cast("B")
+        digest, at, depth = blake2b(digest_size=16), 0, 0
+        for length in sorted({length for length, _ in self._depths if length < len(view)}):
+            digest.update(view[at:length])
+            at = length
+            known = (length, digest.digest())
+            if known in self._depths:
+                depth = max(depth, self._depths[known] + 1)
+                self._depths.move_to_end(known)
+        digest.update(view[at:])
+        self._depths[len(view), digest.digest()] = depth
+        if len(self._depths) > MOST_PROMPTS:
+            self._depths.popitem(last=False)
+        return depth

@@ -1,0 +1,47 @@
+"""Waiting that ends at once when the engine goes away."""
+
+import asyncio
+
+
+class Pauses:
+    """All waiting of an engine's generations. Once broken, every pause raises that error."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.broken: Exception | None = None
+
+    async def wait(self, seconds: float | None) -> None:
+        """Wait; without end for None, and for nothing at all just let others run."""
+        if seconds is not None and seconds <= 0:
+            await asyncio.sleep(0)
+        else:
+            await self._sleep(seconds)
+        if self.broken is not None:
+            raise self.broken
+
+    def break_off(self, error: Exception) -> None:
+        """Everyone who waits, or will, gets this error."""
+        self.broken = error
+        for future in self._waiting:
+            _wake(future)
+
+    def restore(self) -> None:
+        """Waiting is possible again."""
+        self.broken = None
+
+    async def _sleep(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _wake, future)
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+            if timer is not None:
+                timer.cancel()
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,185 @@
+"""An answer made ready for one request: its ids, where it is cut into deltas, how it ends."""
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, repeat, takewhile
+from typing import Literal
+
+from dovetail.engines.engine import EngineRequest
+from dovetail.engines.scripted.script import Answer, Break, Script, ScriptError
+from dovetail_model import TokenLogprob
+from dovetail_tokenizers import Tokenizer
+
+MOST_REMEMBERED = 1_024
+LOOK_BACK = 256  # tokens at a prompt's end in which the token that ends turns is looked for
+
+
+@dataclass(frozen=True)
+class Take:
+    """What is played: deltas of `ids` up to each of `ends`, then the finish or the break."""
+
+    answer: Answer
+    ids: list[int]
+    ends: Sequence[int]
+    finish: Literal["stop", "length"] | None
+    breaks: Break | None = None
+
+
+class Takes:
+    """Makes takes. Every answer is tokenized once, at the start, so that mistakes show then.
+
+    `stop_ids` are the model's own, the usual one first; `chunk` is the usual size of a delta.
+    """
+
+    def __init__(
+        self, script: Script, tokenizer: Tokenizer, chunk: int = 1, stop_ids: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chunk = chunk
+        self._stop_ids = tuple(stop_ids)
+        answers = {answer: None for rule in script.rules for answer in rule.answers}
+        self._pieces = {answer: self._tokenize(answer) for answer in answers}
+        self._named = {answer: self._named_stop(answer) for answer in answers}
+        self._whole: OrderedDict[tuple[Answer, int | None, frozenset[int]], Take] = OrderedDict()
+        self._begun: OrderedDict[str, tuple[Answer, int]] = OrderedDict()
+
+    def resumed(self, request: EngineRequest) -> Take | None:
+        """The rest of an answer, for a request that goes on with one.
+
+        A server that closes a thought for the model stops the generation, and asks again under the
+        same id for what follows. The script goes on behind its own closing of the thought.
+        """
+        answer, length = self._begun.get(request.id, (None, 0))
+        if answer is None or len(request.prompt) <= length:
+            return None
+        whole = self._speak(answer, request)
+        said = _behind(whole.ids, request.prompt[length:].tolist())
+        if said is None:
+            return None
+        ends = [end - said for end in whole.ends if end > said]
+        return _cut(Take(answer, whole.ids[said:], ends, whole.finish), request.max_tokens)
+
+    def take(self, answer: Answer, request: EngineRequest) -> Take:
+        """The answer as this request gets it."""
+        self._begun[request.id] = (answer, len(request.prompt))
+        if len(self._begun) > MOST_REMEMBERED:
+            self._begun.popitem(last=False)
+        return _cut(self._speak(answer, request), request.max_tokens)
+
+    def logprobs(self, take: Take, start: int, end: int) -> tuple[TokenLogprob, ...]:
+        """What the script says about the probability of these tokens."""
+        values = take.answer.logprobs
+        said = []
+        for at in range(start, end):
+            token, value = self._tokenizer.decode([take.ids[at]]), values[min(at, len(values) - 1)]
+            said.append(TokenLogprob(token, value, ((token, value),)))
+        return tuple(said)
+
+    def _speak(self, answer: Answer, request: EngineRequest) -> Take:
+        """The whole answer with its stop token. Requests are mostly alike, so it is kept."""
+        stop = self._stop(answer, request)
+        key = (answer, stop, request.stop_ids)
+        take = self._whole.get(key)
+        if take is None:
+            take = self._whole[key] = self._make(*key)
+            if len(self._whole) > MOST_REMEMBERED:
+                self._whole.popitem(last=False)
+        return take
+
+    def _make(self, answer: Answer, stop: int | None, stop_ids: frozenset[int]) -> Take:
+        pieces = self._pieces[answer]
+        ids = list(chain.from_iterable(pieces))
+        end = next((at for at, id in enumerate(ids) if id in stop_ids), None)
+        if end is not None:
+            ids = ids[: end + 1]
+        elif stop is not None:
+            ids.append(stop)
+        sizes: Iterable[int] = answer.sizes or (self._chunk,)
+        if answer.keep_pieces:
+            sizes = [*map(len, pieces[:-1]), len(ids)]
+        finish = "stop" if end is not None else answer.finish or "stop"
+        return Take(answer, ids, _ends(sizes, len(ids)), finish, answer.breaks)
+
+    def _stop(self, answer: Answer, request: EngineRequest) -> int | None:
+        """The token behind the answer, if there is to be one."""
+        if answer.stop is False or answer.finish == "length":
+            return None
+        named = self._named[answer]
+        if named is not None:
+            return named
+        wanted = [id for id in self._stop_ids if id in request.stop_ids]
+        if wanted or not request.stop_ids:
+            return next(iter(wanted or self._stop_ids), None)
+        return _usual_stop(request.prompt, request.stop_ids)
+
+    def _tokenize(self, answer: Answer) -> list[list[int]]:
+        known = self._tokenizer
+        pieces = [known.encode(p) if isinstance(p, str) else list(p) for p in answer.pieces]
+        strange = next((id for piece in pieces for id in piece if id >= known.size), None)
+        if strange is not None:
+            raise ScriptError(f"{answer.where}: this model has no token {strange}")
+        return pieces
+
+    def _named_stop(self, answer: Answer) -> int | None:
+        stop = answer.stop
+        if isinstance(stop, bool):
+            return None
+        ids = [stop] if isinstance(stop, int) else self._tokenizer.encode(stop)
+        if len(ids) != 1 or ids[0] >= self._tokenizer.size:
+            raise ScriptError(f"{answer.where}: {stop!r} is not one token of this model")
+        return ids[0]
+
+
+def _usual_stop(prompt: "array[int]", stop_ids: frozenset[int]) -> int:
+    """The one that ended a turn of the prompt last, else the lowest."""
+    if len(stop_ids) > 1:
+        for id in reversed(prompt[-LOOK_BACK:]):
+            if id in stop_ids:
+                return id
+    return min(stop_ids)
+
+
+def _ends(sizes: Iterable[int], length: int) -> list[int]:
+    """Where deltas end; the last size is repeated. There is always one, for the finish."""
+    sizes = tuple(sizes)
+    ends = accumulate(chain(sizes, repeat(sizes[-1])))
+    return [*takewhile(lambda end: end < length, ends), length]
+
+
+def _cut(take: Take, max_tokens: int) -> Take:
+    """What a limit or a break leaves of an answer."""
+    length, finish, breaks = len(take.ids), take.finish, take.breaks
+    if length > max_tokens:
+        length, finish = max(0, max_tokens), "length"
+    if breaks is not None and (breaks.after < length or not take.ids):
+        length, finish = min(breaks.after, length), None
+    else:
+        breaks = None
+    if length == len(take.ids) and finish == take.finish and breaks is take.breaks:
+        return take
+    ends = list(take.ends[: bisect_left(take.ends, length)])
+    if length or finish:
+        ends.append(length)
+    return Take(take.answer, take.ids[:length], ends, finish, breaks)
+
+
+def _behind(ids: Sequence[int], grown: Sequence[int]) -> int | None:
+    """Where to go on after a prompt grew by a part of the answer and a closing of it, if it did."""
+    said = next((n for n, (a, b) in enumerate(zip(ids, grown, strict=False)) if a != b), None)
+    if said is None:
+        said = min(len(ids), len(grown))
+    closing = grown[said:]
+    if said >= len(ids) - 1:
+        return None
+    found = _find(ids, closing, said)
+    if found is not None:
+        return found + len(closing)
+    return said or None
+
+
+def _find(ids: Sequence[int], wanted: Sequence[int], start: int) -> int | None:
+    places: Collection[int] = range(start, len(ids) - len(wanted) + 1)
+    return next((at for at in places if ids[at : at + len(wanted)] == wanted), None)

@@ -1,0 +1,207 @@
+"""A small HTTP/1.1 client for engines: one connection a request, the body as it comes.
+
+Closing a reply closes its connection, which is how every engine learns that nobody wants the rest.
+That is why connections are not kept for another request. Faults of the line are errors of
+`dovetail_model`; a status is the caller's to judge.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import h11
+
+from dovetail_model import EngineTimeout, EngineUnavailable
+from dovetail_protocols import ServerEvent, SseReader
+
+READ_SIZE = 65536
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an engine listens: a TCP address or a unix socket, and what each request carries."""
+
+    host: str = "127.0.0.1"
+    port: int = 80
+    socket: str | None = None
+    tls: bool = False
+    base: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, headers: Mapping[str, str] | None = None) -> "Endpoint":
+        """The endpoint of an address such as `http://host:8000/base` or `unix:///a/b.sock`."""
+        parts = urlsplit(url)
+        if parts.scheme == "unix" and parts.path:
+            return cls(socket=parts.path, headers=headers or {})
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http address: {url!r}")
+        tls = parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
+        base = parts.path.rstrip("/")
+        return cls(parts.hostname, port, None, tls, base, headers or {})
+
+    def __str__(self) -> str:
+        if self.socket is not None:
+            return f"unix://{self.socket}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.base}"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to wait for a connection, and for the next byte of an answer."""
+
+    connect: float = 10.0
+    silence: float = 300.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of an endpoint."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience: Patience = Patience()
+
+
+class Reply:
+    """An answer whose head has come. Its body is read once, in pieces or whole."""
+
+    __slots__ = ("_line", "headers", "status")
+
+    def __init__(self, line: "_Line", status: int, headers: Mapping[str, str]) -> None:
+        self._line = line
+        self.status = status
+        self.headers = headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        while True:
+            event = await self._line.next_event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return
+
+    async def events(self) -> AsyncIterator[ServerEvent]:
+        """The body as server-sent events."""
+        reader = SseReader()
+        async for chunk in self.chunks():
+            for event in reader.feed(chunk):
+                yield event
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
+
+@asynccontextmanager
+async def send(endpoint: Endpoint, call: Call) -> AsyncIterator[Reply]:
+    """The answer to a call. Leaving the block drops the connection, finished or not."""
+    line = await _connect(endpoint, call.patience)
+    try:
+        await line.ask(endpoint, call)
+        yield await line.head()
+    finally:
+        line.drop()
+
+
+async def fetch(endpoint: Endpoint, call: Call) -> tuple[int, bytes]:
+    """Status and whole body of a short answer."""
+    async with send(endpoint, call) as reply:
+        return reply.status, await reply.read()
+
+
+class _Line:
+    """One connection and the state of the one exchange on it."""
+
+    __slots__ = ("_http", "_name", "_reader", "_silence", "_writer")
+
+    def __init__(
+        self,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        name: str,
+        silence: float,
+    ) -> None:
+        self._reader, self._writer = streams
+        self._name = name
+        self._silence = silence
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def ask(self, endpoint: Endpoint, call: Call) -> None:
+        host = "localhost" if endpoint.socket is not None else f"{endpoint.host}:{endpoint.port}"
+        headers = {"host": host, "connection": "close", **endpoint.headers, **call.headers}
+        if call.body or call.method == "POST":
+            headers.setdefault("content-type", "application/json")
+            headers["content-length"] = str(len(call.body))
+        try:
+            head = h11.Request(
+                method=call.method, target=endpoint.base + call.path, headers=list(headers.items())
+            )
+        except h11.LocalProtocolError as fault:
+            raise EngineUnavailable(f"a request to {self._name} is malformed: {fault}") from fault
+        parts = [self._http.send(head)]
+        if call.body:
+            parts.append(self._http.send(h11.Data(data=call.body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        # A server may refuse before it has read everything: its answer tells more than the fault.
+        with suppress(ConnectionError):
+            self._writer.writelines(part for part in parts if part)
+            await self._limited(self._writer.drain())
+
+    async def head(self) -> Reply:
+        while True:
+            event = await self.next_event()
+            if isinstance(event, h11.Response):
+                headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+                return Reply(self, event.status_code, headers)
+
+    async def next_event(self) -> h11.Event:
+        while True:
+            try:
+                event = self._http.next_event()
+                if event is h11.NEED_DATA:
+                    data = await self._limited(self._reader.read(READ_SIZE))
+                    self._http.receive_data(data)
+                    continue
+            except h11.RemoteProtocolError as fault:
+                raise EngineUnavailable(f"{self._name} broke off its answer ({fault})") from fault
+            except OSError as fault:
+                raise EngineUnavailable(f"the connection to {self._name} broke") from fault
+            if isinstance(event, h11.Event):
+                return event
+            raise EngineUnavailable(f"{self._name} closed the connection without an answer")
+
+    async def _limited(self, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._silence):
+                return await work
+        except TimeoutError as fault:
+            raise EngineTimeout(f"{self._name} was silent for {self._silence:g} s") from fault
+
+    def drop(self) -> None:
+        """Closes at once: what was not sent yet is not wanted any more."""
+        self._writer.transport.abort()
+
+
+async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
+    try:
+        async with asyncio.timeout(patience.connect):
+            if endpoint.socket is not None:
+                streams = await asyncio.open_unix_connection(endpoint.socket)
+            else:
+                secure = ssl.create_default_context() if endpoint.tls else None
+                streams = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=secure)
+    except TimeoutError as fault:
+        raise EngineTimeout(f"no connection to {endpoint} in {patience.connect:g} s") from fault
+    except OSError as fault:
+        reason = fault.strerror or type(fault).__name__
+        raise EngineUnavailable(f"no connection to {endpoint} ({reason})") from fault
+    return _Line(streams, str(endpoint), patience.silence)
