@@ -101,6 +101,8 @@ class Preparer:
 
     async def _render(self, request: Request) -> tuple[Request, Prompt, Owner, bool]:
         request = self._stabilizer.stabilize(request)
+        if not request.turns and not request.system:
+            raise InvalidRequest("The request has no message.", param="messages")
         steering = self._switches(request)
         renderer = self._renderers.of(bool(request.tools), steering)
         owner = self._owner(request.identity.tenant)

@@ -2,7 +2,7 @@
 
 import typer
 
-from dovetail.cli import config, inspect, serve
+from dovetail.cli import chat, config, inspect, parse, render, serve, tokenize
 
 app = typer.Typer(
     name="dovetail",
@@ -16,7 +16,11 @@ app = typer.Typer(
 
 app.command("serve")(serve.serve)
 app.command("config")(config.config)
+app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
+app.command("render")(render.render)
+app.command("parse")(parse.parse)
+app.command("tokenize")(tokenize.tokenize)
 
 
 def main() -> None:

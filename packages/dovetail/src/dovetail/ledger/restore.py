@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.ledger.entry import Entry, Span, pack, unpack
 from dovetail.ledger.meaning import same_turn
-from dovetail.ledger.seal import Refused, Sealer, entry_id_of
+from dovetail.ledger.seal import Refused, Sealer
 from dovetail.ledger.sealed import Sealed
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
@@ -78,12 +78,11 @@ class Restorer:
             return None
         seals = [b.seal for b in turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
         for seal in reversed(seals) if last else seals:
-            if entry_id_of(seal) is None:
-                continue
             opened = self._sealer.open(seal, tenant, model)
             if not isinstance(opened, Refused):
                 return opened
-            notes.append(f"seal_{opened.reason}")
+            if opened.reason != "not_ours":
+                notes.append(f"seal_{opened.reason}")
         return None
 
     def _tail(

@@ -25,6 +25,7 @@ from dovetail_model import (
 
 Message = dict[str, Any]
 NO_RESULT = "[no result]"
+NO_WORDS = "[no words]"  # of a user whom a greeting answers, where a user must come first
 
 
 class Protect(Protocol):
@@ -110,7 +111,9 @@ class Conversation:
         return complete
 
     def _joined(self, messages: list[Message]) -> list[Message]:
-        """Users that follow each other as one."""
+        """Users that follow each other as one, and one of them first."""
+        if messages and messages[0]["role"] == "assistant":
+            messages = [self._message("user", NO_WORDS), *messages]
         kept: list[Message] = []
         for message in messages:
             if kept and message["role"] == kept[-1]["role"] == "user":
@@ -126,9 +129,9 @@ class Conversation:
         numbered = []
         self._open = {}
         for at, call in enumerate(calls):
-            name = self._names.of(call)
+            name = self._protect(self._names.of(call))
             own = own_ids[at] if at < len(own_ids) else None
-            id = own or self._call_id(name)
+            id = self._protect(own) if own else self._call_id(name)
             self._calls += 1
             self._open[call_key(call.id)] = (id, name)
             numbered.append((id, name))
@@ -206,7 +209,7 @@ def tool_definitions(tools: Iterable[ToolSpec], protect: Protect) -> list[Messag
         {
             "type": "function",
             "function": {
-                "name": tool.model_name,
+                "name": protect(tool.model_name),
                 "description": protect(tool.description),
                 "parameters": protected(_parameters(tool), protect),
             },

@@ -80,7 +80,9 @@ def _block(block: Any, names: Names, protect: Protect) -> OutputBlock | None:
         case ReasoningBlock(text=text) if text:
             return ReasoningBlock(protect(text))
         case ToolCallBlock():
-            return ToolCallBlock(block.id, names.of(block), _dumped(call_object(block, protect)))
+            return ToolCallBlock(
+                block.id, protect(names.of(block)), _dumped(call_object(block, protect))
+            )
         case _:
             return None
 

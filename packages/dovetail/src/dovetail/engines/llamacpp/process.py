@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -28,6 +29,7 @@ LOG = logging.getLogger(__name__)
 LOG_LINES = 60  # kept to tell why a start failed
 QUIET, TALKATIVE = 1, 3  # llama.cpp's own levels: errors only, information
 LONGEST_SOCKET = 100  # bytes; systems allow 104 to 108
+STAMP = re.compile(r"^[\d.]+ E +")  # time and level of an error in the log
 GRACE = 10.0  # seconds to end by itself
 
 
@@ -164,12 +166,8 @@ class ServerProcess:
                     LOG.info("llama.cpp: %s", text)
 
     def _reason(self) -> str:
-        """Why it did not start, as far as its log tells."""
-        log = [line for line in self._log if line]
-        for line in log:
-            if "alloc" in line and ("failed" in line or "unable" in line):
-                return f"there is not enough memory; fewer slots or a shorter context may do ({line})"
-        errors = [line for line in log if "error" in line.lower() or "failed" in line.lower()]
-        if errors:
-            return errors[0]
-        return log[-1] if log else self.epitaph()
+        """Why it did not start, as far as its log tells: the first complaint is the precise one."""
+        complaints = [STAMP.sub("", line) for line in self._log if STAMP.match(line)]
+        if any("insufficient memory" in text or "allocate" in text for text in complaints):
+            return f"not enough memory for this context and these slots ({complaints[0]})"
+        return complaints[0] if complaints else self.epitaph()

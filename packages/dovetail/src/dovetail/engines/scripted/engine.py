@@ -8,10 +8,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, TokenDelta
 from dovetail.engines.scripted.cache import PrefixCache
 from dovetail.engines.scripted.casting import Casting
 from dovetail.engines.scripted.pauses import Pauses
+from dovetail.engines.scripted.reel import Reel
 from dovetail.engines.scripted.script import Break, Count, ErrorKind, Number, Script, Seconds
 from dovetail.engines.scripted.takes import Take, Takes
 from dovetail_model import (
@@ -23,8 +24,7 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Tokenizer
 
-BURST = 16  # deltas that leave together before others may run
-SYNTAXES = frozenset({"gbnf", "lark", "structural_tag", "json_schema"})
+SYNTAXES: frozenset[Syntax] = frozenset({"gbnf", "lark", "structural_tag", "json_schema"})
 ERRORS: dict[ErrorKind, type[EngineError]] = {
     "engine": EngineError,
     "unavailable": EngineUnavailable,
@@ -52,10 +52,20 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Counts:
     """What was done since the start, for whoever measures."""
 
-    __slots__ = ("cached", "generated", "prompt", "running")
+    __slots__ = ("cached", "finished", "generated", "prompt", "running")
 
     def __init__(self) -> None:
-        self.prompt = self.cached = self.generated = self.running = 0
+        self.prompt = self.cached = self.generated = self.running = self.finished = 0
+
+    def begin(self, prompt: int, cached: int) -> None:
+        self.running += 1
+        self.prompt += prompt
+        self.cached += cached
+
+    def end(self, generated: int) -> None:
+        self.running -= 1
+        self.finished += 1
+        self.generated += generated
 
 
 class ScriptedEngine:
@@ -84,6 +94,7 @@ class ScriptedEngine:
         self.requests: deque[EngineRequest] = deque(maxlen=options.remember)
         self.counts = Counts()
         self.cache = PrefixCache(options.cache_blocks, options.block_size)
+        self._tokenizer = tokenizer
         self._casting = Casting(script, tokenizer)
         self._takes = Takes(script, tokenizer, options.chunk, stop_ids)
         self._pauses = Pauses()
@@ -110,71 +121,57 @@ class ScriptedEngine:
     async def bursts(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """The same deltas, those that are due together in one list."""
         take = self._admit(request)
-        counts, played = self.counts, 0
         cached = self.cache.look_up(request.prompt, request.cache_salt)
-        counts.prompt += len(request.prompt)
-        counts.cached += cached
-        counts.running += 1
+        reel = Reel(take, self.options.decode_rate, cached)
+        if request.sampling.logprobs is not None:
+            reel.speller = self._tokenizer
+        self.counts.begin(len(request.prompt), cached)
+        clock = asyncio.get_running_loop().time
         try:
             await self._prefill(len(request.prompt) - cached, take)
             self.cache.add(request.prompt, request.cache_salt)
-            async with aclosing(self._play(take, request.sampling.logprobs)) as bursts:
-                async for burst in bursts:
-                    if not played:
-                        burst[0] = msgspec.structs.replace(burst[0], cached=cached)
-                    played += sum([len(delta.ids) for delta in burst])
-                    yield burst
+            begun = clock()
+            while not reel.done:
+                yield reel.burst(clock() - begun)
+                await self._pauses.wait(reel.due - (clock() - begun))
             if take.breaks is not None:
                 await self._break_off(take.breaks)
         finally:
-            counts.running -= 1
-            counts.generated += played
+            self.counts.end(reel.played)
             # What was sampled last has not been computed: it has no place in the cache.
-            if played > 1:
-                said = request.prompt + array(request.prompt.typecode, take.ids[: played - 1])
-                self.cache.add(said, request.cache_salt)
+            if reel.played > 1:
+                said = array(request.prompt.typecode, take.ids[: reel.played - 1])
+                self.cache.add(request.prompt + said, request.cache_salt)
 
     def _admit(self, request: EngineRequest) -> Take:
         self.requests.append(request)
         if self._pauses.broken is not None:
-            raise EngineUnavailable(str(self._pauses.broken))
+            raise self._pauses.broken
         window = self.options.context_length
-        if window is not None and len(request.prompt) >= window:
-            raise ContextOverflow(
-                f"the prompt has {len(request.prompt)} tokens, the window {window}", param="prompt"
-            )
-        if window is not None and len(request.prompt) + request.max_tokens > window:
-            left = window - len(request.prompt)
-            request = msgspec.structs.replace(request, max_tokens=left)
-        return self._takes.resumed(request) or self._takes.take(
-            self._casting.pick(request), request
-        )
+        if window is not None:
+            request = _fitted(request, window)
+        take = self._takes.resumed(request)
+        return take or self._takes.take(self._casting.pick(request), request)
 
     async def _prefill(self, tokens: int, take: Take) -> None:
         rate = self.options.prefill_rate
-        seconds = take.answer.delay.first + (tokens / rate if rate else 0.0)
-        await self._pauses.wait(seconds)
+        await self._pauses.wait(take.answer.delay.first + (tokens / rate if rate else 0.0))
 
-    async def _play(
-        self, take: Take, logprobs: int | None
-    ) -> AsyncGenerator[list[TokenDelta], None]:
-        rate, between = self.options.decode_rate, take.answer.delay.between
-        paced = bool(rate or between)
-        clock = asyncio.get_running_loop().time
-        begun, start, index, ends = clock(), 0, 0, take.ends
-        while index < len(ends):
-            if paced:
-                due = index * between + (start / rate if rate else 0.0)
-                await self._pauses.wait(begun + due - clock())
-                last = index + 1
-            else:
-                if index:
-                    await self._pauses.wait(0)
-                last = min(index + BURST, len(ends))
-            burst = [TokenDelta(take.ids[a:b]) for a, b in _spans(start, ends[index:last])]
-            if logprobs is not None:
-                burst = self._with_logprobs(take, start, burst)
-            index, start = last, ends[last - 1]
-            if index == len(ends) and take.finish is not None:
-                burst[-1] = msgspec.structs.replace(burst[-1], finish=take.finish)
-            yield burst
+    async def _break_off(self, how: Break) -> None:
+        error = ERRORS[how.kind](how.message)
+        if how.manner == "die":
+            self._pauses.break_off(error)
+        if how.manner == "hang":
+            await self._pauses.wait(None)
+        raise error
+
+
+def _fitted(request: EngineRequest, window: int) -> EngineRequest:
+    """The request with no more tokens than the window has room for."""
+    length = len(request.prompt)
+    if length >= window:
+        raise ContextOverflow(
+            f"prompt is too long: {length} tokens > {window - 1} maximum", param="prompt"
+        )
+    left = min(request.max_tokens, window - length)
+    return msgspec.structs.replace(request, max_tokens=left)

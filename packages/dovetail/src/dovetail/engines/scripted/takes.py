@@ -10,7 +10,6 @@ from typing import Literal
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.scripted.script import Answer, Break, Script, ScriptError
-from dovetail_model import TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 MOST_REMEMBERED = 1_024
@@ -68,15 +67,6 @@ class Takes:
         if len(self._begun) > MOST_REMEMBERED:
             self._begun.popitem(last=False)
         return _cut(self._speak(answer, request), request.max_tokens)
-
-    def logprobs(self, take: Take, start: int, end: int) -> tuple[TokenLogprob, ...]:
-        """What the script says about the probability of these tokens."""
-        values = take.answer.logprobs
-        said = []
-        for at in range(start, end):
-            token, value = self._tokenizer.decode([take.ids[at]]), values[min(at, len(values) - 1)]
-            said.append(TokenLogprob(token, value, ((token, value),)))
-        return tuple(said)
 
     def _speak(self, answer: Answer, request: EngineRequest) -> Take:
         """The whole answer with its stop token. Requests are mostly alike, so it is kept."""

@@ -1,0 +1,89 @@
+"""`dovetail chat`: talk to a model in the terminal, through the same pipeline as any client."""
+
+import asyncio
+import secrets
+
+import typer
+from rich.console import Console
+
+from dovetail.catalog import CatalogError
+from dovetail.cli.settings import with_settings
+from dovetail.config_sources import Settings
+from dovetail.engines.registry import EngineSetupError
+from dovetail.pipeline import answer
+from dovetail.service import Served
+from dovetail.setup import build
+from dovetail_model import (
+    DovetailError,
+    Event,
+    Failure,
+    Fold,
+    Identity,
+    ReasoningDelta,
+    Request,
+    TextBlock,
+    TextDelta,
+    Turn,
+    Usage,
+)
+
+_out = Console(highlight=False, soft_wrap=True)
+
+
+@with_settings
+def chat(settings: Settings) -> None:
+    """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
+    try:
+        service = build(settings.config)
+        asyncio.run(_talk(service.served[0]))
+    except (CatalogError, EngineSetupError, DovetailError, ValueError, OSError) as error:
+        typer.echo(f"dovetail chat: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+async def _talk(served: Served) -> None:
+    await served.engine.start()
+    session = secrets.token_hex(8)
+    turns: tuple[Turn, ...] = ()
+    try:
+        while text := await _ask():
+            turns = (*turns, Turn("user", (TextBlock(text),)))
+            request = Request(served.name, turns, identity=Identity(session=session))
+            turns = (*turns, await _listen(served, request))
+    finally:
+        await served.engine.stop()
+        await served.preparer.close()
+
+
+async def _ask() -> str:
+    try:
+        return (await asyncio.to_thread(_out.input, "[bold]> [/]")).strip()
+    except EOFError:
+        return ""
+
+
+async def _listen(served: Served, request: Request) -> Turn:
+    fold = Fold()
+    async for _, events in answer(served, request, lambda: f"call_{secrets.token_hex(12)}"):
+        for event in events:
+            fold.add(event)
+            _show(event)
+    message = fold.message()
+    used = message.usage
+    _out.print(
+        f"\n[dim]{used.input_tokens} tokens in, {used.cached_tokens} cached, "
+        f"{used.output_tokens} out[/]"
+    )
+    return Turn("assistant", message.blocks)
+
+
+def _show(event: Event) -> None:
+    match event:
+        case TextDelta(text=text):
+            _out.print(text, end="", markup=False)
+        case ReasoningDelta(text=text):
+            _out.print(text, end="", style="dim", markup=False)
+        case Failure(message=message):
+            _out.print(f"\n{message}", style="red", markup=False)
+        case Usage():
+            pass

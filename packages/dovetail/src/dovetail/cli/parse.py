@@ -1,0 +1,54 @@
+"""`dovetail parse`: what a parser makes of a model's output."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from dovetail_model import Event, fold
+from dovetail_parsers import Parser, resolve
+
+
+def parse(
+    file: Annotated[
+        Path | None, typer.Argument(help="The model's output; standard input if not given.")
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="A tool parser's name, or a model id to find it by.")
+    ] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="A reasoning parser's name.")] = None,
+    in_reasoning: Annotated[
+        bool | None, typer.Option(help="Whether the prompt ended inside an open thought.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Characters a piece; 0 feeds the whole at once.")] = 0,
+    events: Annotated[
+        bool, typer.Option("--events", help="Print the events as they come.")
+    ] = False,
+) -> None:
+    """Read a model's raw output and print what it becomes: reasoning, text and calls, in order.
+
+    One JSON object a line. With --events the stream itself, as a client would get it.
+    """
+    text = file.read_text("utf-8") if file is not None else sys.stdin.read()
+    tool, reasoning = _pair(tool_call_parser, reasoning_parser)
+    try:
+        parser = Parser(tool, reasoning, in_reasoning=in_reasoning)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    found: list[Event] = []
+    size = chunk or len(text) or 1
+    for at in range(0, len(text), size):
+        found += parser.feed(text[at : at + size])
+    found += parser.finish()
+    message = fold(found)
+    for shown in found if events else (*message.blocks, *message.diagnostics):
+        typer.echo(msgspec.json.encode(shown))
+
+
+def _pair(tool: str | None, reasoning: str | None) -> tuple[str | None, str | None]:
+    family = resolve(tool) if tool else None
+    if family is None or reasoning is not None:
+        return tool, None if reasoning == "none" else reasoning
+    return family.tool_parser, family.reasoning_parser

@@ -1,0 +1,114 @@
+"""`dovetail render`: the exact prompt of a request, and where each part of it comes from."""
+
+import asyncio
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dovetail.catalog import CatalogError, Model, load_model
+from dovetail.config import Config
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Prepared, Preparer
+from dovetail.setup import open_keyring, open_ledger
+from dovetail_model import DovetailError
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES
+
+
+class Api(StrEnum):
+    messages = "messages"
+    responses = "responses"
+    chat = "chat"
+
+
+_CODECS = {Api.messages: MESSAGES, Api.responses: RESPONSES, Api.chat: CHAT}
+
+
+def render(  # noqa: PLR0913 - each is a flag
+    model: Annotated[Path, typer.Argument(help="A model folder or a GGUF file.")],
+    request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
+    api: Annotated[Api, typer.Option(help="The API that the request speaks.")] = Api.messages,
+    tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A server's data folder, to find its turns again.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Print the token ids, too.")] = False,
+) -> None:
+    """Show the prompt that a request becomes, control tokens visible, and what of it was known.
+
+    With --data-dir the turns that a server recorded there are recognised as it would do itself.
+    """
+    try:
+        loaded = load_model(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+        prepared = asyncio.run(_prepare(loaded, request.read_bytes(), api, data_dir))
+    except (CatalogError, DovetailError, OSError) as error:
+        typer.echo(f"dovetail render: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(_as_json(loaded, prepared), ensure_ascii=False))
+        return
+    _print(loaded, prepared, ids)
+
+
+async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -> Prepared:
+    if data_dir is None:
+        ledger, keyring = Ledger(MemoryStore()), Keyring([bytes(32)])
+    else:
+        config = Config(data_dir=data_dir)
+        ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)
+    preparer = Preparer(model, ledger, keyring)
+    try:
+        return await preparer.prepare(_CODECS[api].decode(body, {}))
+    finally:
+        await preparer.close()
+
+
+def _as_json(model: Model, prepared: Prepared) -> dict[str, object]:
+    prompt = prepared.prompt
+    return {
+        "text": model.tokenizer.decode(prompt.ids),
+        "ids": prompt.ids.tolist(),
+        "how": prompt.how,
+        "reused_tokens": prompt.reused,
+        "exact_turns": sorted(prompt.exact),
+        "written_turns": sorted(prompt.written),
+        "thought_open": prompt.in_reasoning,
+        "notes": list(prompt.notes),
+    }
+
+
+def _print(model: Model, prepared: Prepared, ids: bool) -> None:
+    """The text; what the ledger gave is underlined, control tokens are bold."""
+    prompt, tokenizer = prepared.prompt, model.tokenizer
+    shown = Text()
+    for part, style in (
+        (prompt.ids[: prompt.reused], "underline"),
+        (prompt.ids[prompt.reused :], ""),
+    ):
+        start = 0
+        for at, id in enumerate(part):
+            if tokenizer.is_control(id):
+                shown.append(tokenizer.decode(part[start:at]), style or None)
+                shown.append(tokenizer.decode([id]), f"bold cyan {style}".strip())
+                start = at + 1
+        shown.append(tokenizer.decode(part[start:]), style or None)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(shown)
+    if ids:
+        console.print(" ".join(map(str, prompt.ids)))
+    told = (
+        f"{len(prompt.ids)} tokens, {prompt.reused} of them as the ledger has them ({prompt.how})"
+    )
+    if prompt.in_reasoning:
+        told += "; ends inside an open thought"
+    typer.echo(f"\n{told}", err=True)
+    for note in prompt.notes:
+        typer.echo(f"note: {note}", err=True)

@@ -1,0 +1,37 @@
+"""`dovetail tokenize`: a text as a model's tokenizer sees it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dovetail.catalog import CatalogError, load_model
+
+
+def tokenize(
+    model: Annotated[Path, typer.Argument(help="A model folder or a GGUF file.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text; standard input if not given.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Control tokens spelled in the text stay text.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the ids, as JSON.")] = False,
+) -> None:
+    """Print the tokens of a text, one a line: id, what it stands for, `control` if it is one."""
+    try:
+        tokenizer = load_model(model).tokenizer
+    except CatalogError as error:
+        typer.echo(f"dovetail tokenize: {error}", err=True)
+        raise typer.Exit(1) from error
+    given = sys.stdin.read() if text is None else text
+    ids = tokenizer.encode_plain(given, first=True) if plain else tokenizer.encode(given)
+    if as_json:
+        typer.echo(json.dumps(ids))
+        return
+    for id in ids:
+        shown = repr(tokenizer.bytes_of(id).decode("utf-8", "backslashreplace"))
+        typer.echo(f"{id:>8}  {shown}{'  control' if tokenizer.is_control(id) else ''}")
+    typer.echo(f"{len(ids)} tokens", err=True)

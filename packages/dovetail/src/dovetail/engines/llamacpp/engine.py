@@ -1,0 +1,145 @@
+"""llama.cpp as a token engine: ids in, ids out, over the native API of its server."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.llamacpp.completion import body, refusal
+from dovetail.engines.llamacpp.frames import FrameReader
+from dovetail.engines.llamacpp.options import LlamaCppOptions
+from dovetail.engines.llamacpp.process import ServerProcess
+from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail.engines.llamacpp.sizing import free_memory, window
+from dovetail.engines.llamacpp.slots import Slots
+from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
+from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
+from dovetail_tokenizers import Tokenizer, read_gguf_metadata
+
+#: The server sends a sign of life every 30 s, however long a prompt takes.
+PATIENCE = Patience(connect=10.0, silence=120.0)
+HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+
+
+class LlamaCppEngine:
+    """The engine for one GGUF file. Without a `context_length` it is as long as memory allows."""
+
+    name = "llamacpp"
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        *,
+        context_length: int | None = None,
+        options: LlamaCppOptions | None = None,
+    ) -> None:
+        self._path = path
+        self._tokenizer = tokenizer
+        self._options = options or LlamaCppOptions()
+        self._process = ServerProcess(self._options)
+        self._slots = Slots(self._options.slots)
+        self._endpoint: Endpoint | None = None
+        self._recovery: Recovery | None = None
+        self.abilities = Abilities(
+            constraints=frozenset({"gbnf"}),
+            logprobs=True,
+            cached_tokens=True,
+            context_length=context_length or self._window(),
+        )
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where the server listens, with its key; None while it does not."""
+        return self._endpoint
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process."""
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Loads the model, in a process of its own."""
+        if self._endpoint is not None:
+            return
+        try:
+            length = self.abilities.context_length
+            if length is None or not await asyncio.to_thread(read_gguf_metadata, self._path):
+                raise EngineUnavailable(f"{self._path} does not say how long its context is")
+        except (OSError, ValueError) as fault:
+            reason = "no such file" if isinstance(fault, FileNotFoundError) else str(fault)
+            raise EngineUnavailable(f"llama.cpp cannot serve {self._path}: {reason}") from fault
+        self._recovery = await asyncio.to_thread(Recovery, self._tokenizer)
+        self._process = ServerProcess(self._options)
+        self._slots = Slots(self._options.slots)
+        self._endpoint = await self._process.start(self._path, length)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        """Deltas as they come. Closing it drops the connection, at which llama.cpp stops."""
+        endpoint, recovery = self._endpoint, self._recovery
+        if endpoint is None or recovery is None:
+            raise EngineUnavailable("the engine 'llamacpp' is not running")
+        self._check_length(request)
+        slots, said = self._slots, array("i")
+        slot = await slots.take(request.session, request.prompt)
+        reader = FrameReader(request, self._tokenizer, recovery)
+        try:
+            call = Call("POST", "/completion", body(request, slot.number), patience=PATIENCE)
+            async with send(endpoint, call) as reply:
+                if reply.status != 200:
+                    raise refusal(reply.status, await reply.read())
+                async for event in reply.events():
+                    delta = reader.read(event.data)
+                    if delta is None:
+                        continue
+                    said.extend(delta.ids)
+                    yield delta
+                    if delta.finish is not None:
+                        return
+            raise EngineUnavailable("llama.cpp ended its answer without a word")
+        except EngineUnavailable as fault:
+            if self._process.alive:
+                raise
+            raise EngineUnavailable(self._process.epitaph()) from fault
+        finally:
+            slots.give_back(slot, said)
+
+    async def health(self) -> Health:
+        """Whether the server answers, and its account of slots and of recovered ids."""
+        if self._endpoint is None:
+            return Health(False, "not started")
+        if not self._process.alive:
+            return Health(False, self._process.epitaph())
+        try:
+            status, _ = await fetch(
+                self._endpoint, Call("GET", "/health", patience=HEALTH_PATIENCE)
+            )
+        except DovetailError as error:
+            return Health(False, error.message)
+        return Health(status == 200, "" if status == 200 else f"status {status}", self._facts())
+
+    async def stop(self) -> None:
+        """Ends the process, and with it everything that runs there."""
+        self._endpoint = None
+        await self._process.stop()
+
+    def _facts(self) -> dict[str, int]:
+        facts = {"slots": self._slots.count, "slots_busy": self._slots.busy}
+        if self._recovery is not None:
+            facts["ids_recovered"] = self._recovery.recovered
+            facts["ids_doubtful"] = self._recovery.doubtful
+        return facts
+
+    def _check_length(self, request: EngineRequest) -> None:
+        length, limit = len(request.prompt), self.abilities.context_length
+        if limit is not None and length + 1 > limit:
+            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
+
+    def _window(self) -> int | None:
+        """The window that fits; None if the file cannot be read, of which `start` will tell."""
+        try:
+            metadata = read_gguf_metadata(self._path)
+            return window(metadata, self._path, self._options.slots, free_memory())
+        except (OSError, ValueError):
+            return None

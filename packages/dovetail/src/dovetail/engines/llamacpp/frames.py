@@ -1,0 +1,133 @@
+"""The stream of `/completion`, frame by frame, as deltas."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.llamacpp.completion import Fault, error_of_fault
+from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail_model import EngineError, TokenLogprob
+from dovetail_tokenizers import Tokenizer
+
+#: Stands where llama.cpp does not tell the probability: a lost token's. OpenAI's word for "tiny".
+UNKNOWN_LOGPROB = -9999.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the prompt is read, and how much of it was in the cache."""
+
+    cache: int = 0
+
+
+class Probability(msgspec.Struct, frozen=True):
+    id: int
+    token: str = ""
+    logprob: float = 0.0
+    top_logprobs: "list[Probability]" = msgspec.field(default_factory=list)
+
+
+class Timings(msgspec.Struct, frozen=True):
+    cache_n: int | None = None
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """What is read of a frame. `tokens_predicted` counts all tokens so far, also withheld ones."""
+
+    content: str = ""
+    tokens: list[int] = msgspec.field(default_factory=list)
+    tokens_predicted: int = 0
+    stop: bool = False
+    stop_type: str = ""
+    prompt_progress: Progress | None = None
+    completion_probabilities: list[Probability] = msgspec.field(default_factory=list)
+    timings: Timings | None = None
+    error: Fault | None = None
+
+
+class FrameReader:
+    """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted."""
+
+    __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer")
+
+    def __init__(self, request: EngineRequest, tokenizer: Tokenizer, recovery: Recovery) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._recovery = recovery
+        self._count = 0
+        self._cached: int | None = None
+
+    def read(self, data: str) -> TokenDelta | None:
+        """The delta of a frame; None for one that only tells progress."""
+        try:
+            frame = msgspec.json.decode(data, type=Frame)
+        except msgspec.DecodeError as fault:
+            raise EngineError(f"llama.cpp sent what is not understood ({fault})") from fault
+        if frame.error is not None:
+            raise error_of_fault(frame.error)
+        if frame.prompt_progress is not None:
+            # The ids of such a frame mean nothing.
+            self._cached = frame.prompt_progress.cache
+            return None
+        return self._end(frame) if frame.stop else self._more(frame)
+
+    def _more(self, frame: Frame) -> TokenDelta:
+        ids, exact = frame.tokens, True
+        lost = frame.tokens_predicted - self._count - len(ids)
+        if lost > 0:
+            ids, exact = self._recovery.complete(frame.content, lost, ids)
+        self._count = max(frame.tokens_predicted, self._count + len(ids))
+        kept, finish = self._cut(ids)
+        return TokenDelta(
+            ids=kept,
+            logprobs=self._logprobs(ids, frame.completion_probabilities)[: len(kept)],
+            finish=finish,
+            cached=self._tell_cached(),
+            exact=exact,
+        )
+
+    def _end(self, frame: Frame) -> TokenDelta:
+        """The last frame has no ids of its own; what is still missing is lost."""
+        lost = frame.tokens_predicted > self._count
+        if lost:
+            self._recovery.give_up()
+        if frame.timings is not None and self._count == 0 and self._cached is None:
+            self._cached = frame.timings.cache_n
+        return TokenDelta(
+            ids=[],
+            finish="length" if frame.stop_type == "limit" else "stop",
+            cached=self._tell_cached(),
+            exact=not lost,
+        )
+
+    def _cut(self, ids: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
+        """The ids up to the end of the turn, or up to the limit."""
+        room = self._request.max_tokens - (self._count - len(ids))
+        for place, id in enumerate(ids[:room], 1):
+            if id in self._request.stop_ids:
+                return ids[:place], "stop"
+        return ids[:room], "length" if len(ids) >= room else None
+
+    def _tell_cached(self) -> int | None:
+        cached, self._cached = self._cached, None
+        return cached
+
+    def _logprobs(
+        self, ids: Sequence[int], told: Sequence[Probability]
+    ) -> tuple[TokenLogprob, ...]:
+        """One for each id. Those that were told belong to the last ids."""
+        wanted = self._request.sampling.logprobs
+        if wanted is None:
+            return ()
+        missing = ids[: max(len(ids) - len(told), 0)]
+        unknown = [TokenLogprob(self._tokenizer.decode([id]), UNKNOWN_LOGPROB) for id in missing]
+        known = [
+            TokenLogprob(
+                self._tokenizer.decode([one.id]),
+                one.logprob,
+                tuple((top.token, top.logprob) for top in one.top_logprobs[:wanted]),
+            )
+            for one in told
+        ]
+        return (*unknown, *known)

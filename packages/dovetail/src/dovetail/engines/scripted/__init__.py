@@ -1,0 +1,61 @@
+"""The scripted engine: answers from a file, in place of a model.
+
+It ships with the product: the demo, the tests and load tests run on it. It simulates what is around
+a model (a prefix cache, prefill and decode times, failures), never a model. In process it is
+`ScriptedEngine`; as a process of its own (`python -m dovetail.engines.scripted`) it speaks vLLM's
+completions protocol.
+
+A plain text file is the answer to every request. A YAML file holds turns and rules:
+
+    rules:
+      - when: {text: "title for this conversation", tail: 400}
+        text: "Weather in Paris"
+      - times: 1
+        fail: {kind: overloaded, message: "no room"}
+    turns:
+      - text: "<think>I need the weather.</think><tool_call>…</tool_call>"
+        chunks: 4
+        delay: {first: 0.2, between: 0.01}
+      - text: "It is sunny."
+
+A request gets the answer of the first rule that takes it, else the next turn of its session. Text
+is tokenized with the model's tokenizer, so that a control token is written by its spelling; the
+token that ends a turn comes by itself. The page docs/scripts.md has every key.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
+from dovetail.engines.scripted.reading import parse_script, read_script
+from dovetail.engines.scripted.script import Answer, Script, ScriptError
+
+__all__ = [
+    "Answer",
+    "Script",
+    "ScriptError",
+    "ScriptedEngine",
+    "ScriptedOptions",
+    "create",
+    "parse_script",
+    "read_script",
+]
+
+
+def create(setup: EngineSetup) -> ScriptedEngine:
+    """The engine as the registry makes it: options, and the path of the `script` among them."""
+    given: dict[str, Any] = dict(setup.options)
+    path = given.pop("script", None)
+    if not isinstance(path, str | Path):
+        raise EngineSetupError("the scripted engine needs a script: --script FILE")
+    given.setdefault("context_length", setup.context_length)
+    try:
+        return ScriptedEngine(
+            setup.tokenizer,
+            read_script(path),
+            options=read_options(given, ScriptedOptions),
+            stop_ids=setup.stop_ids,
+        )
+    except ScriptError as error:
+        raise EngineSetupError(str(error)) from error
