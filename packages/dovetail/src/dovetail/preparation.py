@@ -25,7 +25,7 @@ from dovetail.rendering.thinking import ThinkingMemory, switches
 from dovetail.stability import Stability, Stabilizer
 from dovetail.stability.diagnosis import Diagnosis
 from dovetail.stability.doctor import Doctor, Sighting
-from dovetail_model import InvalidRequest, ReasoningBlock, Request, Turn
+from dovetail_model import InvalidRequest, ReasoningBlock, Request, TextBlock, Turn
 
 CallIds = Callable[[], str]
 
@@ -95,7 +95,12 @@ class Preparer:
         return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
 
     async def count(self, request: Request) -> int:
-        """The number of tokens of a request's prompt. Leaves no trace."""
+        """The number of tokens of a request's prompt. Leaves no trace.
+
+        A client may ask what its tools alone cost: they are counted beside a one-letter message.
+        """
+        if not request.turns:
+            request = msgspec.structs.replace(request, turns=(Turn("user", (TextBlock("x"),)),))
         _, prompt, _, _ = await self._render(request)
         return len(prompt.ids)
 

@@ -104,12 +104,12 @@ class ScriptedEngine:
         self._pauses.restore()
 
     async def stop(self) -> None:
-        self._pauses.break_off(EngineUnavailable("the engine was stopped"))
+        self._pauses.break_off("the engine was stopped")
 
     async def health(self) -> Health:
         broken = self._pauses.broken
         facts = {"running": self.counts.running, "cached_blocks": self.cache.blocks}
-        return Health(broken is None, str(broken or ""), facts)
+        return Health(broken is None, broken or "", facts)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """The deltas of the answer."""
@@ -132,8 +132,9 @@ class ScriptedEngine:
             self.cache.add(request.prompt, request.cache_salt)
             begun = clock()
             while not reel.done:
+                if reel.begun:
+                    await self._pauses.wait(reel.due - (clock() - begun))
                 yield reel.burst(clock() - begun)
-                await self._pauses.wait(reel.due - (clock() - begun))
             if take.breaks is not None:
                 await self._break_off(take.breaks)
         finally:
@@ -145,8 +146,7 @@ class ScriptedEngine:
 
     def _admit(self, request: EngineRequest) -> Take:
         self.requests.append(request)
-        if self._pauses.broken is not None:
-            raise self._pauses.broken
+        self._pauses.check()
         window = self.options.context_length
         if window is not None:
             request = _fitted(request, window)
@@ -158,12 +158,11 @@ class ScriptedEngine:
         await self._pauses.wait(take.answer.delay.first + (tokens / rate if rate else 0.0))
 
     async def _break_off(self, how: Break) -> None:
-        error = ERRORS[how.kind](how.message)
         if how.manner == "die":
-            self._pauses.break_off(error)
+            self._pauses.break_off(how.message)
         if how.manner == "hang":
             await self._pauses.wait(None)
-        raise error
+        raise ERRORS[how.kind](how.message)
 
 
 def _fitted(request: EngineRequest, window: int) -> EngineRequest:

@@ -2,13 +2,15 @@
 
 import asyncio
 
+from dovetail_model import EngineUnavailable
+
 
 class Pauses:
-    """All waiting of an engine's generations. Once broken, every pause raises that error."""
+    """All waiting of an engine's generations. Once broken, none can be made."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
-        self.broken: Exception | None = None
+        self.broken: str | None = None
 
     async def wait(self, seconds: float | None) -> None:
         """Wait; without end for None, and for nothing at all just let others run."""
@@ -16,12 +18,16 @@ class Pauses:
             await asyncio.sleep(0)
         else:
             await self._sleep(seconds)
-        if self.broken is not None:
-            raise self.broken
+        self.check()
 
-    def break_off(self, error: Exception) -> None:
-        """Everyone who waits, or will, gets this error."""
-        self.broken = error
+    def check(self) -> None:
+        """Raises if the engine is gone."""
+        if self.broken is not None:
+            raise EngineUnavailable(self.broken)
+
+    def break_off(self, reason: str) -> None:
+        """Everyone who waits, or will, gets an error with this reason."""
+        self.broken = reason
         for future in self._waiting:
             _wake(future)
 

@@ -34,9 +34,13 @@ class Reel:
         return self._index == len(self._take.ends)
 
     @property
+    def begun(self) -> bool:
+        return self._index > 0
+
+    @property
     def due(self) -> float:
-        """When the next delta is to leave; behind the last one, nothing is waited for."""
-        return 0.0 if self.done else self._due(self._index, self.played)
+        """When the next delta is to leave."""
+        return self._due(self._index, self.played)
 
     def burst(self, now: float) -> list[TokenDelta]:
         """The deltas that are due by now, one at least."""

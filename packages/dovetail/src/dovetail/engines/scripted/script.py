@@ -45,6 +45,9 @@ class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     between: Seconds = 0.0
 
 
+NO_DELAY = Delay()
+
+
 class Fail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An error in place of the rest of an answer."""
 
@@ -63,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str | None = None
     tokens: tuple[Count, ...] | None = None
     chunks: Number | tuple[Number | str | tuple[Count, ...], ...] | None = None
-    delay: Seconds | Delay = Delay()
+    delay: Seconds | Delay = NO_DELAY
     finish: Literal["stop", "length"] | None = None
     stop: bool | Count | str = True
     logprobs: float | tuple[float, ...] = 0.0
@@ -102,7 +105,7 @@ class Answer:
     where: str = "the script"
     sizes: tuple[int, ...] | None = None
     keep_pieces: bool = False
-    delay: Delay = Delay()
+    delay: Delay = NO_DELAY
     finish: Literal["stop", "length"] | None = None
     stop: bool | int | str = True
     logprobs: tuple[float, ...] = (0.0,)

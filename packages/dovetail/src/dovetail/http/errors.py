@@ -1,0 +1,67 @@
+"""Refusals that are about HTTP itself, and how any error becomes an answer."""
+
+import logging
+from typing import ClassVar
+
+from dovetail.http.exchange import Exchange
+from dovetail_model import ClientError, DovetailError, InternalError, NotFound
+from dovetail_protocols import MESSAGES, Codec
+
+_log = logging.getLogger(__name__)
+
+
+class HttpError(ClientError):
+    """A request that is wrong before any API has a say. Its status is HTTP's own."""
+
+    status: ClassVar[int] = 400
+
+
+class UnknownRoute(HttpError):
+    """No such address. In the Messages API that is its kind of not found."""
+
+    status = 404
+
+
+class WrongMethod(HttpError):
+    status = 405
+
+
+class TooSlow(HttpError):
+    status = 408
+
+
+class WrongEncoding(HttpError):
+    status = 415
+
+
+class NoUpgrade(HttpError):
+    """Codex asks for a WebSocket first. This status makes it turn to HTTP at once."""
+
+    status = 426
+
+
+class Disconnected(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+def told(error: Exception) -> DovetailError:
+    """The error as a client may hear of it. What was not foreseen is logged, not told."""
+    if isinstance(error, DovetailError):
+        return error
+    _log.error("unforeseen", exc_info=error)
+    return InternalError("The server failed. Its log says why.")
+
+
+def status_of(error: DovetailError, codec: Codec) -> int:
+    if isinstance(error, HttpError):
+        return error.status
+    return codec.encode_error(error).status
+
+
+async def refuse(exchange: Exchange, codec: Codec, error: DovetailError) -> None:
+    """Answers with an error in the client's own dialect."""
+    status = status_of(error, codec)
+    if isinstance(error, UnknownRoute) and codec is MESSAGES:
+        error = NotFound(error.message)
+    answer = codec.encode_error(error)
+    await exchange.answer(status, answer.body, headers=answer.headers)

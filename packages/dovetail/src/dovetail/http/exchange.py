@@ -1,0 +1,92 @@
+"""One request and its answer, as ASGI carries them."""
+
+import re
+from collections.abc import Iterable
+from time import perf_counter
+from urllib.parse import parse_qsl
+
+from dovetail.http.asgi import Message, Receive, Scope, Send
+from dovetail.http.ids import new_id
+
+Headers = Iterable[tuple[str, str]]
+
+JSON = "application/json"
+_SOUND_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_UNSOUND = re.compile(r"[^\x20-\x7e]")
+_LONGEST_VALUE = 4096
+
+
+class Exchange:
+    """What a handler gets. `status` is None until an answer has begun."""
+
+    __slots__ = (
+        "headers",
+        "method",
+        "path",
+        "query_string",
+        "receive",
+        "request_id",
+        "send",
+        "started",
+        "status",
+        "tenant",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.started = perf_counter()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        self.query_string: bytes = scope.get("query_string", b"")
+        self.headers = _read(scope["headers"])
+        self.receive: Receive = receive
+        self.send: Send = send
+        self.status: int | None = None
+        self.tenant = ""
+        given = self.headers.get("x-request-id", "")
+        self.request_id = given if _SOUND_ID.fullmatch(given) else new_id("req_")
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.query_string.decode("latin-1")))
+
+    def wants(self, what: str) -> bool:
+        """Whether the client asked for more about its request, in `x-dovetail-debug`."""
+        asked = self.headers.get("x-dovetail-debug")
+        return asked is not None and what in (word.strip() for word in asked.lower().split(","))
+
+    async def begin(self, status: int, content_type: str, headers: Headers = ()) -> None:
+        """Status and headers. The body is the caller's."""
+        self.status = status
+        lines = [
+            (b"content-type", content_type.encode()),
+            (b"x-request-id", self.request_id.encode()),
+            (b"request-id", self.request_id.encode()),
+            *((name.encode(), _sound(value)) for name, value in headers),
+        ]
+        await self.send({"type": "http.response.start", "status": status, "headers": lines})
+
+    async def answer(
+        self, status: int, body: bytes, content_type: str = JSON, headers: Headers = ()
+    ) -> None:
+        """A whole answer."""
+        length = ("content-length", str(len(body)))
+        await self.begin(status, content_type, [length, *headers])
+        await self.send(end_of(body))
+
+
+def end_of(body: bytes = b"") -> Message:
+    """The last piece of a body."""
+    return {"type": "http.response.body", "body": body, "more_body": False}
+
+
+def _sound(value: str) -> bytes:
+    """A header's value that no server chokes on."""
+    return _UNSOUND.sub("?", value)[:_LONGEST_VALUE].encode()
+
+
+def _read(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers

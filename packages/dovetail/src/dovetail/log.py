@@ -1,0 +1,95 @@
+"""Structured logs: an event's name and fields, as logfmt or JSON. Payloads are never logged."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import Literal, TextIO
+
+from dovetail.request_end import RequestEnd
+
+Form = Literal["logfmt", "json"]
+Value = str | int | float | bool | None
+
+_requests = logging.getLogger("dovetail.request")
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
+
+
+def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends everything that is logged to one place, in one form."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Logfmt())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def log_request(end: RequestEnd) -> None:
+    """One line for a request that is over."""
+    if _requests.isEnabledFor(logging.INFO):
+        _requests.info("request", extra={"fields": request_fields(end)})
+
+
+def request_fields(end: RequestEnd) -> dict[str, Value]:
+    """The fields of a request's line. What is not known is left out."""
+    usage = end.usage
+    fields: dict[str, Value] = {
+        "id": end.id,
+        "endpoint": end.endpoint,
+        "status": end.status,
+        "model": end.asked or None,
+        "stream": end.stream,
+        "tenant": end.tenant or None,
+        "session": end.session,
+        "agent": end.agent,
+        "input": usage and usage.input_tokens,
+        "output": usage and usage.output_tokens,
+        "cached": usage and usage.cached_tokens,
+        "reasoning": (usage and usage.reasoning_tokens) or None,
+        "ttft_ms": None if end.first_token is None else round(end.first_token * 1000, 1),
+        "duration_ms": round(end.duration * 1000, 1),
+        "finish": end.finish,
+        "error": end.error,
+        "disconnected": end.disconnected or None,
+        "prefix": end.prefix,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Logfmt(logging.Formatter):
+    """`ts=… level=… event=… name=value`, values quoted where they need it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(f"{name}={_written(value)}" for name, value in _line(self, record).items())
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(_line(self, record), ensure_ascii=False)
+
+
+def _line(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Value]:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    line: dict[str, Value] = {
+        "ts": f"{seconds}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": record.getMessage(),
+    }
+    fields = getattr(record, "fields", None)
+    if isinstance(fields, Mapping):
+        line |= fields
+    if record.exc_info:
+        line["traceback"] = formatter.formatException(record.exc_info)
+    return line
+
+
+def _written(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
