@@ -10,7 +10,7 @@ cold, then turn by turn. Where the model's own policy drops thoughts, the templa
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +28,7 @@ from dovetail.rendering.facts import Facts
 from dovetail.rendering.fallback import as_plain_messages, needs_fallback
 from dovetail.rendering.prompt import Head, How, Prompt
 from dovetail.rendering.resume import Resumption
-from dovetail.rendering.splice import Follower, Seam, Shape, Splicer, thinned
+from dovetail.rendering.splice import Follower, HangsOn, Seam, Shape, Splicer, thinned
 from dovetail.rendering.template import ChatTemplate
 from dovetail.rendering.writing import TurnWriter, interleaved
 from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn
@@ -217,6 +217,8 @@ class Assembly:
         """What the template writes behind a turn, up to the next one that is spliced."""
         seam, turn, entry = self._seam(at), self._turns[at], self._recalled.known.get(at)
         assert seam is not None
+        if any(later.role == "assistant" for later in self._turns[at + 1 : end]):
+            seam = replace(seam, hangs_on=self._kit.splicer.strongest)
         conversation = self._conversation(at)
         own_ids = [span.own_id for span in entry.spans if span.kind == "call"] if entry else ()
         calls = conversation.number_calls(turn, own_ids)
@@ -224,17 +226,17 @@ class Assembly:
         return self._kit.splicer.tail(
             seam,
             calls,
-            self._before(seam, at),
+            self._before(seam.hangs_on, at),
             self._plain(conversation.fitted(behind)),
             self._tools,
             self._switches,
         )
 
-    def _before(self, seam: Seam, at: int) -> list[Message]:
-        """As much of the messages before a turn as the seam hangs on."""
-        if seam.hangs_on == "nothing":
+    def _before(self, hangs_on: HangsOn, at: int) -> list[Message]:
+        """As much of the messages before a turn as what follows it hangs on."""
+        if hangs_on == "nothing":
             return []
-        if seam.hangs_on == "history":
+        if hangs_on == "history":
             messages = self._conversation(0).messages(self._system, self._turns[:at])
             return self._plain(messages, self._tools)
         turns = [turn for turn in self._turns[:at] if turn.role in ("assistant", "tool")]

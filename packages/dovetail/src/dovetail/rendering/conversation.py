@@ -72,6 +72,8 @@ class Conversation:
         written = [message for turn in turns for message in self.turn(turn)]
         if self._facts.system != "kept" and (text := self._text(system)):
             written.insert(0, self._message("user", text))
+        if written and written[0]["role"] == "assistant" and not self._facts.consecutive_users:
+            written.insert(0, self._message("user", NO_WORDS))
         return messages + self.fitted(written)
 
     def turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[Message]:
@@ -111,9 +113,7 @@ class Conversation:
         return complete
 
     def _joined(self, messages: list[Message]) -> list[Message]:
-        """Users that follow each other as one, and one of them first."""
-        if messages and messages[0]["role"] == "assistant":
-            messages = [self._message("user", NO_WORDS), *messages]
+        """Users that follow each other as one."""
         kept: list[Message] = []
         for message in messages:
             if kept and message["role"] == kept[-1]["role"] == "user":

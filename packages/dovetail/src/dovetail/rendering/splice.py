@@ -21,6 +21,7 @@ from dovetail.rendering.facts import Facts
 from dovetail.rendering.template import ChatTemplate, RenderError
 
 Follower = Literal["tool", "user", "system"]
+HangsOn = Literal["nothing", "calls", "history"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Seam:
     stop: str
     closings: frozenset[str]
     stand_in: Literal["calls", "one call", "content"]
-    hangs_on: Literal["nothing", "calls", "history"]
+    hangs_on: HangsOn
 
 
 class Stops:
@@ -86,6 +87,13 @@ class Splicer:
                 seam = _learn(self, shape, stops)
                 if seam is not None:
                     self.seams[shape] = seam
+
+    @property
+    def strongest(self) -> HangsOn:
+        """What a suffix hangs on that holds whole turns: as much as any seam does."""
+        orders: tuple[HangsOn, ...] = ("history", "calls", "nothing")
+        found = {seam.hangs_on for seam in self.seams.values()}
+        return next((one for one in orders if one in found), "nothing")
 
     @property
     def facts(self) -> Facts:
@@ -247,7 +255,7 @@ def _seam(splicer: Splicer, shape: Shape, stops: Stops, form: Any) -> Seam | Non
     return Seam(stops_found.pop(), frozenset(found), form, _hangs_on(splicer, shape, form))
 
 
-def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> Literal["nothing", "calls", "history"]:
+def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> HangsOn:
     """What of a longer history, with a loop of calls in it and other tools, changes the suffix."""
     facts, mark = splicer.facts, nonce()
     calls = _numbered(facts, 1 if shape.calls else 0)
