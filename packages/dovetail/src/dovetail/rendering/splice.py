@@ -270,7 +270,7 @@ def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> HangsOn:
     )
     if alone is None or alone != longer:
         return "history"
-    if alone == with_calls:
+    if with_calls in (alone, None):  # None: it never gets calls but as plain text
         return "nothing"
     return "calls" if with_calls == thin else "history"
 

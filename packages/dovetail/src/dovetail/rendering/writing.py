@@ -33,7 +33,7 @@ class TurnWriter:
         try:
             text = write(blocks, self._family)
             if self._thinks and not (blocks and isinstance(blocks[0], ReasoningBlock)):
-                opened = write([ReasoningBlock("")], self._family) + text
+                opened = write([ReasoningBlock(""), *blocks], self._family)
             else:
                 opened = text
         except ValueError:
