@@ -52,6 +52,14 @@ class Kit:
     opens: Callable[[str], bool]
     roles: re.Pattern[str] | None
 
+    def encode_written(self, text: str) -> list[int]:
+        """The tokens of a turn in the model's notation, without what ends it: that comes next."""
+        for end in self.splicer.ends:
+            if text.endswith(end):
+                text = text.removesuffix(end)
+                break
+        return self.guard.encode(text, first=False)
+
     def end_of(self, text: str) -> str:
         """The end of a prompt behind its last role marker."""
         end = text[-200:]
@@ -208,7 +216,7 @@ class Assembly:
         if entry is not None:
             return unpack(entry.generated)
         text = self._written(self._turns[at])
-        return None if text is None else self._kit.guard.encode(text, first=False)
+        return None if text is None else self._kit.encode_written(text)
 
     def _written(self, turn: Turn) -> str | None:
         return self._kit.writer.write(turn, self._names, self._kit.guard.protect, self._end)

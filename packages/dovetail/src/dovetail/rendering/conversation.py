@@ -99,17 +99,26 @@ class Conversation:
         return self._joined(self._answered(messages))
 
     def _answered(self, messages: list[Message]) -> list[Message]:
-        """Every call with a result: where roles must alternate, a user may not follow a call."""
+        """Every call with a result: where roles must alternate, no user may follow a call.
+
+        What the user said instead of a result stands with it, as reminders in a loop do.
+        """
         answers = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
         complete: list[Message] = []
-        for at, message in enumerate(messages):
+        open_calls: list[Message] = []
+        for message in messages:
+            if open_calls and message["role"] == "user":
+                text = f"{NO_RESULT}\n\n{_plain(message['content'])}"
+                complete[-1] = {**open_calls[-1], **self._message("tool", text)}
+                open_calls = []
+                continue
             complete.append(message)
-            if at + 1 < len(messages):
-                complete += [
-                    {**self._message("tool", NO_RESULT), "tool_call_id": id, "name": name}
-                    for id, name in map(_called, message.get("tool_calls", ()))
-                    if id not in answers
-                ]
+            open_calls = [
+                {**self._message("tool", NO_RESULT), "tool_call_id": id, "name": name}
+                for id, name in map(_called, message.get("tool_calls", ()))
+                if id not in answers
+            ]
+            complete += open_calls
         return complete
 
     def _joined(self, messages: list[Message]) -> list[Message]:

@@ -100,7 +100,7 @@ class Renderer:
         text = self._kit.writer.write(
             Turn("assistant", tuple(blocks)), Names(tools), self._kit.guard.protect, ""
         )
-        return None if text is None else self._kit.guard.encode(text, first=False)
+        return None if text is None else self._kit.encode_written(text)
 
     def _once(self, subject: object, make: Callable[[], T]) -> T:
         """What was made of an object that the decoder hands out again and again."""

@@ -89,6 +89,11 @@ class Splicer:
                     self.seams[shape] = seam
 
     @property
+    def ends(self) -> frozenset[str]:
+        """The tokens that end turns of any shape."""
+        return frozenset(seam.stop for seam in self.seams.values())
+
+    @property
     def strongest(self) -> HangsOn:
         """What a suffix hangs on that holds whole turns: as much as any seam does."""
         orders: tuple[HangsOn, ...] = ("history", "calls", "nothing")
