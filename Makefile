@@ -5,7 +5,7 @@ INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BI
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tokenizers test test-all check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers test test-all check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -19,8 +19,11 @@ $(BIN)/python:
 	$(INSTALL) -q -r requirements-dev.txt
 	@touch $@
 
-demo: .venv/.run  ## stream a recorded turn through the parser, live in the terminal
-	@$(BIN)/python examples/demo.py
+run: .venv/.run  ## fetch the embedded model and serve it on localhost
+	@$(BIN)/dovetail serve
+
+demo: .venv/.run  ## play a recorded agent session, live in the terminal: no weights
+	@$(BIN)/dovetail demo
 
 .cache/.tokenizers: tools/fetch_tokenizers.py | .venv/.dev
 	$(BIN)/python tools/fetch_tokenizers.py
@@ -50,12 +53,14 @@ golden: docs  ## rewrite every generated file that is kept in the repository; re
 bench: .venv/.dev  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-fuzz: .venv/.dev  ## throw mutated model output at every family, mutated requests at every codec
+fuzz: .venv/.dev .cache/.tokenizers  ## throw mutated model output at every family, mutated requests at every codec
 	$(BIN)/python tools/fuzz.py
 	$(BIN)/python tools/fuzz_requests.py
+	$(BIN)/python tools/fuzz_turns.py
 
-docs: .venv/.dev  ## rewrite docs/models.md from the families themselves
+docs: .venv/.dev .cache/.tokenizers  ## rewrite docs/models.md and docs/exactness.md
 	$(BIN)/python tools/render_models_doc.py
+	$(BIN)/python tools/render_exactness_doc.py
 
 wheels: .venv/.dev  ## build each wheel into dist/, install it alone in a clean venv, import it
 	$(BIN)/python tools/wheels.py dist

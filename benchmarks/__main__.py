@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from benchmarks import against_vllm, arguments, codecs, prose, report
+from benchmarks import against_vllm, arguments, codecs, prepare, prose, report
 
-BENCHMARKS = ("arguments", "prose", "codecs", "vllm")
+BENCHMARKS = ("arguments", "prose", "codecs", "prepare", "vllm")
 
 
 def main() -> int:
@@ -37,6 +37,8 @@ def run(name: str, vllm: str | None) -> report.Result | None:
         return prose.run()
     if name == "codecs":
         return codecs.run()
+    if name == "prepare":
+        return prepare.run()
     python = vllm or against_vllm.here()
     if python is None:
         print("  vllm cannot be imported here; --vllm names an interpreter that can")

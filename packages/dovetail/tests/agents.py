@@ -94,7 +94,9 @@ class MessagesAgent(Agent):
         self.history.append({"role": "user", "content": [{"type": "text", "text": text}]})
 
     def body(self) -> dict[str, Any]:
-        tools = [{"name": name, "description": "", "input_schema": s} for name, s in self.tools.items()]
+        tools = [
+            {"name": name, "description": "", "input_schema": s} for name, s in self.tools.items()
+        ]
         body = {
             "model": "m",
             "messages": self.history,

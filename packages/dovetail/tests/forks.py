@@ -22,12 +22,16 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recall import Replay
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Prepared, Preparer, Settings
+from dovetail.rendering.conversation import Names
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import Source
 from dovetail.rendering.template import ChatTemplate
+from dovetail.rendering.writing import TurnWriter
 from dovetail_model import (
+    Block,
     Fold,
     Identity,
+    OutputBlock,
     ReasoningBlock,
     Request,
     Sampling,
@@ -107,6 +111,14 @@ class Said:
     before: tuple[Turn, ...]
     turn: Turn
     ids: "array[int]"
+    entry: str
+    prepared: Prepared
+    home: int = 0
+
+    @property
+    def behind(self) -> tuple[Turn, ...]:
+        """What it answers."""
+        return self.before[len(self.above.history) if self.above else 0 :]
 
     @property
     def history(self) -> tuple[Turn, ...]:
@@ -130,9 +142,10 @@ class Said:
 
 @dataclass
 class Grove:
-    """A preparer, and all that was said through it."""
+    """One preparer or several replicas, and all that was said through them."""
 
-    preparer: Preparer
+    preparers: Sequence[Preparer]
+    model: Model
     system: str = "Be brief."
     said: list[Said] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -146,52 +159,84 @@ class Grove:
         )
 
     async def prepare(
-        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None
+        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None, home: int = 0
     ) -> Prepared:
-        return await self.preparer.prepare(self.request(turns, tenant, session))
+        return await self.preparers[home].prepare(self.request(turns, tenant, session))
 
     async def say(
         self,
         above: Said | None,
         behind: Sequence[Turn],
-        text: str,
+        words: "str | Sequence[OutputBlock] | list[int]",
         tenant: str = "",
-        session: str | None = None,
+        home: int = 0,
+        *,
+        plain: bool = False,
     ) -> Said:
-        """The model's answer to what came behind an earlier one, which is sent back unchanged."""
-        before = (*(above.history if above else ()), *behind)
-        prepared = await self.prepare(before, tenant, session)
-        return await self.answer(prepared, above, before, text)
+        """The model's answer to what came behind an earlier one.
 
-    async def answer(
-        self, prepared: Prepared, above: Said | None, before: tuple[Turn, ...], text: str
-    ) -> Said:
-        """The model says this, and ends its turn."""
-        generation = self.preparer.generation(prepared, self._new_call_id)
+        Its client sends back what it heard, unchanged or, if it is a plain one, without thoughts.
+        """
+        history = above.history if above else ()
+        before = (*(map(without_thoughts, history) if plain else history), *behind)
+        prepared = await self.prepare(before, tenant, home=home)
+        preparer = self.preparers[home]
+        generation = preparer.generation(prepared, self._new_call_id)
         fold = Fold()
-        tokenizer = small_model().tokenizer
-        ids = [*tokenizer.encode(text), tokenizer.controls[END]]
-        for event in (*generation.feed(ids), *generation.finish()):
+        for event in (*generation.feed(self._ids(words, prepared)), *generation.finish()):
             fold.add(event)
-        await self.preparer.record(prepared, generation)
+        await preparer.record(prepared, generation)
         turn = heard(Turn("assistant", fold.message().blocks))
-        said = Said(prepared.owner.tenant, above, before, turn, generation.ids)
+        entry = generation.entry().id
+        said = Said(tenant, above, before, turn, generation.ids, entry, prepared, home)
         self.said.append(said)
         return said
+
+    def _ids(
+        self, words: "str | Sequence[OutputBlock] | list[int]", prepared: Prepared
+    ) -> list[int]:
+        """What is said as tokens, with the one that ends the turn: from text, blocks or ids."""
+        if not isinstance(words, str):
+            ids = [word for word in words if isinstance(word, int)]
+            if ids:
+                return ids
+            words = self._written([word for word in words if not isinstance(word, int)], prepared)
+        return [*self.model.tokenizer.encode(words), min(self.model.stop_ids)]
+
+    def _written(self, blocks: "Sequence[OutputBlock]", prepared: Prepared) -> str:
+        """Blocks as the model writes them behind this prompt."""
+        writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
+        end = self.model.tokenizer.decode(prepared.prompt.ids[-24:])
+        turn = Turn("assistant", tuple(blocks))
+        text = writer.write(turn, Names(()), lambda text: text, end)
+        assert text is not None
+        return text
+
+    def text(self, prepared: Prepared) -> str:
+        """A prompt as text."""
+        return self.model.tokenizer.decode(prepared.prompt.ids)
 
     def _new_call_id(self) -> str:
         return f"call_{next(self._numbers):08x}"
 
 
-def grove(replay: Replay = "auto", keys: Keyring = KEYS) -> Grove:
-    """An empty one."""
-    ledger = Ledger(MemoryStore())
-    return Grove(Preparer(small_model(), ledger, keys, Settings(replay=replay)))
+def grove(
+    replay: Replay = "auto",
+    *,
+    model: Model | None = None,
+    keys: Keyring = KEYS,
+    replicas: int = 1,
+) -> Grove:
+    """An empty one. Replicas share their keys and nothing else."""
+    model = model or small_model()
+    settings = Settings(replay=replay)
+    ledgers = [Ledger(MemoryStore()) for _ in range(replicas)]
+    return Grove([Preparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 
 def heard(turn: Turn) -> Turn:
     """A turn without what no client gets: the raw text."""
-    return Turn(turn.role, tuple(msgspec.structs.replace(b, raw="") for b in turn.blocks))  # type: ignore[call-arg]
+    return Turn(turn.role, tuple(msgspec.structs.replace(b, raw="") for b in turn.blocks))
 
 
 def user(text: str) -> Turn:
@@ -230,10 +275,18 @@ def parts(ids: "array[int]", role: str = "assistant") -> "list[array[int]]":
     return found
 
 
-def changed(turn: Turn, change: Callable[[object], object]) -> Turn:
+def changed(turn: Turn, change: Callable[[Block], Block | None]) -> Turn:
     """The turn with each block changed; a block changed to None is gone."""
     blocks = (change(block) for block in turn.blocks)
-    return Turn(turn.role, tuple(block for block in blocks if block is not None))  # type: ignore[misc]
+    return Turn(turn.role, tuple(block for block in blocks if block is not None))
+
+
+def each_thought(turn: Turn, change: Callable[[ReasoningBlock], ReasoningBlock]) -> Turn:
+    return changed(turn, lambda b: change(b) if isinstance(b, ReasoningBlock) else b)
+
+
+def each_call(turn: Turn, change: Callable[[ToolCallBlock], ToolCallBlock]) -> Turn:
+    return changed(turn, lambda b: change(b) if isinstance(b, ToolCallBlock) else b)
 
 
 def without_thoughts(turn: Turn) -> Turn:
@@ -242,16 +295,29 @@ def without_thoughts(turn: Turn) -> Turn:
 
 def without_words(turn: Turn) -> Turn:
     """Thoughts as some clients keep them: the seal and not the words."""
-    return changed(
-        turn, lambda b: ReasoningBlock("", b.seal) if isinstance(b, ReasoningBlock) else b
-    )
+    return each_thought(turn, lambda b: ReasoningBlock("", b.seal))
 
 
 def other_thoughts(turn: Turn, text: str) -> Turn:
     """The turn's thoughts in other words, under the same seals."""
-    return changed(
-        turn, lambda b: ReasoningBlock(text, b.seal) if isinstance(b, ReasoningBlock) else b
-    )
+    return each_thought(turn, lambda b: ReasoningBlock(text, b.seal))
+
+
+def anonymous(turns: Sequence[Turn]) -> list[Turn]:
+    """A history without any handle: no thoughts, and calls by ids that the client made up."""
+    ids: dict[str, str] = {}
+
+    def renamed(block: Block) -> Block | None:
+        match block:
+            case ReasoningBlock():
+                return None
+            case ToolCallBlock(id=id):
+                return msgspec.structs.replace(block, id=ids.setdefault(id, f"mine-{len(ids)}"))
+            case ToolResultBlock(call_id=id):
+                return msgspec.structs.replace(block, call_id=ids.get(id, id))
+        return block
+
+    return [changed(turn, renamed) for turn in turns]
 
 
 def run(work: Coroutine[object, object, T]) -> T:

@@ -38,7 +38,7 @@ class Pair:
         return bool(self.added)
 
 
-_GEMMA = ("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+_GEMMA: tuple[str, ...] = ("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 _GEMMA += ("<|tool_response>", "<tool_response|>", "<|channel>", "<channel|>", "<|think|>")
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>")
 _NEMOTRON = ("<SPECIAL_12>",)

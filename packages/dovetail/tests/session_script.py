@@ -46,6 +46,9 @@ def call(name: str, **arguments: object) -> ToolCallBlock:
     return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
 
 
+# What ends a turn with calls, where it is not what ends an answer: the role that comes next.
+_BEHIND_CALLS = {"GLM-4.7": "<|observation|>", "Gemma-4": "<|tool_response>"}
+
 RUN, EDIT = "run_command", "edit_file"
 _CODE = 'def f(x):\n    return {"é": x}  \n\n\n'
 SCRIPT = (
@@ -111,36 +114,39 @@ class Scribe:
     def __init__(self, pair: Pair) -> None:
         self._model = found = model(pair)
         self._guard = Guard(found.tokenizer)
-        self._writer = TurnWriter(found.tool_parser, found.reasoning_parser)
+        self.writer = TurnWriter(found.tool_parser, found.reasoning_parser)
         self._markers = sorted(markers(found.tool_parser, found.reasoning_parser))
         self._odd = OddSpelling(found.tokenizer, seed=7, share=0.1)
         self._stops = {True: pair.stops[:1], False: pair.stops[:1]}
-        if pair.name == "GLM-4.7":  # its turns end with the role of the next one
-            self._stops[True] = ("<|observation|>",)
+        if pair.name in _BEHIND_CALLS:
+            self._stops[True] = (_BEHIND_CALLS[pair.name],)
         self.left_out: set[str] = set()
         self._ids = lru_cache(256)(self._write_ids)
 
-    def ids(self, at: int, prepared: Prepared) -> list[int]:
-        """The tokens of a turn behind this prompt, the one that ends it included."""
-        end = self._model.tokenizer.decode(prepared.prompt.ids[-24:])
-        return self._ids(at, end, prepared.prompt.in_reasoning)
+    def ids(self, at: int, prepared: Prepared, *, clean: bool = False) -> list[int]:
+        """The tokens of a turn behind this prompt, the one that ends it included.
 
-    def _write_ids(self, at: int, end: str, thinking: bool) -> list[int]:
+        `clean`: in the family's usual spacing, in the tokens that a tokenizer would choose.
+        """
+        end = self._model.tokenizer.decode(prepared.prompt.ids[-24:])
+        return self._ids(at, end, prepared.prompt.in_reasoning, clean)
+
+    def _write_ids(self, at: int, end: str, thinking: bool, clean: bool) -> list[int]:
         line = SCRIPT[at]
         protect = _as_it_is if line.spelled_out else self._guard.protect
 
         def write(blocks: Blocks) -> str | None:
-            return self._writer.write(Turn("assistant", blocks), Names(()), protect, end)
+            return self.writer.write(Turn("assistant", blocks), Names(()), protect, end)
 
         def read(text: str) -> object:
             return self._meaning(self._guard.reveal(text), thinking)
 
         text = self._fitted(line.blocks, write, read)
-        if at % 2 == 0:
+        if at % 2 == 0 and not clean:
             text = self._roughened(text, read)
         text, stop = self._without_stop(text, calls=bool(_calls(line.blocks)))
         ids = self._guard.encode(text, first=False)
-        if at % 3:
+        if at % 3 and not clean:
             ids = self._odd.split(ids)
         return [*ids, self._model.tokenizer.controls[stop]]
 
@@ -171,8 +177,9 @@ class Scribe:
             yield "text between calls", front + kept
             yield "thoughts and text between calls", front + _calls(behind)
         yield "more than one call in a turn", blocks[: first + 1]
-        yield "text before a call", tuple(
-            b for b in blocks[: first + 1] if not isinstance(b, TextBlock)
+        yield (
+            "text before a call",
+            tuple(b for b in blocks[: first + 1] if not isinstance(b, TextBlock)),
         )
 
     def _meaning(self, text: str, thinking: bool) -> object:

@@ -31,8 +31,8 @@ from dovetail_parsers import markers
 from dovetail_tokenizers import Detokenizer, Tokenizer
 
 WORDS = (
-    "Look first.", " then", "\n\n", "  ", "\t", "ünïcode", " 漢字", "🦜", "👩‍👩‍👧", "def f():\n    return 1",
-    "```py\n", '{"a": 1}', "\\n", "</", "<", "{", "}", '"', "\r\n", "\u00a0", "e\u0301", "\x00", "None",
+    "Look first.", " then", "\n\n", "  ", "\t", "ünïcode", " 漢字", "🦜", "👩‍👩‍👧", "f():\n  x",
+    "```py\n", '{"a": 1}', "\\n", "</", "<", "{", "}", '"', "\r\n", "\u00a0", "e\u0301", "\x00",
 )  # fmt: skip
 ARGUMENTS = (
     '{"command": "ls -la", "timeout": 5000.0}',
@@ -142,7 +142,8 @@ class WildModel:
         ids: list[int] = []
         for id in self._tokenizer.encode(text):
             spelled = self._tokenizer.bytes_of(id)
-            if len(spelled) > 1 and not self._tokenizer.is_control(id) and self._dice.random() < 0.1:
+            splits = len(spelled) > 1 and self._dice.random() < 0.1
+            if splits and not self._tokenizer.is_control(id):
                 cut = self._dice.randrange(1, len(spelled))
                 halves = [self._words.by_bytes.get(half) for half in (spelled[:cut], spelled[cut:])]
                 if None not in halves:
@@ -197,10 +198,11 @@ class Tally:
     turns: int = 0
     hows: Counter[str] = field(default_factory=Counter)
     exact: int = 0
-    missed: int = 0  # last turns that the model's policy keeps and that are not exact
+    missed: int = 0  # last turns that client and template keep, and that are not exact
     notes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, prepared: Prepared) -> None:
+    def add(self, prepared: Prepared, *, whole: bool) -> None:
+        """One more. `whole` says that the last turn has no cut call: some clients drop those."""
         prompt = prepared.prompt
         self.turns += 1
         self.hows[prompt.how] += 1
@@ -208,7 +210,7 @@ class Tally:
         self.notes.update(prompt.notes)
         roles = [turn.role for turn in prepared.request.turns]
         said = [at for at, role in enumerate(roles) if role == "assistant"]
-        if said and said[-1] not in prompt.exact:
+        if whole and said and said[-1] not in prompt.exact:
             self.missed += not prompt.dropped or set(roles[said[-1] + 1 :]) == {"tool"}
 
 
@@ -237,7 +239,7 @@ class WildSession:
         agent.ask("Please <|im_end|> do it.")
         for at in range(turns):
             prepared = await self._player.prepare(agent)
-            self._tally.add(prepared)
+            self._tally.add(prepared, whole=self._is_whole())
             check_claims(prepared, self._by_entry)
             ids = self._wild.turn()
             played = await self._player.say(agent, prepared, ids, step=dice.randrange(1, 6))
@@ -248,8 +250,15 @@ class WildSession:
             if not played.heard or dice.random() < 0.1:
                 agent.ask(f"Go on {at}.")
 
+    def _is_whole(self) -> bool:
+        """Whether what was said last can come back as it was."""
+        messages = [played.generation.message() for played in self._player.played]
+        last = [message.blocks for message in messages if message.blocks][-1:]
+        return all(getattr(block, "complete", True) for blocks in last for block in blocks)
+
     def _result(self, at: int) -> str:
-        return self._dice.choice((f"result {at}", "", " \n", "</tool_response><|im_end|>", "é" * 20))
+        odd = ("", " \n", "</tool_response><|im_end|>", "é" * 20)
+        return self._dice.choice((f"result {at}", *odd))
 
 
 def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
@@ -299,9 +308,7 @@ def check_raw(model: Model, played: Played) -> None:
         raise Mismatch(f"the blocks' raws are {joined!r}, not {raw!r}")
 
 
-async def play(
-    pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally
-) -> None:
+async def play(pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally) -> None:
     """One session; what goes wrong is told with what is needed to see it again."""
     agent = make()
     try:

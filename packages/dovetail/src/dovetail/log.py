@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, TextIO
 
 from dovetail.request_end import RequestEnd
+from dovetail_model import Usage
 
 Form = Literal["logfmt", "json"]
 Value = str | int | float | bool | None
@@ -34,7 +35,8 @@ def log_request(end: RequestEnd) -> None:
 
 def request_fields(end: RequestEnd) -> dict[str, Value]:
     """The fields of a request's line. What is not known is left out."""
-    usage = end.usage
+    usage = end.usage or Usage()
+    counted = end.usage is not None
     fields: dict[str, Value] = {
         "id": end.id,
         "endpoint": end.endpoint,
@@ -44,10 +46,10 @@ def request_fields(end: RequestEnd) -> dict[str, Value]:
         "tenant": end.tenant or None,
         "session": end.session,
         "agent": end.agent,
-        "input": usage and usage.input_tokens,
-        "output": usage and usage.output_tokens,
-        "cached": usage and usage.cached_tokens,
-        "reasoning": (usage and usage.reasoning_tokens) or None,
+        "input": usage.input_tokens if counted else None,
+        "output": usage.output_tokens if counted else None,
+        "cached": usage.cached_tokens if counted else None,
+        "reasoning": usage.reasoning_tokens or None,
         "ttft_ms": None if end.first_token is None else round(end.first_token * 1000, 1),
         "duration_ms": round(end.duration * 1000, 1),
         "finish": end.finish,

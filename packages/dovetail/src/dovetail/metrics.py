@@ -4,7 +4,6 @@ Every label comes from a closed set: endpoints, served models, statuses, reasons
 client writes never becomes a label.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,7 +15,7 @@ from dovetail.request_end import RequestEnd
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = tuple(float(2**power) for power in range(4, 21))
-_GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _GAP_NAME = "dovetail_inter_token_latency_seconds"
 _GAP_HELP = "Time between two batches of tokens of a stream."
 
@@ -25,26 +24,23 @@ class Gaps:
     """The times between batches of one model.
 
     The library's own histogram takes a lock and walks its buckets: too much for every token. All
-    streams run on one loop, so a plain list will do.
+    streams run on one loop, so a plain list will do, and whoever counts does so in place:
+    `counts` has a place for each bound of `GAPS` and one for what is beyond, `sum` the seconds.
     """
 
-    __slots__ = ("_counts", "_sum")
+    __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(_GAPS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_GAPS, seconds)] += 1
-        self._sum += seconds
+        self.counts = [0] * (len(GAPS) + 1)
+        self.sum = 0.0
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Cumulative counts by upper bound, as Prometheus wants them, and the sum."""
         total, found = 0, []
-        for bound, count in zip([*map(str, _GAPS), "+Inf"], self._counts, strict=True):
+        for bound, count in zip([*map(str, GAPS), "+Inf"], self.counts, strict=True):
             total += count
             found.append((bound, float(total)))
-        return found, self._sum
+        return found, self.sum
 
 
 class Metrics:

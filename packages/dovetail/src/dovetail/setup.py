@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dovetail.catalog import Model, load_model
 from dovetail.config import Config
@@ -76,12 +77,15 @@ def make_engine(config: Config, model: Model, path: Path) -> TokenEngine:
     if name == "auto":
         name = "scripted" if config.script is not None else "llamacpp"
     first = [id for stop in model.stops if (id := model.tokenizer.controls.get(stop)) is not None]
-    options = {
-        "script": config.script,
-        "threads": config.threads,
-        "slots": config.slots,
-        "gpu_layers": config.gpu_layers,
+    by_engine: dict[str, dict[str, Any]] = {
+        "scripted": {"script": config.script},
+        "llamacpp": {
+            "threads": config.threads,
+            "slots": config.slots,
+            "gpu_layers": config.gpu_layers,
+        },
     }
+    options = by_engine.get(name, {})
     setup = EngineSetup(
         tokenizer=model.tokenizer,
         model=path,

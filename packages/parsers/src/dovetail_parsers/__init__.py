@@ -1,7 +1,17 @@
 """Model output in, one ordered stream of events out: reasoning, text and tool calls together."""
 
+from dovetail_parsers.constraint import constraint
 from dovetail_parsers.parser import Parser, markers, opens_thought, parse
 from dovetail_parsers.registry import families, resolve
 from dovetail_parsers.write import write
 
-__all__ = ["Parser", "families", "markers", "opens_thought", "parse", "resolve", "write"]
+__all__ = [
+    "Parser",
+    "constraint",
+    "families",
+    "markers",
+    "opens_thought",
+    "parse",
+    "resolve",
+    "write",
+]

@@ -5,7 +5,7 @@ Only what a format prescribes is written (`on` edges), by the shortest way from 
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -123,17 +123,11 @@ class _Writer:
 
     def _go_to_value(self, value: Any) -> None:
         """From the key to its value: by the way that names the value's type, if there is one."""
-        kind = type_name(value)
-        wrong = Channel.LITERAL if kind == "string" else Channel.STRING
-        fitting = [
-            (marker, edge)
-            for marker, edge in self._modes[self._at].on.items()
-            if self._modes[edge.mode].channel in _VALUES and self._modes[edge.mode].channel != wrong
-        ]
-        if not fitting:
-            self._go(lambda mode: mode.channel in _VALUES)
-            return
-        self._follow(*next(((m, e) for m, e in fitting if f'"{kind}"' in m), fitting[0]))
+        edge = value_edge(self._modes, self._at, type_name(value))
+        if edge is None:
+            self._go(is_value)
+        else:
+            self._follow(*edge)
 
     def _go(
         self,
@@ -164,25 +158,48 @@ class _Writer:
         self._at = edge.mode
 
     def _way(self, goal: Callable[[Mode], bool], until: Act = Act.NONE) -> list[tuple[str, To]]:
-        ways: deque[tuple[str, list[tuple[str, To]]]] = deque([(self._at, [])])
-        seen = {self._at}
-        while ways:
-            name, way = ways.popleft()
-            for marker, edge in self._edges(self._modes[name]):
-                there = [*way, (marker, edge)]
-                if edge.act & until or (not until and goal(self._modes[edge.mode])):
-                    return there
-                if edge.mode not in seen and self._passable(edge):
-                    seen.add(edge.mode)
-                    ways.append((edge.mode, there))
-        raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
+        way = shortest_way(self._modes, self._at, goal, until)
+        if way is None:
+            raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
+        return way
 
-    def _passable(self, edge: To) -> bool:
-        return self._modes[edge.mode].channel in _PASSABLE
 
-    @staticmethod
-    def _edges(mode: Mode) -> list[tuple[str, To]]:
-        edges = list(mode.on.items())
-        if mode.otherwise is not None:
-            edges.append(("", mode.otherwise))
-        return edges
+def shortest_way(
+    modes: Mapping[str, Mode], start: str, goal: Callable[[Mode], bool], until: Act = Act.NONE
+) -> list[tuple[str, To]] | None:
+    """The fewest prescribed edges to a mode, or across an edge with an act; None if none lead."""
+    ways: deque[tuple[str, list[tuple[str, To]]]] = deque([(start, [])])
+    seen = {start}
+    while ways:
+        name, way = ways.popleft()
+        for marker, edge in _edges(modes[name]):
+            there = [*way, (marker, edge)]
+            if edge.act & until or (not until and goal(modes[edge.mode])):
+                return there
+            if edge.mode not in seen and modes[edge.mode].channel in _PASSABLE:
+                seen.add(edge.mode)
+                ways.append((edge.mode, there))
+    return None
+
+
+def is_value(mode: Mode) -> bool:
+    """Whether the mode's text is a parameter's value."""
+    return mode.channel in _VALUES
+
+
+def value_edge(modes: Mapping[str, Mode], key: str, kind: str) -> tuple[str, To] | None:
+    """The edge from a key to a value of this type: the one that names it, if there is one."""
+    wrong = Channel.LITERAL if kind == "string" else Channel.STRING
+    fitting = [
+        (marker, edge)
+        for marker, edge in modes[key].on.items()
+        if is_value(modes[edge.mode]) and modes[edge.mode].channel != wrong
+    ]
+    return next(((m, e) for m, e in fitting if f'"{kind}"' in m), fitting[0] if fitting else None)
+
+
+def _edges(mode: Mode) -> list[tuple[str, To]]:
+    edges = list(mode.on.items())
+    if mode.otherwise is not None:
+        edges.append(("", mode.otherwise))
+    return edges

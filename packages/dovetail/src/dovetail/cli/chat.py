@@ -13,6 +13,7 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.pipeline import answer
 from dovetail.service import Served
 from dovetail.setup import build
+from dovetail.weights import WeightsError
 from dovetail_model import (
     DovetailError,
     Event,
@@ -36,7 +37,14 @@ def chat(settings: Settings) -> None:
     try:
         service = build(settings.config)
         asyncio.run(_talk(service.served[0]))
-    except (CatalogError, EngineSetupError, DovetailError, ValueError, OSError) as error:
+    except (
+        CatalogError,
+        EngineSetupError,
+        WeightsError,
+        DovetailError,
+        ValueError,
+        OSError,
+    ) as error:
         typer.echo(f"dovetail chat: {error}", err=True)
         raise typer.Exit(1) from error
 

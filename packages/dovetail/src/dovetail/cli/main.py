@@ -2,7 +2,7 @@
 
 import typer
 
-from dovetail.cli import chat, config, inspect, parse, render, serve, tokenize
+from dovetail.cli import chat, config, demo, inspect, parse, render, serve, tokenize
 
 app = typer.Typer(
     name="dovetail",
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("config")(config.config)
 app.command("chat")(chat.chat)
+app.command("demo")(demo.demo)
 app.command("inspect")(inspect.inspect)
 app.command("render")(render.render)
 app.command("parse")(parse.parse)

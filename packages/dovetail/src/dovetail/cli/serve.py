@@ -1,11 +1,14 @@
 """`dovetail serve`: a server, and what to paste to try it."""
 
+import asyncio
 import json
-import logging
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import typer
+import uvicorn
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -14,9 +17,14 @@ from dovetail.cli.settings import with_settings
 from dovetail.config import Config
 from dovetail.config_sources import Settings
 from dovetail.engines.registry import EngineSetupError
-from dovetail.http.server import is_open_to_others, run
+from dovetail.http.app import App
+from dovetail.http.auth import exposure
+from dovetail.http.options import http_options
+from dovetail.http.server import server
+from dovetail.log import configure
 from dovetail.service import Service
 from dovetail.setup import build
+from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
 
 _err = Console(stderr=True)
@@ -30,17 +38,38 @@ def serve(settings: Settings) -> None:
     come from flags, then DOVETAIL_* variables, then dovetail.toml; `dovetail config` shows them.
     """
     config = settings.config
-    logging.basicConfig(level=config.log_level.upper(), format="%(message)s", stream=sys.stderr)
-    service = _build(config)
-    if is_open_to_others(config.http_host) and not (config.api_key or config.api_key_file):
-        _err.print(
-            f"warning: {config.http_host} is reachable by others and there is no --api-key",
-            style="yellow",
-        )
+    configure(level=config.log_level)
     try:
-        run(service, config, ready=lambda address: _greet(address, service))
-    except (DovetailError, OSError) as error:
+        options = http_options(config)
+    except (OSError, ValueError) as error:
         _fail(str(error))
+    service = _build(config)
+    warning = exposure(config.http_host, options.keys)
+    if warning:
+        _err.print(f"warning: {warning}", style="yellow")
+    serving = server(
+        App(service, options),
+        config.http_host,
+        config.http_port,
+        tls_cert=config.tls_cert_path,
+        tls_key=config.tls_key_path,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(serving, lambda address: _greet(address, service)))
+    if not serving.started:
+        _fail("the server could not be started; what went wrong is told above")
+
+
+async def _run(serving: uvicorn.Server, ready: Callable[[str], None]) -> None:
+    """Serves until told to stop. Says the address once it is known: the port may be a free one."""
+    task = asyncio.create_task(serving.serve())
+    while not serving.started and not task.done():
+        await asyncio.wait({task}, timeout=0.05)
+    if serving.started:
+        host, port = serving.servers[0].sockets[0].getsockname()[:2]
+        scheme = "https" if serving.config.is_ssl else "http"
+        ready(f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}")
+    await task
 
 
 def _build(config: Config) -> Service:
@@ -58,7 +87,14 @@ def _build(config: Config) -> Service:
 
         try:
             return build(config, tell)
-        except (CatalogError, EngineSetupError, DovetailError, ValueError, OSError) as error:
+        except (
+            CatalogError,
+            EngineSetupError,
+            WeightsError,
+            DovetailError,
+            ValueError,
+            OSError,
+        ) as error:
             progress.stop()
             _fail(str(error))
 

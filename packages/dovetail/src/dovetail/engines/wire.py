@@ -7,8 +7,8 @@ That is why connections are not kept for another request. Faults of the line are
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -46,10 +46,17 @@ class Endpoint:
         base = parts.path.rstrip("/")
         return cls(parts.hostname, port, None, tls, base, headers or {})
 
+    @property
+    def authority(self) -> str:
+        """Host and port as a request names them."""
+        if self.socket is not None:
+            return "localhost"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
         if self.socket is not None:
             return f"unix://{self.socket}"
-        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.base}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Reply:
         self.status = status
         self.headers = headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
         while True:
             event = await self._line.next_event()
@@ -90,12 +97,13 @@ class Reply:
             elif isinstance(event, h11.EndOfMessage):
                 return
 
-    async def events(self) -> AsyncIterator[ServerEvent]:
+    async def events(self) -> AsyncGenerator[ServerEvent]:
         """The body as server-sent events."""
         reader = SseReader()
-        async for chunk in self.chunks():
-            for event in reader.feed(chunk):
-                yield event
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -136,8 +144,12 @@ class _Line:
         self._http = h11.Connection(h11.CLIENT)
 
     async def ask(self, endpoint: Endpoint, call: Call) -> None:
-        host = "localhost" if endpoint.socket is not None else f"{endpoint.host}:{endpoint.port}"
-        headers = {"host": host, "connection": "close", **endpoint.headers, **call.headers}
+        headers = {
+            "host": endpoint.authority,
+            "connection": "close",
+            **endpoint.headers,
+            **call.headers,
+        }
         if call.body or call.method == "POST":
             headers.setdefault("content-type", "application/json")
             headers["content-length"] = str(len(call.body))

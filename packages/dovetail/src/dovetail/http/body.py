@@ -1,11 +1,10 @@
-"""Reading a request's body: whole, in time, and not larger than allowed, before and after
-decompression."""
+"""Reading a body: whole, in time, and never larger than allowed, also when decompressed."""
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 import zstandard
 
 from dovetail.http.errors import Disconnected, HttpError, TooSlow, WrongEncoding
@@ -20,18 +19,18 @@ _MOST_CODINGS = 4
 Pieces = Iterator[bytes]
 
 
-async def read_body(exchange: Exchange, limit: int, timeout: float) -> bytes:
-    """The body as the client meant it."""
+async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
+    """The body as the client meant it: of at most so many bytes, within so many seconds."""
     headers = exchange.headers
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
     codings = _codings(headers.get("content-encoding", ""))
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds):
             body = await _receive(exchange, limit)
     except TimeoutError:
-        raise TooSlow(f"The request body did not come within {timeout:g} s.") from None
+        raise TooSlow(f"The request body did not come within {seconds:g} s.") from None
     for name, pieces in reversed(codings):
         body = _decompress(name, pieces, body, limit)
     return body
@@ -104,7 +103,7 @@ def _deflate(body: bytes) -> Pieces:
     yield from _inflate(body, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
 
 
-def _inflate(body: bytes, window: int) -> "Iterator[bytes]":
+def _inflate(body: bytes, window: int) -> Generator[bytes, None, bytes]:
     """Gives pieces, and returns what stands behind the stream."""
     inflater = zlib.decompressobj(window)
     while not inflater.eof:

@@ -14,6 +14,7 @@ class HttpError(ClientError):
     """A request that is wrong before any API has a say. Its status is HTTP's own."""
 
     status: ClassVar[int] = 400
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class UnknownRoute(HttpError):
@@ -24,6 +25,10 @@ class UnknownRoute(HttpError):
 
 class WrongMethod(HttpError):
     status = 405
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(f"{method} is not offered at {path}. Offered: {allowed}.")
+        self.headers = (("allow", allowed),)
 
 
 class TooSlow(HttpError):
@@ -38,6 +43,7 @@ class NoUpgrade(HttpError):
     """Codex asks for a WebSocket first. This status makes it turn to HTTP at once."""
 
     status = 426
+    headers = (("upgrade", "HTTP/1.1"),)
 
 
 class Disconnected(Exception):
@@ -61,7 +67,8 @@ def status_of(error: DovetailError, codec: Codec) -> int:
 async def refuse(exchange: Exchange, codec: Codec, error: DovetailError) -> None:
     """Answers with an error in the client's own dialect."""
     status = status_of(error, codec)
+    more = error.headers if isinstance(error, HttpError) else ()
     if isinstance(error, UnknownRoute) and codec is MESSAGES:
         error = NotFound(error.message)
     answer = codec.encode_error(error)
-    await exchange.answer(status, answer.body, headers=answer.headers)
+    await exchange.answer(status, answer.body, headers=[*answer.headers, *more])

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dovetail.http.auth import Keys
+from dovetail.config import Config
+from dovetail.http.auth import Keys, read_keys
 
 Channel = Literal["tools", "reasoning"]
 
@@ -27,3 +28,22 @@ class HttpOptions:
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     dispatch: frozenset[Channel] = frozenset()
     log_prefix: bool = False
+
+
+def http_options(config: Config) -> HttpOptions:
+    """What the settings say of it. Raises where the file of keys cannot be read."""
+    hashed = read_keys(config.api_key_file) if config.api_key_file is not None else []
+    wanted: list[Channel] = []
+    if config.enable_streaming_tool_dispatch:
+        wanted.append("tools")
+    if config.enable_streaming_reasoning_dispatch:
+        wanted.append("reasoning")
+    return HttpOptions(
+        keys=Keys(config.api_key, hashed),
+        max_body_bytes=config.max_body_bytes,
+        max_concurrent=config.max_concurrent_requests,
+        messages_api=config.enable_anthropic_api,
+        reasoning_field=config.reasoning_field_name,
+        dispatch=frozenset(wanted),
+        log_prefix=config.log_prefix,
+    )

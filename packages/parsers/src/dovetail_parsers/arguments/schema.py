@@ -49,9 +49,9 @@ def _own_types(schema: Schema) -> set[str]:
     if not found:
         values = schema.get("enum")
         if isinstance(values, list | tuple):
-            found |= {_type_of(value) for value in values}
+            found |= {type_of(value) for value in values}
         if "const" in schema:
-            found.add(_type_of(schema["const"]))
+            found.add(type_of(schema["const"]))
         if isinstance(schema.get("properties"), Mapping):
             found.add("object")
     if found and schema.get("nullable") is True:
@@ -59,7 +59,8 @@ def _own_types(schema: Schema) -> set[str]:
     return found
 
 
-def _type_of(value: object) -> str:
+def type_of(value: object) -> str:
+    """The JSON type of a value."""
     match value:
         case bool():
             return "boolean"
@@ -87,7 +88,7 @@ def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
             continue
         seen.add(id(part))
         yield part
-        target = _resolve(part.get("$ref"), root)
+        target = resolve_reference(part.get("$ref"), root)
         if target is not None:
             todo.append(target)
         for name in ("anyOf", "oneOf", "allOf"):
@@ -96,7 +97,8 @@ def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
                 todo += [option for option in options if isinstance(option, Mapping)]
 
 
-def _resolve(reference: object, root: Schema) -> Schema | None:
+def resolve_reference(reference: object, root: Schema) -> Schema | None:
+    """What a `$ref` into the same document means."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node: object = root

@@ -11,6 +11,7 @@ error. The end of stdin ends the process, so it never outlives its parent.
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 
@@ -31,14 +32,17 @@ def main() -> None:
 
 
 def _serve(wanted: dict[str, Any]) -> Any:
-    import xllamacpp
-
+    xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = wanted["model"]
     for name, value in wanted["params"].items():
         setattr(params, name, value)
-    if wanted["threads"]:
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
+    # Trying what fits on a GPU loads the model twice.
+    params.fit_params = len(xllamacpp.get_device_info()) > 1
+    for cpu in (params.cpuparams, params.cpuparams_batch):
+        cpu.poll = 0  # threads that spin while they wait make a busy machine ten times slower
+        if wanted["threads"]:
+            cpu.n_threads = wanted["threads"]
     return xllamacpp.Server(params)
 
 

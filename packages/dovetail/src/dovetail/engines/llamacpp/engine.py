@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
@@ -11,7 +12,7 @@ from dovetail.engines.llamacpp.frames import FrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.process import ServerProcess
 from dovetail.engines.llamacpp.recovery import Recovery
-from dovetail.engines.llamacpp.sizing import free_memory, window
+from dovetail.engines.llamacpp.sizing import SMALLEST, free_memory, trained_window, window
 from dovetail.engines.llamacpp.slots import Slots
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
 from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
@@ -19,6 +20,7 @@ from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
 #: The server sends a sign of life every 30 s, however long a prompt takes.
 PATIENCE = Patience(connect=10.0, silence=120.0)
+LAST_BREATH = 1.0
 HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
 
 
@@ -64,12 +66,11 @@ class LlamaCppEngine:
         if self._endpoint is not None:
             return
         try:
-            length = self.abilities.context_length
-            if length is None or not await asyncio.to_thread(read_gguf_metadata, self._path):
-                raise EngineUnavailable(f"{self._path} does not say how long its context is")
+            metadata = await asyncio.to_thread(read_gguf_metadata, self._path)
         except (OSError, ValueError) as fault:
             reason = "no such file" if isinstance(fault, FileNotFoundError) else str(fault)
             raise EngineUnavailable(f"llama.cpp cannot serve {self._path}: {reason}") from fault
+        length = self.abilities.context_length or trained_window(metadata) or SMALLEST
         self._recovery = await asyncio.to_thread(Recovery, self._tokenizer)
         self._process = ServerProcess(self._options)
         self._slots = Slots(self._options.slots)
@@ -81,15 +82,15 @@ class LlamaCppEngine:
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
         self._check_length(request)
-        slots, said = self._slots, array("i")
+        slots, process, said = self._slots, self._process, array("i")
         slot = await slots.take(request.session, request.prompt)
         reader = FrameReader(request, self._tokenizer, recovery)
         try:
             call = Call("POST", "/completion", body(request, slot.number), patience=PATIENCE)
-            async with send(endpoint, call) as reply:
+            async with send(endpoint, call) as reply, aclosing(reply.events()) as events:
                 if reply.status != 200:
                     raise refusal(reply.status, await reply.read())
-                async for event in reply.events():
+                async for event in events:
                     delta = reader.read(event.data)
                     if delta is None:
                         continue
@@ -99,9 +100,10 @@ class LlamaCppEngine:
                         return
             raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
-            if self._process.alive:
+            # A broken line is often the first sign of a death.
+            if not await process.ended(LAST_BREATH):
                 raise
-            raise EngineUnavailable(self._process.epitaph()) from fault
+            raise EngineUnavailable(process.epitaph()) from fault
         finally:
             slots.give_back(slot, said)
 

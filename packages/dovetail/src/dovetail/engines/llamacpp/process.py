@@ -36,7 +36,7 @@ GRACE = 10.0  # seconds to end by itself
 class ServerProcess:
     """One running server. `start` gives the endpoint; a process is not started twice."""
 
-    __slots__ = ("_child", "_folder", "_log", "_options", "_pump")
+    __slots__ = ("_child", "_folder", "_log", "_options", "_pump", "_ready")
 
     def __init__(self, options: LlamaCppOptions) -> None:
         self._options = options
@@ -44,6 +44,7 @@ class ServerProcess:
         self._pump: asyncio.Task[None] | None = None
         self._folder: str | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -77,17 +78,27 @@ class ServerProcess:
         """Ends the process and waits for it. May be called at any time, and twice."""
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.close()
-            try:
-                async with asyncio.timeout(GRACE):
-                    await self._child.wait()
-            except TimeoutError:
-                self._child.kill()
+            # While it loads a model it hears nothing.
+            if not await self.ended(GRACE if self._ready else 0.0):
+                with suppress(ProcessLookupError):
+                    self._child.kill()
                 await self._child.wait()
         if self._pump is not None:
             await self._pump
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    async def ended(self, patience: float) -> bool:
+        """Whether the process ends within so many seconds."""
+        if self._child is None:
+            return True
+        try:
+            async with asyncio.timeout(patience):
+                await self._child.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def epitaph(self) -> str:
         """How the process ended, in words."""
@@ -123,7 +134,9 @@ class ServerProcess:
         if "address" not in answer:
             await child.wait()
             await self._pump
-            raise EngineUnavailable(f"llama.cpp cannot serve {wanted['model']}: {self._reason()}")
+            reason = self._reason() or answer.get("error") or self.epitaph()
+            raise EngineUnavailable(f"llama.cpp cannot serve {wanted['model']}: {reason}")
+        self._ready = True
         return answer["address"]
 
     def _params(self, context_length: int, key: str) -> dict[str, Any]:
@@ -170,4 +183,4 @@ class ServerProcess:
         complaints = [STAMP.sub("", line) for line in self._log if STAMP.match(line)]
         if any("insufficient memory" in text or "allocate" in text for text in complaints):
             return f"not enough memory for this context and these slots ({complaints[0]})"
-        return complaints[0] if complaints else self.epitaph()
+        return complaints[0] if complaints else ""

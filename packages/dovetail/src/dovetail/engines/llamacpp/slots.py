@@ -1,4 +1,4 @@
-"""Which slot a generation runs in. A slot keeps what it has read, so a session comes back to its own.
+"""Which slot a generation runs in. A slot keeps what it read: a session comes back to its own.
 
 Here is the queue, too: no more requests are sent than there are slots, so that one that is given
 up while it waits costs nothing.

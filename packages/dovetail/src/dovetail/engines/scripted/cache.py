@@ -46,7 +46,7 @@ class PrefixCache:
     def look_up(self, prompt: "array[int]", salt: str | None = None) -> int:
         """How many tokens of a prompt need no prefill: whole blocks, never the whole prompt."""
         root = self._roots.get(salt)
-        if root is None:
+        if root is None or not prompt:
             return 0
         path, matched = self._walk(root, _bytes(prompt))
         self._touch(path)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
@@ -65,15 +66,19 @@ def prompt_ids(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
         prompt = prompt[0]
     if isinstance(prompt, str):
         prompt = tokenizer.encode(prompt)
-    if not prompt or not all([isinstance(id, int) for id in prompt]):
+    try:
+        ids = array(IDS, prompt)
+    except (TypeError, OverflowError):
+        ids = array(IDS)
+    if not ids:
         raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
-    if min(prompt) < 0 or max(prompt) >= tokenizer.size:
-        raise InvalidRequest(f"token ids are below {tokenizer.size}", param="prompt")
-    return array(IDS, prompt)
+    if max(ids) >= tokenizer.size:
+        raise InvalidRequest(f"token id {max(ids)} is out of vocabulary", param="prompt")
+    return ids
 
 
 def engine_request(
-    body: CompletionRequest, prompt: "array[int]", id: str, eos_ids: Sequence[int], room: int
+    body: CompletionRequest, prompt: "array[int]", eos_ids: Sequence[int], room: int
 ) -> EngineRequest:
     """What the engine is asked. A request that sets no limit has all the room there is."""
     if body.n != 1 or body.echo:
@@ -81,7 +86,7 @@ def engine_request(
     eos = () if body.ignore_eos else eos_ids
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return EngineRequest(
-        id=id,
+        id=body.request_id or uuid4().hex,
         prompt=prompt,
         max_tokens=room if body.max_tokens is None else body.max_tokens,
         sampling=Sampling(

@@ -1,0 +1,1 @@
+"""A recorded agent session, played without weights: what the product does, in ten seconds."""

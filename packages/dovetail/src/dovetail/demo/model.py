@@ -1,0 +1,56 @@
+"""The demo's model: a tokenizer of bytes and a small template, with no weights behind them."""
+
+from pathlib import Path
+
+from dovetail.catalog import Model, Parsers, Speech
+from dovetail.rendering.probe import probe
+from dovetail.rendering.sources import Source
+from dovetail.rendering.template import ChatTemplate
+from dovetail_model import Sampling
+from dovetail_tokenizers import ByteTokenizer
+
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<|im_start|>tool
+{{ message.content }}<|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def demo_model() -> Model:
+    """A model that keeps its thoughts and writes calls as Qwen3-Coder does."""
+    tokenizer = ByteTokenizer(CONTROLS)
+    template = ChatTemplate(TEMPLATE)
+    speech = Speech(template, probe(template))
+    return Model(
+        name="demo",
+        path=Path("demo"),
+        tokenizer=tokenizer,
+        source=Source({"default": TEMPLATE}, {}, "demo"),
+        speech=speech,
+        tool_speech=speech,
+        parsers=Parsers("qwen3_coder", "qwen3", "demo"),
+        switches={},
+        stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
+        stops=("<|im_end|>",),
+        context_length=32768,
+        sampling=Sampling(),
+    )

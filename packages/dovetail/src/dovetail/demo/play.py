@@ -1,0 +1,111 @@
+"""The demo itself: an agent, the scripted engine and the whole way between them."""
+
+import json
+import secrets
+from importlib.resources import as_file, files
+
+from rich.console import Console
+
+from dovetail.demo.model import demo_model
+from dovetail.demo.screen import Screen
+from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, read_script
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.pipeline import Watch, answer
+from dovetail.preparation import Prepared, Preparer
+from dovetail.service import Served
+from dovetail_model import Fold, Message, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_protocols import MESSAGES
+
+TURNS = 3
+TOKENS_A_SECOND = 320.0  # of bytes: some ten seconds in all
+RESULTS = {
+    "read_file": "1  def total(self):\n2      return max(prices)",
+    "write_file": "written",
+    "edit_file": "edited",
+}
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+
+
+async def play(console: Console, *, fast: bool = False) -> bool:
+    """Plays the session. True if every turn stood in the next prompt token for token."""
+    served = _served(0.0 if fast else TOKENS_A_SECOND)
+    await served.engine.start()
+    history: list[dict[str, object]] = [{"role": "user", "content": "Fix the empty basket."}]
+    spoken: list[int] = []
+    exact = True
+    for number in range(TURNS):
+        console.rule(f"request {number + 1}", style="dim")
+        prepared, message = await _turn(served, history, Screen(console))
+        ids = prepared.prompt.ids.tolist()
+        exact = exact and ids[: len(spoken)] == spoken
+        _tell(console, prepared, message, ids[: len(spoken)] == spoken, len(spoken))
+        spoken = ids + served.model.tokenizer.encode(message.raw)
+        history += _replayed(message)
+    await served.engine.stop()
+    verdict = "yes" if exact else "NO"
+    console.print(f"\nEvery turn, token for token, in the next prompt: [bold]{verdict}[/]")
+    return exact
+
+
+def _served(rate: float) -> Served:
+    model = demo_model()
+    with as_file(files("dovetail.demo")) as folder:
+        script = read_script(folder / "session.yaml")
+    engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([secrets.token_bytes(32)]))
+    return Served(("demo",), model, preparer, engine)
+
+
+async def _turn(
+    served: Served, history: list[dict[str, object]], screen: Screen
+) -> tuple[Prepared, Message]:
+    """One request as a client of the Messages API sends it, and its answer as it comes."""
+    tools = [{"name": name, "input_schema": SCHEMA} for name in RESULTS]
+    body = {"model": "demo", "max_tokens": 4096, "messages": history, "tools": tools}
+    headers = {"x-claude-code-session-id": "demo"}
+    request = MESSAGES.decode(json.dumps(body).encode(), headers)
+    seen: list[Prepared] = []
+    fold = Fold()
+    batches = answer(
+        served, request, lambda: f"toolu_{secrets.token_hex(12)}", Watch(prepared=seen.append)
+    )
+    async for _, events in batches:
+        for event in events:
+            fold.add(event)
+            screen.show(event)
+    screen.close()
+    return seen[0], fold.message()
+
+
+def _tell(console: Console, prepared: Prepared, message: Message, exact: bool, before: int) -> None:
+    prompt, used = prepared.prompt, message.usage
+    console.print(
+        f"[dim]prompt of {used.input_tokens} tokens, {used.cached_tokens} in the engine's cache, "
+        f"{used.output_tokens} generated[/]"
+    )
+    if before:
+        kept = "[green]exact[/]" if exact else "[red]not exact[/]"
+        console.print(
+            f"[dim]the last turn and its prompt, {before} tokens:[/] {kept} ({prompt.how})"
+        )
+
+
+def _replayed(message: Message) -> list[dict[str, object]]:
+    """What a client sends back: the blocks in their order, and the results of the calls."""
+    said: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
+    for block in message.blocks:
+        match block:
+            case ReasoningBlock(text=text, seal=seal):
+                said.append({"type": "thinking", "thinking": text, "signature": seal or ""})
+            case TextBlock(text=text):
+                said.append({"type": "text", "text": text})
+            case ToolCallBlock(id=id, name=name, arguments=arguments):
+                given = json.loads(arguments)
+                said.append({"type": "tool_use", "id": id, "name": name, "input": given})
+                result = {"type": "tool_result", "tool_use_id": id, "content": RESULTS[name]}
+                results.append(result)
+    turns: list[dict[str, object]] = [{"role": "assistant", "content": said}]
+    return [*turns, {"role": "user", "content": results}] if results else turns

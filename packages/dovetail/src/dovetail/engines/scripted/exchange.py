@@ -1,0 +1,81 @@
+"""One HTTP exchange over raw ASGI: the body read, the answer sent, the client watched."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from dovetail_model import InvalidRequest
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Body = TypeVar("Body")
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class Gone(Exception):
+    """The client hung up."""
+
+
+class Exchange:
+    """A request and the way back."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    def header(self, name: bytes) -> str | None:
+        """A header's value, if the client sent one."""
+        found = [value for key, value in self._scope["headers"] if key == name and value]
+        return found[0].decode("latin-1") if found else None
+
+    async def read(self, form: type[Body]) -> Body:
+        """The body, which is JSON of this form."""
+        parts, more = [], True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        try:
+            return msgspec.json.decode(b"".join(parts), type=form)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}") from error
+
+    async def unless_gone(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Answer, and give up in the middle if the client hangs up."""
+        work = asyncio.ensure_future(answer)
+        watch = asyncio.ensure_future(self._hang_up())
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left = [task for task in (work, watch) if task.cancel()]
+            await asyncio.gather(*left, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+    async def begin(self, status: int, kind: bytes) -> None:
+        headers = [(b"content-type", kind)]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def more(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, data: bytes, kind: bytes = JSON, status: int = 200) -> None:
+        """All of an answer at once."""
+        headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.end(data)
+
+    async def _hang_up(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,15 @@
+"""Where things are kept on this machine."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def data_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of weights, keys and turns. It may not exist yet."""
+    named = os.environ if environment is None else environment
+    if home := named.get("DOVETAIL_HOME"):
+        return Path(home).expanduser()
+    if shared := named.get("XDG_DATA_HOME"):
+        return Path(shared).expanduser() / "dovetail"
+    return Path.home() / ".local" / "share" / "dovetail"

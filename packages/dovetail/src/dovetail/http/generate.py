@@ -1,0 +1,98 @@
+"""The endpoints that generate: the same way for each API, told apart by its codec."""
+
+import time
+
+import msgspec
+
+from dovetail.http.account import Account
+from dovetail.http.admission import Admission
+from dovetail.http.body import read_body
+from dovetail.http.exchange import Exchange, end_of
+from dovetail.http.ids import call_ids, new_id
+from dovetail.http.lifeline import Lifeline
+from dovetail.http.options import HttpOptions
+from dovetail.http.raw import raw
+from dovetail.http.stream import SSE, Streaming
+from dovetail.http.whole import collect
+from dovetail.pipeline import Watch, answer
+from dovetail.service import Served, Service
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    RateLimited,
+    Request,
+    Unsupported,
+)
+from dovetail_protocols import COMPLETIONS, RESPONSES, Codec, overflow_stream
+
+
+class Generator:
+    """Answers the requests that a model answers."""
+
+    def __init__(self, service: Service, options: HttpOptions) -> None:
+        self._service = service
+        self._options = options
+        self._admission = Admission(options.max_concurrent)
+        self._raw = {served.name: raw(served) for served in service.served}
+
+    async def generate(self, exchange: Exchange, account: Account, codec: Codec) -> None:
+        """One request, from its body to the end of its answer."""
+        options = self._options
+        body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
+        request = self._own(exchange, codec.decode(body, exchange.headers, self._service.memory))
+        served = self._service.find(request.model)
+        account.asked(request, served)
+        if codec is COMPLETIONS:
+            served = self._raw[served.name]
+        try:
+            with self._admission.enter(codec):
+                async with Lifeline(exchange.receive) as lifeline:
+                    await self._answer(exchange, account, codec, (served, request), lifeline)
+        except (ContextOverflow, RateLimited) as error:
+            if codec is not RESPONSES or not request.stream or exchange.status is not None:
+                raise
+            await self._overflow(exchange, account, request, error)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        account: Account,
+        codec: Codec,
+        asked: tuple[Served, Request],
+        lifeline: Lifeline,
+    ) -> None:
+        served, request = asked
+        watch = Watch(account.on_prepared, account.on_inexact)
+        events = answer(served, request, call_ids(codec.call_id_prefix), watch)
+        if request.stream:
+            encoder = codec.stream(request, new_id, time.time)
+            streaming = Streaming(exchange, account, codec, encoder, self._options.keep_alive)
+            await streaming.run(events, lifeline)
+            return
+        body = await collect(events, request, codec, account)
+        lifeline.release()
+        await exchange.answer(200, body, headers=account.headers())
+
+    def _own(self, exchange: Exchange, request: Request) -> Request:
+        """The request with what the server knows of it: whose it is, which side channels it has."""
+        if getattr(request.echo, "previous_response_id", None):
+            raise Unsupported(
+                "previous_response_id: responses are not kept here; send the whole input",
+                param="previous_response_id",
+            )
+        if exchange.tenant:
+            identity = msgspec.structs.replace(request.identity, tenant=exchange.tenant)
+            request = msgspec.structs.replace(request, identity=identity)
+        if self._options.dispatch:
+            channels = request.hints.dispatch | self._options.dispatch
+            hints = msgspec.structs.replace(request.hints, dispatch=channels)
+            request = msgspec.structs.replace(request, hints=hints)
+        return request
+
+    async def _overflow(
+        self, exchange: Exchange, account: Account, request: Request, error: DovetailError
+    ) -> None:
+        """Codex understands these only inside a stream: it compacts, or waits and comes back."""
+        account.failed(error, RESPONSES.encode_error(error).status)
+        await exchange.begin(200, SSE, account.headers())
+        await exchange.send(end_of(overflow_stream(request, error, new_id, time.time)))

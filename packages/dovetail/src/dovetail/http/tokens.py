@@ -1,0 +1,107 @@
+"""Counting, and text to ids and back, in the forms that users of vLLM know."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from dovetail.http.body import read_body
+from dovetail.http.exchange import Exchange
+from dovetail.http.options import HttpOptions
+from dovetail.pipeline import count_tokens
+from dovetail.service import Served, Service
+from dovetail_model import Identity, InvalidRequest, Request, Unsupported
+from dovetail_protocols import CHAT, decode_count, encode_count
+
+T = TypeVar("T")
+
+
+class TokenizeBody(msgspec.Struct):
+    """A text, or a conversation as Chat Completions have it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+    model: str | None = None
+
+
+class Tokens:
+    """The endpoints about tokens. None of them reaches an engine."""
+
+    def __init__(self, service: Service, options: HttpOptions) -> None:
+        self._service = service
+        self._options = options
+
+    async def count(self, exchange: Exchange) -> None:
+        """Anthropic's count: exact, by the same rendering as the real request."""
+        request = decode_count(await self._body(exchange), exchange.headers, self._service.memory)
+        served = self._service.find(request.model)
+        tokens = await count_tokens(served, _owned(request, exchange.tenant))
+        await exchange.answer(200, encode_count(tokens))
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        body = await self._body(exchange)
+        asked = _decode(body, TokenizeBody)
+        served = self._served(asked.model)
+        ids = await self._ids(asked, body, exchange, served)
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": served.context_length,
+            "tokens": ids,
+        }
+        if asked.return_token_strs:
+            answer["token_strs"] = [served.model.tokenizer.decode([id]) for id in ids]
+        await exchange.answer(200, msgspec.json.encode(answer))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        asked = _decode(await self._body(exchange), DetokenizeBody)
+        tokenizer = self._served(asked.model).model.tokenizer
+        for id in asked.tokens:
+            if not 0 <= id < tokenizer.size:
+                raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
+        text = tokenizer.decode(asked.tokens)
+        await exchange.answer(200, msgspec.json.encode({"prompt": text}))
+
+    async def _ids(
+        self, asked: TokenizeBody, body: bytes, exchange: Exchange, served: Served
+    ) -> list[int]:
+        if asked.messages is None:
+            if asked.prompt is None:
+                raise InvalidRequest("prompt: Field required, or messages", param="prompt")
+            return served.model.tokenizer.encode(asked.prompt)
+        if asked.add_generation_prompt is False:
+            raise Unsupported(
+                "add_generation_prompt: a prompt always asks for an answer here",
+                param="add_generation_prompt",
+            )
+        fields = {**msgspec.json.decode(body), "model": served.name}
+        request = CHAT.decode(msgspec.json.encode(fields), exchange.headers)
+        # A session of its own: the conversation that it may belong to must not notice.
+        request = msgspec.structs.replace(request, identity=Identity(exchange.tenant))
+        prepared = await served.preparer.prepare(request)
+        return prepared.prompt.ids.tolist()
+
+    def _served(self, name: str | None) -> Served:
+        """The model of a name. Where none is named, the first."""
+        return self._service.served[0] if name is None else self._service.find(name)
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        options = self._options
+        return await read_body(exchange, options.max_body_bytes, options.body_timeout)
+
+
+def _owned(request: Request, tenant: str) -> Request:
+    identity = msgspec.structs.replace(request.identity, tenant=tenant)
+    return msgspec.structs.replace(request, identity=identity)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The request body cannot be read: {error}") from error

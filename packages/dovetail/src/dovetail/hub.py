@@ -1,0 +1,99 @@
+"""Models of the Hugging Face hub: from its cache on this machine, else downloaded.
+
+The hub's own package does the downloading, where it is installed. Of a repository with GGUF files
+one file is taken; of another everything but the weights, which its engine fetches by itself.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+#: `organisation/name`, and which of its GGUF files: `organisation/name:Q4_K_M`.
+HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<which>[\w.-]+))?")
+WEIGHT_FILES = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
+
+
+def from_hub(name: str) -> Path:
+    """The file or folder of a model. Raises `LookupError` with what can be done."""
+    match = HUB_ID.fullmatch(name)
+    if match is None:
+        raise LookupError(f"{name!r} is not an id of the hub: organisation/name is wanted")
+    id, which = match["id"], match["which"]
+    cached = _cached(id)
+    if cached is not None:
+        files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
+        if not files and which is None:
+            return cached
+        if files and (which is None or any(_is(which, file) for file in files)):
+            return cached / _choose(id, which, files)
+    return _download(id, which)
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the hub's own tools keep what they downloaded."""
+    named = os.environ if environment is None else environment
+    if folder := named.get("HF_HUB_CACHE"):
+        return Path(folder).expanduser()
+    if home := named.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    shared = named.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def _cached(id: str) -> Path | None:
+    """The newest snapshot of a model, preferably the one that `main` names."""
+    repository = cache_folder() / f"models--{id.replace('/', '--')}"
+    try:
+        revision = (repository / "refs" / "main").read_text(encoding="ascii").strip()
+    except OSError:
+        revision = ""
+    if revision and (repository / "snapshots" / revision).is_dir():
+        return repository / "snapshots" / revision
+    snapshots = [path for path in repository.glob("snapshots/*") if path.is_dir()]
+    return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _download(id: str, which: str | None) -> Path:
+    if find_spec("huggingface_hub") is None:
+        raise LookupError(
+            f"{id} is not on this machine. With a network, pip install huggingface_hub lets "
+            "Dovetail download it; without one, name a GGUF file or a model folder"
+        )
+    hub = import_module("huggingface_hub")
+    try:
+        files = [file for file in hub.list_repo_files(id) if file.endswith(".gguf")]
+        if files or which is not None:
+            return Path(hub.hf_hub_download(id, _choose(id, which, files)))
+        return Path(hub.snapshot_download(id, ignore_patterns=WEIGHT_FILES))
+    except LookupError:
+        raise
+    except Exception as fault:  # the hub's package has its own errors, and those of its client
+        reason = str(fault).strip().splitlines()
+        raise LookupError(
+            f"{id} is not on this machine and cannot be downloaded "
+            f"({type(fault).__name__}: {reason[0] if reason else 'no reason given'}). "
+            "Without a network, name a GGUF file or a model folder"
+        ) from fault
+
+
+def _choose(id: str, which: str | None, files: Sequence[str]) -> str:
+    fitting = [file for file in files if which is None or _is(which, file)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        raise LookupError(f"{id} has no GGUF file for {which!r}: {_listed(files)}")
+    raise LookupError(
+        f"{id} has several GGUF files: say which by a part of its name, such as "
+        f"{id}:{Path(fitting[0]).stem}. There are {_listed(fitting)}"
+    )
+
+
+def _is(which: str, file: str) -> bool:
+    return which.lower() in file.lower()
+
+
+def _listed(files: Iterable[str]) -> str:
+    return ", ".join(files) or "none"

@@ -1,0 +1,261 @@
+"""Histories as clients may make them of what was said: replayed, edited, forked, merged."""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from forks import (
+    RUN,
+    Grove,
+    Said,
+    changed,
+    each_call,
+    each_thought,
+    grove,
+    user,
+    without_thoughts,
+    without_words,
+)
+from splice_oracle import Oracle, text_of
+
+from dovetail.preparation import Prepared
+from dovetail_model import (
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+replace = msgspec.structs.replace
+TENANTS = ("ann", "bob")
+USERS = ("hi", "more", "again")
+TEXTS = ("ok", "done", "ok")
+THOUGHTS = ("first", "second", "third")
+ARGUMENTS = ('{"command": "ls"}', '{"command": "ls", "count": 2}', '{"command": "pwd"}')
+RESULTS = ("fine", "bad", "")
+_THOUGHT = re.compile(r"<think>\n.*?\n</think>\n\n", re.S)
+
+
+# ---- what was said ------------------------------------------------------------------------------
+
+
+async def grow(made: Grove, dice: random.Random) -> None:
+    """One more turn in a grove whose branches are hard to tell apart.
+
+    Texts, thoughts and arguments are few, and many turns are another try at an earlier one: the
+    same visible words behind other thoughts. Some clients keep no handles.
+    """
+    home = dice.randrange(len(made.preparers))
+    if made.said and dice.random() < 0.5:
+        known = dice.choice(made.said)
+        text = _THOUGHT.sub(lambda _: _thought(dice), text_of(known.ids))
+        await made.say(known.above, known.behind, text, known.tenant, home)
+        return
+    tenant = dice.choice(TENANTS)
+    own = [said for said in made.said if said.tenant == tenant]
+    above = dice.choice(own) if own and dice.random() < 0.8 else None
+    plain = dice.random() < 0.3
+    await made.say(above, _behind(above, dice), _output(dice), tenant, home, plain=plain)
+
+
+def _behind(above: Said | None, dice: random.Random) -> list[Turn]:
+    if above is None or not above.calls:
+        return [user(dice.choice(USERS))]
+    blocks = tuple(
+        ToolResultBlock(call.id, (TextBlock(dice.choice(RESULTS)),)) for call in above.calls
+    )
+    return [Turn("tool", blocks)]
+
+
+def _output(dice: random.Random) -> str:
+    """A turn as the model writes it: up to two thoughts, text, calls."""
+    text = ""
+    if dice.random() < 0.8:
+        text += _thought(dice)
+    if dice.random() < 0.6:
+        text += dice.choice(TEXTS)
+    for _ in range(dice.randrange(3)):
+        if dice.random() < 0.3:
+            text += _thought(dice)
+        given = dice.choice(ARGUMENTS)
+        text += f'<tool_call>\n{{"name": "run", "arguments": {given}}}\n</tool_call>'
+    return text if text.endswith(("ok", "done", "</tool_call>")) else f"{text}ok"
+
+
+def _thought(dice: random.Random) -> str:
+    return f"<think>\n{dice.choice(THOUGHTS)}\n</think>\n\n"
+
+
+# ---- what a client makes of it ------------------------------------------------------------------
+
+
+class Client:
+    """Makes histories of a tenant's branches: as harnesses replay them, edited, forked, merged."""
+
+    def __init__(self, made: Grove, dice: random.Random) -> None:
+        self._made = made
+        self._dice = dice
+        self._fresh = 0
+
+    def history(self) -> tuple[str, list[Turn]]:
+        """A tenant, and turns that it may send."""
+        dice = self._dice
+        last = dice.choice(self._made.said)
+        turns = list(last.history)
+        if dice.random() < 0.2:
+            turns = self._merged(turns, last.tenant)
+        if dice.random() < 0.5:
+            habit = dice.choice(self._habits())
+            turns = [habit(turn) if turn.role == "assistant" else turn for turn in turns]
+        for _ in range(dice.choice((0, 0, 1, 1, 2, 4))):
+            at = dice.randrange(len(turns))
+            edits = self._edits() if turns[at].role == "assistant" else [self._other_words]
+            turns[at] = dice.choice(edits)(turns[at])
+        if dice.random() < 0.1:
+            turns = turns[: dice.randrange(len(turns)) + 1]
+        if dice.random() < 0.1:
+            del turns[dice.randrange(len(turns))]
+        tenant = last.tenant if dice.random() < 0.9 else dice.choice(TENANTS)
+        return tenant, [*turns, *self._next(turns)]
+
+    def _next(self, turns: Sequence[Turn]) -> list[Turn]:
+        ids = [b.id for b in turns[-1].blocks if isinstance(b, ToolCallBlock)] if turns else []
+        if not ids or self._dice.random() < 0.2:
+            return [user(self._dice.choice(USERS))]
+        return [Turn("tool", tuple(ToolResultBlock(id, (TextBlock("so"),)) for id in ids))]
+
+    def _merged(self, turns: list[Turn], tenant: str) -> list[Turn]:
+        """The beginning of one branch and the end of another."""
+        other = self._dice.choice([said for said in self._made.said if said.tenant == tenant])
+        cut = self._dice.randrange(len(turns) + 1)
+        return turns[:cut] + list(other.history[self._dice.choice((cut, 0)) :]) or turns
+
+    def _habits(self) -> list[Callable[[Turn], Turn]]:
+        return [
+            without_thoughts,
+            without_words,
+            self._new_ids,
+            self._shortened_ids,
+            self._other_form,
+            lambda turn: self._new_ids(without_thoughts(turn)),
+        ]
+
+    def _edits(self) -> list[Callable[[Turn], Turn]]:
+        return [
+            *self._habits(),
+            self._other_words,
+            self._other_thought,
+            self._other_arguments,
+            self._without_call,
+            self._other_turn,
+            self._other_seal,
+            self._other_ids,
+            self._forged,
+            self._truncated,
+        ]
+
+    def _new_ids(self, turn: Turn) -> Turn:
+        self._fresh += 1
+        return each_call(turn, lambda b: replace(b, id=f"new_{self._fresh}_{b.id[-1:]}"))
+
+    def _shortened_ids(self, turn: Turn) -> Turn:
+        return each_call(turn, lambda b: replace(b, id=b.id.replace("_", "")))
+
+    def _other_form(self, turn: Turn) -> Turn:
+        """The same arguments in another spelling, with a default filled in."""
+        return each_call(turn, lambda b: replace(b, arguments=_respelled(b.arguments)))
+
+    def _other_words(self, turn: Turn) -> Turn:
+        text = self._dice.choice((*USERS, *TEXTS, "edited"))
+        if turn.role == "tool":
+            inner = (TextBlock(text),)
+            return changed(
+                turn, lambda b: replace(b, blocks=inner) if isinstance(b, ToolResultBlock) else b
+            )
+        return changed(turn, lambda b: TextBlock(text) if isinstance(b, TextBlock) else b)
+
+    def _other_thought(self, turn: Turn) -> Turn:
+        text = self._dice.choice((*THOUGHTS, "edited"))
+        return each_thought(turn, lambda b: replace(b, text=text))
+
+    def _other_arguments(self, turn: Turn) -> Turn:
+        given = self._dice.choice((*ARGUMENTS, '{"command": "rm -rf /"}'))
+        return each_call(turn, lambda b: replace(b, arguments=given))
+
+    def _without_call(self, turn: Turn) -> Turn:
+        calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
+        gone = self._dice.choice(calls) if len(calls) > 1 else None
+        return Turn(turn.role, tuple(b for b in turn.blocks if b is not gone))
+
+    def _other_turn(self, turn: Turn) -> Turn:
+        """Another branch's turn in this place."""
+        return self._dice.choice(self._made.said).turn
+
+    def _other_seal(self, turn: Turn) -> Turn:
+        """This turn under another one's seal, maybe another tenant's."""
+        seals = self._dice.choice(self._made.said).seals
+        return each_thought(turn, lambda b: replace(b, seal=seals[0])) if seals else turn
+
+    def _other_ids(self, turn: Turn) -> Turn:
+        ids = [call.id for call in self._dice.choice(self._made.said).calls]
+        return each_call(turn, lambda b: replace(b, id=ids.pop(0)) if ids else b)
+
+    def _forged(self, turn: Turn) -> Turn:
+        at = self._dice.randrange(10, 80)
+        return each_thought(turn, lambda b: replace(b, seal=_flipped(b.seal or "", at)))
+
+    def _truncated(self, turn: Turn) -> Turn:
+        size = self._dice.randrange(80)
+        return each_thought(turn, lambda b: replace(b, seal=(b.seal or "")[:size]))
+
+
+def _respelled(arguments: str) -> str:
+    given = {"background": False, **dict(reversed(json.loads(arguments).items()))}
+    return json.dumps({k: float(v) if type(v) is int else v for k, v in given.items()})
+
+
+def _flipped(seal: str, at: int) -> str:
+    if len(seal) <= at:
+        return seal
+    return seal[:at] + ("A" if seal[at] != "A" else "B") + seal[at + 1 :]
+
+
+@dataclass
+class Histories:
+    """What came of some histories."""
+
+    histories: int = 0
+    turns: int = 0
+    exact: int = 0
+    hows: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, prepared: Prepared) -> None:
+        self.histories += 1
+        self.turns += sum(turn.role == "assistant" for turn in prepared.request.turns)
+        self.exact += len(prepared.prompt.exact)
+        self.hows[prepared.prompt.how] += 1
+        self.notes.update(prepared.prompt.notes)
+
+
+async def play_histories(dice: random.Random, count: int, replicas: int = 1) -> Histories:
+    """Histories out of one grove, which grows meanwhile: what was unique may get a double."""
+    made = grove(replicas=replicas)
+    oracle, client, tally = Oracle(made), Client(made, dice), Histories()
+    for at in range(count):
+        if at < 12 or dice.random() < 0.05:
+            await grow(made, dice)
+        tenant, turns = client.history()
+        home = dice.randrange(replicas)
+        session = dice.choice((None, "one", "two"))
+        prepared = await made.prepare(turns, tenant, session, home)
+        tally.add(prepared)
+        await oracle.check(prepared, home)
+    return tally
+
+
+assert RUN.parameters["properties"]["background"]["default"] is False  # `_respelled` fills it in

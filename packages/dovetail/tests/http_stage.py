@@ -1,0 +1,299 @@
+"""A whole server on a loopback port, over a model of a few bytes and an engine that tests direct.
+
+The model needs no download: its tokens are bytes, its template is ChatML with thoughts and tools.
+Server and clients share one event loop, so tests wait for events and never for time.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvicorn
+import uvloop
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from dovetail.catalog import Model, load_model
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.http import App, HttpOptions
+from dovetail.http.server import server
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.service import Served, Service
+
+NAME = "some-org/some-model"
+ALIAS = "claude-haiku-4-5-20251001"
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Oslo"}}\n</tool_call>'
+_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+THINKING_TEMPLATE = _TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+
+Plan = Callable[[EngineRequest], AsyncGenerator[TokenDelta]]
+
+
+@cache
+def tiny_model(template: str = _TEMPLATE) -> Model:
+    """The model, from a folder as Hugging Face lays them out."""
+    alphabet = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        tokenizer.save(str(path / "tokenizer.json"))
+        config = {"eos_token": "<|im_end|>", "chat_template": template}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+        (path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+        return load_model(path, tool_parser="hermes", reasoning_parser="qwen3")
+
+
+class StageEngine:
+    """Plays what a test tells it to, and keeps a record of what was asked and what was closed."""
+
+    name = "stage"
+
+    def __init__(self, model: Model) -> None:
+        self.abilities = Abilities()
+        self.tokenizer = model.tokenizer
+        self.stop_id = self.tokenizer.controls["<|im_end|>"]
+        self.asked: list[EngineRequest] = []
+        self.given = 0  # deltas that were taken
+        self.running = 0
+        self.began = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.started = self.stopped = False
+        self.state = Health(True)
+        self.plan: Plan = self.says("Hello.")
+
+    def says(self, *texts: str, step: int = 3, cached: int = 0) -> Plan:
+        """An answer for each request in turn; the last one is repeated."""
+
+        async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            text = texts[min(len(self.asked), len(texts)) - 1]
+            ids = [*self.tokenizer.encode(text), self.stop_id]
+            for at in range(0, len(ids), step):
+                last = at + step >= len(ids)
+                yield TokenDelta(
+                    ids[at : at + step],
+                    finish="stop" if last else None,
+                    cached=None if at else cached,
+                )
+
+        return play
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    async def health(self) -> Health:
+        return self.state
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.asked.append(request)
+        self.running += 1
+        self.began.set()
+        deltas = self.plan(request)
+        try:
+            async for delta in deltas:
+                self.given += 1
+                yield delta
+        finally:
+            await deltas.aclose()
+            self.running -= 1
+            self.closed.set()
+
+
+class _RequestLines(logging.Handler):
+    """The lines that requests leave in the log, for tests to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.put_nowait(vars(record)["fields"])
+
+
+@dataclass
+class Stage:
+    """A running server. `ended` has the log's line of each request that is over."""
+
+    app: App
+    engine: StageEngine
+    port: int
+    running: uvicorn.Server
+    ended: "asyncio.Queue[dict[str, Any]]"
+    clients: list[AsyncAnthropic | AsyncOpenAI] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def anthropic(self, key: str = "none", **more: Any) -> AsyncAnthropic:
+        client = AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0, **more)
+        self.clients.append(client)
+        return client
+
+    def openai(self, key: str = "none", **more: Any) -> AsyncOpenAI:
+        client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **more)
+        self.clients.append(client)
+        return client
+
+    async def ask(
+        self, method: str, path: str, body: bytes | dict[str, Any] = b"", **headers: str
+    ) -> "Reply":
+        """One request over a connection of its own. In header names _ stands for -."""
+        reader, writer = await self.connect()
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        writer.write(head(method, path, len(sent), headers) + sent)
+        try:
+            return await read_reply(reader, method)
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    async def connect(self, **more: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, **more)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@dataclass
+class Reply:
+    """An answer as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def head(method: str, path: str, length: int, headers: dict[str, str] | None = None) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+    lines = {"host": "test", "content-length": str(length), "connection": "close", **named}
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{text}\r\n".encode()
+
+
+async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
+    """The whole answer, with its body put together."""
+    raw = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = raw.decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = b""
+    if method != "HEAD":
+        if headers.get("transfer-encoding") == "chunked":
+            body = await _chunks(reader)
+        else:
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Reply(int(first.split(" ")[1]), headers, body)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return body
+
+
+def service(
+    *, max_context: int | None = None, count: int = 1, template: str = _TEMPLATE
+) -> tuple[Service, StageEngine]:
+    """A service of one model (or several under numbered names), all on one engine."""
+    model = tiny_model(template)
+    engine = StageEngine(model)
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+    served = [
+        Served(
+            names=(NAME, "second-name") if not at else (f"model-{at}",),
+            model=model,
+            preparer=preparer,
+            engine=engine,
+            max_context=max_context,
+            created=1_700_000_000.0,
+        )
+        for at in range(count)
+    ]
+    return Service(served, {ALIAS: NAME, "claude-*": NAME}), engine
+
+
+@asynccontextmanager
+async def serving(
+    options: HttpOptions | None = None,
+    *,
+    max_context: int | None = None,
+    count: int = 1,
+    template: str = _TEMPLATE,
+    send_buffer: int | None = None,
+) -> AsyncIterator[Stage]:
+    """A server, up before the first line of the block and gone after the last."""
+    made, engine = service(max_context=max_context, count=count, template=template)
+    app = App(made, options)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    if send_buffer is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    handler = _RequestLines()
+    logger = logging.getLogger("dovetail.request")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    running = server(app)
+    task = asyncio.create_task(running.serve([listening]))
+    stage = Stage(app, engine, listening.getsockname()[1], running, handler.lines)
+    try:
+        yield stage
+    finally:
+        logger.removeHandler(handler)
+        for client in stage.clients:
+            await client.close()
+        running.should_exit = True
+        await task
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    """Plays a scene on the loop that the product runs on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+
+        async def play() -> None:
+            async with asyncio.timeout(60):
+                await scene()
+
+        runner.run(play())

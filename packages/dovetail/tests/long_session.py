@@ -1,0 +1,234 @@
+"""A session of hundreds of turns, and what each turn costs. Work is counted, never timed."""
+
+import asyncio
+import tracemalloc
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import msgspec
+from agents import Agent, ClaudeCode
+from matrix import KEY, OFF, common_prefix
+from models_at_hand import PAIRS, Pair, model
+from playing import Played, Player
+
+from dovetail.catalog import Model
+from dovetail.ledger.entry import Entry
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer, Settings
+from dovetail.rendering.template import ChatTemplate
+from dovetail.rendering.writing import TurnWriter
+from dovetail.stability import Stability
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_tokenizers import Tokenizer
+
+LONG_PAIR = next(pair for pair in PAIRS if pair.name == "GLM-4.7")
+LOOP = 10  # turns from one question to the next
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One turn: whether it was exact, what it took, and what has to be prefilled.
+
+    `encoded` are tokens made of text, `rendered` the messages that the template was given,
+    `stored` the bytes that the store got, `memory` the bytes in use behind the turn, `prefilled`
+    the tokens behind what the prompt has in common with the previous prompt and turn.
+    """
+
+    exact: bool
+    how: str
+    prompt: int
+    generated: int
+    prefilled: int
+    encoded: int
+    rendered: int
+    stored: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Long:
+    """What a long session prefills: as it is, without the ledger, without anything stable."""
+
+    pair: Pair
+    turns: int
+    generated: int
+    prompt: int
+    with_ledger: int
+    without: int
+    naive: int
+
+
+@dataclass
+class Counter:
+    """What was done since it was last read."""
+
+    encoded: int = 0
+    rendered: int = 0
+    stored: int = 0
+
+    def read(self) -> tuple[int, int, int]:
+        reading = (self.encoded, self.rendered, self.stored)
+        self.encoded = self.rendered = self.stored = 0
+        return reading
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the tokens it makes of text."""
+
+    def __init__(self, tokenizer: Tokenizer, counter: Counter) -> None:
+        self._tokenizer = tokenizer
+        self._counter = counter
+
+    @property
+    def controls(self) -> Mapping[str, int]:
+        return self._tokenizer.controls
+
+    @property
+    def size(self) -> int:
+        return self._tokenizer.size
+
+    def encode(self, text: str) -> list[int]:
+        return self._count(self._tokenizer.encode(text))
+
+    def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        return self._count(self._tokenizer.encode_plain(text, first=first))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    def bytes_of(self, id: int) -> bytes:
+        return self._tokenizer.bytes_of(id)
+
+    def is_control(self, id: int) -> bool:
+        return self._tokenizer.is_control(id)
+
+    def _count(self, ids: list[int]) -> list[int]:
+        self._counter.encoded += len(ids)
+        return ids
+
+
+class CountingTemplate(ChatTemplate):
+    """A template that counts the messages it is given."""
+
+    counter: Counter
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> str:
+        self.counter.rendered += len(messages)
+        return super().render(messages, *args, **kwargs)
+
+
+class CountingStore(MemoryStore):
+    """A store that counts the bytes it is given."""
+
+    __slots__ = ("_counter",)
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    async def put(self, entry: Entry) -> None:
+        self._counter.stored += len(msgspec.msgpack.encode(entry))
+        await super().put(entry)
+
+
+def counted(found: Model, counter: Counter) -> Model:
+    """The model with everything counted that is done for it."""
+    template = CountingTemplate(found.template.text, found.source.specials)
+    template.counter = counter
+    speech = replace(found.tool_speech, template=template)
+    tokenizer = CountingTokenizer(found.tokenizer, counter)
+    return replace(found, tokenizer=tokenizer, speech=speech, tool_speech=speech)
+
+
+async def play_long(
+    pair: Pair, turns: int, settings: Settings | None = None, *, memory: bool = False
+) -> list[Cost]:
+    """Questions, loops of calls and answers, as Claude Code has them."""
+    counter, found = Counter(), model(pair)
+    ledger = Ledger(CountingStore(counter))
+    play = Player(
+        Preparer(counted(found, counter), ledger, KEY, settings),
+        found.tokenizer,
+        found.tokenizer.controls[(pair.stops or found.stops)[0]],
+        TurnWriter(found.tool_parser, found.reasoning_parser),
+    )
+    agent, costs, before = ClaudeCode(), list[Cost](), array("I")
+    agent.ask("Please mend what is broken.")
+    if memory:
+        tracemalloc.start()
+    try:
+        for at in range(turns):
+            counter.read()
+            played = await play.answer(agent, _said(at, found.reasoning_parser is not None))
+            await ledger.flush()
+            _reply(agent, played, at)
+            costs.append(_cost(played, before, counter.read(), memory))
+            before = played.whole
+            play.played.clear()  # the prompts of all turns are no part of what a server keeps
+    finally:
+        if memory:
+            tracemalloc.stop()
+    return costs
+
+
+@cache
+def figures(pair: Pair, turns: int = 60) -> Long:
+    """The figures of one session."""
+    unstable = replace(OFF, stability=Stability(strip_preamble=False))
+    costs, without, naive = (
+        asyncio.run(play_long(pair, turns, settings)) for settings in (None, OFF, unstable)
+    )
+    return Long(
+        pair,
+        turns,
+        generated=sum(cost.generated for cost in costs),
+        prompt=costs[-1].prompt,
+        with_ledger=sum(cost.prefilled for cost in costs),
+        without=sum(cost.prefilled for cost in without),
+        naive=sum(cost.prefilled for cost in naive),
+    )
+
+
+def _cost(played: Played, before: "array[int]", work: tuple[int, int, int], memory: bool) -> Cost:
+    ids = played.prepared.prompt.ids
+    encoded, rendered, stored = work
+    return Cost(
+        exact=ids[: len(before)] == before,
+        how=played.prepared.prompt.how,
+        prompt=len(ids),
+        generated=len(played.generation.ids),
+        prefilled=len(ids) - common_prefix(before, ids),
+        encoded=encoded,
+        rendered=rendered,
+        stored=stored,
+        memory=tracemalloc.get_traced_memory()[0] if memory else 0,
+    )
+
+
+def _reply(agent: Agent, played: Played, at: int) -> None:
+    if not played.heard:
+        agent.ask(f"And now part {at}?")
+        return
+    listing = "\n".join(f"src/part_{at}/file_{n}.py:{n * 7}: def function_{n}" for n in range(20))
+    agent.answer([(heard, f"{heard.name}\n{listing}") for heard in played.heard])
+
+
+def _said(at: int, thinks: bool) -> list[OutputBlock]:
+    """A turn with a thought, two calls and a thought between them, or an answer."""
+    plan = f"Part {at} is next. " + "The caller expects a list, and gets None. " * 6
+    if at % LOOP == LOOP - 1:
+        said: list[OutputBlock] = [ReasoningBlock(plan), TextBlock(f"Part {at} is done.\n\n{plan}")]
+    else:
+        look = f'{{"command": "cd /repo && grep -n part_{at} src", "timeout": 5000.0}}'
+        edit = f'{{"path": "src/{at}.py", "new": "def f():\\n    return [{at}]  \\n"}}'
+        said = [
+            ReasoningBlock(plan),
+            ToolCallBlock("", "run_command", look),
+            ReasoningBlock(f"Then {at}."),
+            ToolCallBlock("", "edit_file", edit),
+        ]
+    return [block for block in said if thinks or not isinstance(block, ReasoningBlock)]

@@ -1,0 +1,200 @@
+"""What may stand in a prompt for a turn of a history: the oracle of the false splices.
+
+It is written from the promise, not from the code: a turn is its own tokens where a handle or its
+unique place among visible histories says which, and where the client's copy does not mean something
+else. In all other cases it is what the client wrote.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from forks import Grove, Said, grove, parts, small_model
+
+from dovetail.ledger.seal import entry_id_of
+from dovetail.preparation import Prepared
+from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
+
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.S)
+
+
+class FalseSplice(AssertionError):
+    """A turn received tokens that this history does not mean."""
+
+
+class Oracle:
+    """Says which tokens may stand for each turn of a history."""
+
+    def __init__(self, made: Grove) -> None:
+        self._made = made
+        self._client = grove("client")
+
+    async def check(self, prepared: Prepared, home: int = 0) -> None:
+        """Raises `FalseSplice`."""
+        turns = prepared.request.turns
+        tenant = prepared.request.identity.tenant
+        places = [at for at, turn in enumerate(turns) if turn.role == "assistant"]
+        plain = await self._client.preparers[0].prepare(prepared.request)
+        found, written = parts(prepared.prompt.ids), parts(plain.prompt.ids)
+        if not len(found) == len(written) == len(places) + 1:
+            raise FalseSplice(f"{len(places)} turns, but {len(found)} and {len(written)} parts")
+        candidates = {at: self._candidates(turns, at, tenant, home) for at in places}
+        for number, at in enumerate(places):
+            allowed = [said.ids for said in candidates[at]]
+            allowed += self._inherited(candidates, turns, at, number, tenant)
+            if at not in prepared.prompt.exact:
+                allowed.append(written[number])
+            if found[number] not in allowed and not self._is_restored(
+                prepared, at, found[number], tenant
+            ):
+                raise FalseSplice(f"turn {at} is {text_of(found[number])!r}")
+        _check_words(prepared)
+
+    def _candidates(self, turns: Sequence[Turn], at: int, tenant: str, home: int) -> list[Said]:
+        """What this turn may be by itself: by its handles, or by where it stands."""
+        turn = turns[at]
+        named = self._named(turn, tenant)
+        stored = [said for said in named if said.home == home]
+        if stored or any(said for said in named if _seals(turn) & _entries([said])):
+            return [said for said in named if means(said, turn)]
+        path = _path(turns[: at + 1])
+        alike = [
+            said
+            for said in self._made.said
+            if said.tenant == tenant and said.home == home
+            if means(said, turn) and _path(_whole(said)) == path
+        ]
+        return alike if len({said.ids.tobytes() for said in alike}) < 2 else []
+
+    def _named(self, turn: Turn, tenant: str) -> list[Said]:
+        ids = {_key(b.id) for b in turn.blocks if isinstance(b, ToolCallBlock)}
+        seals = _seals(turn)
+        return [
+            said
+            for said in self._made.said
+            if said.tenant == tenant
+            and (said.entry in seals or ids & {_key(call.id) for call in said.calls})
+        ]
+
+    def _inherited(
+        self,
+        candidates: dict[int, list[Said]],
+        turns: Sequence[Turn],
+        at: int,
+        number: int,
+        tenant: str,
+    ) -> "list[array[int]]":
+        """What stood there when a later turn was said, if that one is known for certain."""
+        named = self._named(turns[at], tenant)
+        allowed = []
+        for later in (place for place in candidates if place > at):
+            path = _path(turns[:later])
+            lines = [said for said in candidates[later] if _path(_whole(said)[:-1]) == path]
+            stood = {parts(said.prepared.prompt.ids)[number].tobytes() for said in lines}
+            for said in lines if len(stood) == 1 else ():
+                then = said.prepared.request.turns[at]
+                above = [one for one in said.line() if len(_whole(one)) == at + 1]
+                contradicted = named and not set(named) & set(above)
+                if not contradicted and _same_turn(then, turns[at]):
+                    allowed.append(parts(said.prepared.prompt.ids)[number])
+        return allowed
+
+    def _is_restored(self, prepared: Prepared, at: int, found: "array[int]", tenant: str) -> bool:
+        """Whether a turn is a seal's thoughts with the client's own words behind them."""
+        entry = prepared.prompt.recalled.known.get(at)
+        turn = prepared.request.turns[at]
+        if entry is None or entry.chain or at not in prepared.prompt.written:
+            return False
+        sealed = [said for said in self._named(turn, tenant) if said.entry == entry.id]
+        if not sealed or not (_seals(turn) & _entries(sealed)):
+            return False
+        size = max(span.tokens for span in entry.spans)
+        there = text_of(found)
+        texts = [b.text.strip() for b in turn.blocks if isinstance(b, TextBlock)]
+        calls = [json.loads(call)["arguments"] for call in _CALL.findall(there)]
+        return (
+            found[:size] == sealed[0].ids[:size]
+            and all(text in there for text in texts)
+            and [_canonical(json.dumps(call)) for call in calls] == _arguments(turn)
+            and _same_thoughts(sealed[0].turn, turn)
+        )
+
+
+def means(said: Said, turn: Turn) -> bool:
+    """Whether a client's copy of a turn says what was said."""
+    return _same_turn(said.turn, turn)
+
+
+def _same_turn(ours: Turn, theirs: Turn) -> bool:
+    return _visible(ours) == _visible(theirs) and _same_thoughts(ours, theirs)
+
+
+def _same_thoughts(ours: Turn, theirs: Turn) -> bool:
+    """Whether the client's thoughts are among the recorded ones: it may have dropped some."""
+    said = [b.text.strip() for b in ours.blocks if isinstance(b, ReasoningBlock)]
+    kept = [b.text.strip() for b in theirs.blocks if isinstance(b, ReasoningBlock)]
+    left = iter(said)
+    return all(any(text == other for other in left) for text in kept if text)
+
+
+def _visible(turn: Turn) -> list[Any]:
+    texts: list[Any] = ["".join(b.text for b in turn.blocks if isinstance(b, TextBlock)).strip()]
+    for block in turn.blocks:
+        if isinstance(block, ToolCallBlock):
+            texts.append((block.name, _canonical(block.arguments)))
+        elif isinstance(block, ToolResultBlock):
+            texts.append([b.text.strip() for b in block.blocks if isinstance(b, TextBlock)])
+    return [turn.role, *texts]
+
+
+def _canonical(arguments: str) -> str:
+    given = {k: v for k, v in json.loads(arguments).items() if v is not False}
+    whole = {k: int(v) if isinstance(v, float) else v for k, v in given.items()}
+    return json.dumps(whole, sort_keys=True, separators=(",", ":"))
+
+
+def _arguments(turn: Turn) -> list[str]:
+    return [_canonical(b.arguments) for b in turn.blocks if isinstance(b, ToolCallBlock)]
+
+
+def _path(turns: Sequence[Turn]) -> list[Any]:
+    return [_visible(turn) for turn in turns]
+
+
+def _whole(said: Said) -> tuple[Turn, ...]:
+    """The history up to a turn as the server saw it."""
+    return (*said.prepared.request.turns, said.turn)
+
+
+def _seals(turn: Turn) -> set[str | None]:
+    seals = [b.seal for b in turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
+    return {entry_id_of(seal) for seal in seals}
+
+
+def _entries(said: Sequence[Said]) -> set[str | None]:
+    return {one.entry for one in said}
+
+
+def _key(id: str) -> str:
+    return "".join(filter(str.isalnum, id))
+
+
+def text_of(ids: "array[int]") -> str:
+    return small_model().tokenizer.decode(ids)
+
+
+def _check_words(prepared: Prepared) -> None:
+    """Whatever users and tools said is in the prompt, in its order."""
+    text, done = text_of(prepared.prompt.ids), 0
+    for turn in prepared.request.turns:
+        if turn.role == "assistant":
+            continue
+        for block in turn.blocks:
+            inner = block.blocks if isinstance(block, ToolResultBlock) else (block,)
+            for said in (b.text.strip() for b in inner if isinstance(b, TextBlock)):
+                done = text.find(said, done)
+                if done < 0:
+                    raise FalseSplice(f"{said!r} of a {turn.role} is not in the prompt")
+                done += len(said)

@@ -1,0 +1,67 @@
+"""Templates made ready to be spliced, without a model around them."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_at_hand import TEMPLATES
+
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.probe import probe
+from dovetail.rendering.resume import Resumption
+from dovetail.rendering.splice import Splicer, Stops
+from dovetail.rendering.template import ChatTemplate
+from dovetail.rendering.terminators import KNOWN
+from dovetail_parsers import markers, resolve
+
+PATHS = sorted(TEMPLATES.glob("*.jinja"))
+NAMES = [path.stem for path in PATHS]
+at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")
+
+SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+#: As with a reasoning parser. The last two are variables that one template cannot do without.
+THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
+_TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
+#: Ends of turns that only the models' files name.
+_ENDS = {
+    "tencent-Hy3": "<｜hy_eos:opensource｜>",
+    "microsoft-Phi-3.5-mini-instruct": "<|end|>",
+    "unsloth-Apriel-1.5": "<|end|>",
+}
+
+
+def chat_template(name: str) -> ChatTemplate:
+    return ChatTemplate(Path(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), SPECIALS)
+
+
+@cache
+def facts_of(name: str) -> Facts:
+    return probe(chat_template(name), THINKING)
+
+
+def parsers_of(name: str) -> tuple[str | None, str | None]:
+    """The parsers of the family that the template speaks for."""
+    family = resolve(chat_template(name).text)
+    return (family.tool_parser, family.reasoning_parser) if family else (None, None)
+
+
+def controls_of(name: str) -> tuple[list[str], list[str]]:
+    """The tokens that end turns, and all control tokens: every tag of the template is one."""
+    text = chat_template(name).text
+    ends = [end for end in sorted(KNOWN) if end in text]
+    ends += ["<EOS>", *filter(None, [_ENDS.get(name)])]
+    return ends, sorted({*_TAG.findall(text), *ends})
+
+
+@cache
+def splicer_of(name: str) -> Splicer:
+    ends, controls = controls_of(name)
+    stops = Stops(ends, controls, markers(*parsers_of(name)))
+    return Splicer(chat_template(name), facts_of(name), stops, THINKING)
+
+
+@cache
+def resumption_of(name: str) -> Resumption:
+    return Resumption(chat_template(name), facts_of(name), THINKING)

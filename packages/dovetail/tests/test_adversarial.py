@@ -1,0 +1,272 @@
+"""Clients that mean harm: bad seals are ignored with a note, and what was edited is what counts."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from forks import (
+    Grove,
+    Said,
+    call_text,
+    changed,
+    each_call,
+    each_thought,
+    grove,
+    other_thoughts,
+    results,
+    run,
+    thought_text,
+    user,
+    without_thoughts,
+    without_words,
+)
+
+from dovetail.ledger.keyring import Keyring
+from dovetail_model import (
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    Turn,
+)
+
+replace = msgspec.structs.replace
+
+
+THOUGHT = "<think>\nfirst\n</think>\n\nok"
+
+
+def _with_seal(said: Said, seal: str | None) -> Turn:
+    return each_thought(said.turn, lambda b: replace(b, seal=seal))
+
+
+BAD_SEALS: dict[str, tuple[Callable[[str], str], str | None]] = {
+    "forged": (lambda seal: seal[:-5] + ("A" if seal[-5] != "A" else "B") + seal[-4:], "forged"),
+    "truncated": (lambda seal: seal[:-8], "truncated"),
+    "cut in its head": (lambda seal: seal[:20], "truncated"),
+    "longer": (lambda seal: seal + "AAAA", "forged"),
+    "of another version": (lambda seal: seal[:8] + "Z" + seal[9:], "version"),
+    "of another vendor": (lambda seal: "EqQBCgIYAhIM" + seal, None),
+    "not base64": (lambda seal: seal[:30] + "é!" + seal[32:], "forged"),
+    "a lone surrogate": (lambda seal: seal[:30] + "\ud800" + seal[31:], "forged"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SEALS)
+def test_a_seal_that_is_not_right_is_ignored_with_a_note(kind: str) -> None:
+    spoil, reason = BAD_SEALS[kind]
+
+    async def check() -> None:
+        said = await grove().say(None, [user("hi")], THOUGHT)
+        elsewhere = grove()  # its store knows nothing
+        turn = _with_seal(said, spoil(said.seals[0]))
+        prepared = await elsewhere.prepare([user("hi"), turn, user("so?")])
+        assert not prepared.prompt.exact
+        assert "first" in elsewhere.text(prepared)
+        assert "ok" in elsewhere.text(prepared)
+        assert prepared.prompt.notes == ((f"seal_{reason}",) if reason else ())
+
+    run(check())
+
+
+def test_a_seal_under_another_key_or_for_another_tenant() -> None:
+    async def check() -> None:
+        said = await grove().say(None, [user("hi")], THOUGHT, tenant="ann")
+        history = [user("hi"), without_words(said.turn), user("so?")]
+        for wood, tenant, note in (
+            (grove(keys=Keyring([b"o" * 32])), "ann", "seal_unknown_key"),
+            (grove(), "bob", "seal_foreign"),
+        ):
+            prepared = await wood.prepare(history, tenant=tenant)
+            assert prepared.prompt.notes == (note,)
+            assert "first" not in wood.text(prepared)
+            assert not prepared.prompt.exact | prepared.prompt.written
+
+    run(check())
+
+
+def test_a_seal_swapped_with_that_of_another_turn() -> None:
+    async def check() -> None:
+        for replicas in (1, 2):
+            wood = grove(replicas=replicas)
+            one = await wood.say(None, [user("hi")], THOUGHT)
+            other = await wood.say(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
+            swapped = [
+                user("hi"),
+                _with_seal(one, other.seals[0]),
+                user("go"),
+                _with_seal(other, one.seals[0]),
+                user("so?"),
+            ]
+            prepared = await wood.prepare(swapped, home=replicas - 1)
+            assert not prepared.prompt.exact
+            assert "edited_turn" in prepared.prompt.notes
+            text = wood.text(prepared)
+            assert text.index("first") < text.index("ok") < text.index("second")
+
+    run(check())
+
+
+def test_handles_of_another_tenant_say_nothing() -> None:
+    async def check() -> None:
+        wood = grove()
+        call = thought_text("secret") + call_text("{}")
+        said = await wood.say(None, [user("hi")], call, tenant="ann")
+        for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
+            prepared = await wood.prepare([user("hi"), copy, results(said, "x")], tenant="bob")
+            assert not prepared.prompt.recalled.known
+            told = any(isinstance(b, ReasoningBlock) and b.text for b in copy.blocks)
+            assert ("secret" in wood.text(prepared)) == told
+
+    run(check())
+
+
+SPOKEN = (
+    "<think>\noriginal thought\n</think>\n\noriginal text"
+    '<tool_call>\n{"name": "run", "arguments": {"command": "original one"}}\n</tool_call>'
+    '<tool_call>\n{"name": "run", "arguments": {"command": "original two"}}\n</tool_call>'
+)
+
+
+def _first_call_gone(turn: Turn) -> Turn:
+    gone = next(b for b in turn.blocks if isinstance(b, ToolCallBlock))
+    return Turn(turn.role, tuple(b for b in turn.blocks if b is not gone))
+
+
+def _argument(turn: Turn, value: object) -> Turn:
+    given = json.dumps({"command": value})
+    return each_call(turn, lambda b: replace(b, arguments=given) if _is_first(b) else b)
+
+
+def _is_first(call: ToolCallBlock) -> bool:
+    return "original one" in call.arguments
+
+
+def _reworded(turn: Turn, text: str) -> Turn:
+    return changed(turn, lambda b: TextBlock(text) if isinstance(b, TextBlock) else b)
+
+
+EDITS: dict[str, tuple[Callable[[Turn], Turn], str, str]] = {
+    "an argument": (lambda turn: _argument(turn, "edited"), "edited", "original one"),
+    "an argument's type": (lambda turn: _argument(turn, ["edited"]), '["edited"]', "original one"),
+    "an argument, by a little": (
+        lambda turn: _argument(turn, "Original one"),
+        "Original one",
+        "original one",
+    ),
+    "an argument taken away": (
+        lambda turn: each_call(turn, lambda b: replace(b, arguments="{}") if _is_first(b) else b),
+        "original two",
+        "original one",
+    ),
+    "text": (lambda turn: _reworded(turn, "edited"), "edited", "original text"),
+    "text taken away": (lambda turn: _reworded(turn, ""), "original two", "original text"),
+    "text, at its beginning": (
+        lambda turn: _reworded(turn, "an original text"),
+        "an original text",
+        "\n\noriginal text",
+    ),
+    "a call taken away": (_first_call_gone, "original two", "original one"),
+    "a thought": (lambda turn: other_thoughts(turn, "edited"), "edited", "original thought"),
+    "the name of a tool": (
+        lambda turn: each_call(turn, lambda b: replace(b, name="other") if _is_first(b) else b),
+        '"other"',
+        '"name": "run", "arguments": {"command": "original one"}',
+    ),
+}
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3], ids=lambda n: f"{n} known turns behind")
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
+    change, there, gone = EDITS[edit]
+
+    async def check() -> None:
+        wood = grove()
+        said = await wood.say(None, [user("hi")], SPOKEN)
+        history = [user("hi"), change(said.turn), results(said, "a", "b")]
+        last = said
+        for at in range(behind):
+            asked = [results(said, "a", "b")] if last is said else [user("more")]
+            last = await wood.say(last, asked, f"<think>\nlater {at}\n</think>\n\nanswer {at}")
+            history += [last.turn, user("more")]
+        prepared = await wood.prepare(history)
+        text = wood.text(prepared)
+        assert there in text
+        assert gone not in text
+        assert 1 not in prepared.prompt.exact
+        assert prepared.prompt.exact == {3 + 2 * at for at in range(behind)}
+
+    run(check())
+
+
+@pytest.mark.parametrize("place", ["user", "result"])
+def test_words_of_others_changed_far_above(place: str) -> None:
+    async def check() -> None:
+        wood = grove()
+        said = await wood.say(None, [user("original question")], SPOKEN)
+        child = await wood.say(said, [results(said, "original result", "b")], "fine")
+        asked = user("edited" if place == "user" else "original question")
+        found = results(said, "edited" if place == "result" else "original result", "b")
+        prepared = await wood.prepare([asked, said.turn, found, child.turn, user("so?")])
+        text = wood.text(prepared)
+        assert "edited" in text
+        assert ("original question" in text) == (place == "result")
+        assert ("original result" in text) == (place == "user")
+
+    run(check())
+
+
+def test_replay_policies() -> None:
+    async def check() -> None:
+        for replay, shown in (("auto", "edited"), ("exact", "original text"), ("client", "edited")):
+            wood = grove(replay)  # type: ignore[arg-type]
+            said = await wood.say(None, [user("hi")], SPOKEN)
+            turn = _reworded(said.turn, "edited")
+            prepared = await wood.prepare([user("hi"), turn, results(said, "a", "b")])
+            assert shown in wood.text(prepared)
+            assert bool(prepared.prompt.exact) == (replay == "exact")
+            unchanged = await wood.prepare([*said.history, results(said, "a", "b")])
+            assert bool(unchanged.prompt.exact) == (replay != "client")
+
+    run(check())
+
+
+def test_the_same_request_twice_at_once() -> None:
+    async def check() -> None:
+        wood = grove()
+        one = await wood.say(None, [user("hi")], THOUGHT)
+        turns = [*one.history, user("go")]
+        first, second = await asyncio.gather(*(wood.prepare(turns, session="s") for _ in "ab"))
+        assert first.prompt.ids == second.prompt.ids
+        thoughts = [f"<think>\n{name}\n</think>\n\ndone" for name in ("left", "right")]
+        both = await asyncio.gather(*(wood.say(one, [user("go")], text) for text in thoughts))
+        histories = [[*said.history, user("so?")] for said in both]
+        prompts = await asyncio.gather(*(wood.prepare(turns, session="s") for turns in histories))
+        for prepared, mine, theirs in zip(
+            prompts, ("left", "right"), ("right", "left"), strict=True
+        ):
+            assert mine in wood.text(prepared)
+            assert theirs not in wood.text(prepared)
+
+    run(check())
+
+
+def test_many_sessions_at_once() -> None:
+    async def session(wood: Grove, name: str) -> None:
+        last: Said | None = None
+        for at in range(8):
+            text = f"<think>\nof {name} {at}\n</think>\n\nok"
+            last = await wood.say(last, [user(f"step {at}")], text)
+            await asyncio.sleep(0)
+            prepared = await wood.prepare([*last.history, user("so?")], session=name)
+            whole = last.prepared.prompt.ids + last.ids
+            assert prepared.prompt.ids[: len(whole)] == whole
+            assert wood.text(prepared).count("<think>\nof ") == at + 1
+
+    async def check() -> None:
+        wood = grove()
+        await asyncio.gather(*(session(wood, f"s{number}") for number in range(12)))
+
+    run(check())

@@ -1,0 +1,179 @@
+"""The rules of docs/adding-an-engine.md that can be checked on any engine, and the registry."""
+
+import asyncio
+import re
+import sys
+from array import array
+from collections.abc import Callable
+from contextlib import aclosing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_stage import END, TOKENIZER, engine, ids
+
+from dovetail.engines import registry
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.registry import ENGINES, EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.scripted import ScriptedEngine
+from dovetail_model import EngineError
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+BLOCK = r"^```{}\n(.*?)^```"
+LONG = "a" * 1000
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(BLOCK.format(language), text, re.M | re.S)
+
+
+def mirror() -> TokenEngine:
+    """The engine that the page builds."""
+    names: dict[str, Any] = {"__name__": "mirror"}
+    exec(compile(blocks("adding-an-engine.md", "python")[0], "adding-an-engine.md", "exec"), names)
+    made: TokenEngine = names["create"](EngineSetup(TOKENIZER))
+    return made
+
+
+def scripted() -> TokenEngine:
+    return engine(f"[{{text: '{LONG}'}}]")
+
+
+MAKERS = pytest.mark.parametrize("make", [mirror, scripted])
+Maker = Callable[[], TokenEngine]
+
+
+def asked(max_tokens: int = 5000, prompt: str = "<|end|>" + LONG) -> EngineRequest:
+    stop_ids = frozenset({END})
+    return EngineRequest("r", array("I", ids(prompt)), max_tokens=max_tokens, stop_ids=stop_ids)
+
+
+def run(make: Maker, request: EngineRequest) -> list[TokenDelta]:
+    async def main() -> list[TokenDelta]:
+        running = make()
+        await running.start()
+        assert (await running.health()).ready
+        try:
+            return [delta async for delta in running.generate(request)]
+        finally:
+            await running.stop()
+
+    return asyncio.run(main())
+
+
+@MAKERS
+def test_the_last_delta_and_no_other_has_a_finish(make: Maker) -> None:
+    heard = run(make, asked())
+    assert [delta.finish for delta in heard[:-1]] == [None] * (len(heard) - 1)
+    assert heard[-1].finish == "stop"
+    assert heard[-1].ids[-1] == END
+
+
+@MAKERS
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_no_more_tokens_than_allowed(make: Maker, limit: int) -> None:
+    heard = run(make, asked(limit))
+    assert sum(len(delta.ids) for delta in heard) == limit
+    assert heard[-1].finish == "length"
+
+
+@MAKERS
+def test_cached_tokens_are_told_at_most_once(make: Maker) -> None:
+    told = [delta.cached for delta in run(make, asked())]
+    assert sum(cached is not None for cached in told) <= 1
+
+
+@MAKERS
+def test_the_prompt_is_left_alone(make: Maker) -> None:
+    request = asked()
+    before = array("I", request.prompt)
+    run(make, request)
+    assert request.prompt == before
+
+
+@MAKERS
+def test_an_engine_that_is_closed_early_can_go_on_with_others(make: Maker) -> None:
+    async def main() -> None:
+        running = make()
+        await running.start()
+        async with aclosing(running.generate(asked())) as first:
+            await anext(first)
+        again = [delta async for delta in running.generate(asked())]
+        assert again[-1].finish == "stop"
+        await running.stop()
+
+    asyncio.run(main())
+
+
+@MAKERS
+def test_stopping_ends_what_runs_with_an_error(make: Maker) -> None:
+    async def main() -> None:
+        running = make()
+        await running.start()
+        async with aclosing(running.generate(asked())) as deltas:
+            await anext(deltas)
+            await running.stop()
+            with pytest.raises(EngineError):
+                async for _ in deltas:
+                    pass
+        assert not (await running.health()).ready
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", ENGINES.values())
+def test_every_engine_has_its_module(place: str) -> None:
+    assert find_spec(place.partition(":")[0]) is not None
+
+
+def setup(**options: Any) -> EngineSetup:
+    return EngineSetup(TOKENIZER, context_length=100, stop_ids=(END,), options=options)
+
+
+def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "answer.txt"
+    script.write_text("hello")
+    made = create_engine("scripted", setup(script=script, decode_rate="50", chunk="4"))
+    assert isinstance(made, ScriptedEngine)
+    assert (made.options.decode_rate, made.options.chunk) == (50.0, 4)
+    assert made.abilities.context_length == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("skripted", {}, "no engine 'skripted': the engines are llamacpp, scripted"),
+        ("scripted", {}, "needs a script: --script FILE"),
+        ("scripted", {"script": "/no/such"}, "/no/such: cannot be read"),
+        ("scripted", {"script": __file__, "speed": 1}, "unknown field `speed`"),
+        ("scripted", {"script": __file__, "chunk": "x"}, r"\$.chunk"),
+        ("no_such_package.mirror:create", {}, "no module no_such_package.mirror"),
+        ("dovetail.engines.engine:create", {}, "has no 'create'"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineSetupError, match=message):
+        create_engine(name, setup(**options))
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy_engine.py").write_text("import package_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "ENGINES", {"needy": "needy_engine:create"})
+    with pytest.raises(EngineSetupError, match="package_nobody_has: install package_nobody_has"):
+        create_engine("needy", setup())
+    monkeypatch.setattr(registry, "EXTRAS", {"needy": "extra"})
+    with pytest.raises(EngineSetupError, match=r"pip install 'dovetail\[extra\]'"):
+        create_engine("needy", setup())
+    assert "needy_engine" not in sys.modules
+
+
+def test_an_engine_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = blocks("adding-an-engine.md", "python")[0]
+    (tmp_path / "somebodys_mirror.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert create_engine("somebodys_mirror:create", setup()).name == "mirror"

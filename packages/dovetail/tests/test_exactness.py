@@ -1,0 +1,96 @@
+"""What the model said is the prefix of the next prompt: every model, every harness."""
+
+import re
+from pathlib import Path
+
+import pytest
+from agents import AGENTS
+from exactness_page import page
+from long_session import LONG_PAIR, figures
+from matrix import Policy, Row, measure, policy_of
+from models_at_hand import PAIRS, Pair, available, model, require
+
+PAGE = Path(__file__).parents[3] / "docs" / "exactness.md"
+EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+
+# From the templates themselves, read by people. All others keep everything.
+POLICIES: dict[str, Policy] = {
+    "Qwen3": "drops at a user turn",
+    "Qwen3.5": "drops at a user turn",
+    "DeepSeek-V3.1": "drops at a user turn",
+    "GLM-4.7": "drops at a user turn",
+    "Kimi-K2-Thinking": "drops at the answer",
+    "gpt-oss": "drops at the answer",
+    "Mistral-Nemo": "moves the tools",
+    "Gemma-4": "drops at a user turn",
+    "MiniMax-M2": "drops at a user turn",
+}
+
+
+@EVERY_PAIR
+def test_the_policy_is_that_of_the_template(pair: Pair) -> None:
+    require(pair)
+    assert policy_of(model(pair)) == POLICIES.get(pair.name, "keeps")
+
+
+@EVERY_PAIR
+def test_every_turn_that_the_policy_keeps_is_exact(pair: Pair) -> None:
+    wrong = {c.agent: [s for s in c.kept if not s.exact or s.notes] for c in _row(pair).cells}
+    assert wrong == {kind.name: [] for kind in AGENTS}
+
+
+@EVERY_PAIR
+def test_every_step_of_a_tool_loop_only_adds_to_the_prompt(pair: Pair) -> None:
+    for cell in _row(pair).cells:
+        tool = [step.how for step in cell.steps if step.follower == "tool"]
+        assert len(tool) >= 8
+        assert set(tool) == {"grown"}, cell.agent
+
+
+@EVERY_PAIR
+def test_a_turn_is_followed_by_the_token_that_ended_it(pair: Pair) -> None:
+    for cell in _row(pair).cells:
+        assert all(step.ends_well for step in cell.steps), cell.agent
+
+
+@EVERY_PAIR
+def test_where_the_template_has_its_way_only_the_last_loop_is_prefilled_again(pair: Pair) -> None:
+    for cell in _row(pair).cells:
+        assert all(step.keeps_earlier for step in cell.steps if not step.kept), cell.agent
+
+
+@EVERY_PAIR
+def test_where_the_template_has_its_way_memory_changes_nothing(pair: Pair) -> None:
+    for cell in _row(pair).cells:
+        assert all(step.as_cold for step in cell.steps if not step.kept), cell.agent
+
+
+@EVERY_PAIR
+def test_nothing_that_is_kept_is_prefilled_again(pair: Pair) -> None:
+    kept = [step for cell in _row(pair).cells for step in cell.kept]
+    assert sum(step.again for step in kept) == 0
+    assert sum(step.again_off for step in kept) > 0  # else there would be no need for a ledger
+
+
+def test_the_document_has_a_cell_for_every_model_and_agent() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    head = next(line for line in lines if line.startswith("| model | when the user speaks"))
+    assert all(f"{kind.name} ({kind.codec.name})" in head for kind in AGENTS)
+    for pair in PAIRS:
+        name = re.escape(pair.name) + (r"\*" if pair.surrogate else "")
+        found = [line for line in lines if re.match(rf"\| {name} \|", line)]
+        cells = [re.findall(r"(\d+)/(\d+)", line) for line in found]
+        assert len(cells[0]) == len(AGENTS), pair.name
+        assert all(exact == kept for exact, kept in cells[0]), pair.name
+
+
+def test_the_document_is_current() -> None:
+    if len(available()) < len(PAIRS):
+        pytest.skip("not all models are at hand: make tokenizers, DOVETAIL_TEMPLATES")
+    made = page([measure(pair) for pair in PAIRS], figures(LONG_PAIR))
+    assert PAGE.read_text(encoding="utf-8") == made, "run `make docs`"
+
+
+def _row(pair: Pair) -> Row:
+    require(pair)
+    return measure(pair)

@@ -1,0 +1,376 @@
+"""One answer: what its tokens become, and what the ledger gets to keep of them."""
+
+import re
+from array import array
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_at_hand import PAIRS, Pair, model, require
+from playing import OddSpelling
+
+from dovetail.generation import Generation, Owner, Voice
+from dovetail.ledger.entry import Entry, unpack
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.recall import Recalled
+from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
+from dovetail.ledger.visible import link, see
+from dovetail.rendering.prompt import Head, Prompt
+from dovetail_model import (
+    CallClose,
+    Event,
+    Finish,
+    ReasoningBlock,
+    Request,
+    Sampling,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    ToolCallBlock,
+    ToolSpec,
+    Turn,
+)
+from dovetail_tokenizers import ByteTokenizer, Tokenizer
+
+CONTROLS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>")
+BYTES = ByteTokenizer(CONTROLS)
+STOP = BYTES.controls["<|im_end|>"]
+HERMES = Voice(BYTES, frozenset({STOP}), "hermes", "qwen3", "model-1")
+SEALER = Sealer(Keyring([b"k" * 32]))
+OWNER = Owner("t", b"key", SEALER)
+HEAD = Head(b"s", b"t", b"w", b"head")
+TOOL = ToolSpec("run", "", {"type": "object", "properties": {"command": {"type": "string"}}})
+
+FIRST = "<think>\nHm, é 🦜.\n</think>\n\n"
+LOOK = "I look."
+LS = '<tool_call>\n{"name": "run", "arguments": {"command": "ls 漢"}}\n</tool_call>'
+SECOND = "\n<think>\nOh.\n</think>\n\n"
+PWD = '<tool_call>\n{"name": "run", "arguments": {"command": "pwd"}}\n</tool_call>'
+WHOLE = FIRST + LOOK + "\n" + LS + SECOND + PWD
+
+
+def _prompt(recalled: Recalled | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
+    return Prompt(array("I", ids), "cold", False, HEAD, recalled or Recalled(chain=b"c" * 16))
+
+
+def _generation(
+    voice: Voice = HERMES,
+    *,
+    prompt: Prompt | None = None,
+    owner: Owner = OWNER,
+    stop: tuple[str, ...] = (),
+) -> Generation:
+    numbers = count()
+    request = Request("m", tools=(TOOL,), sampling=Sampling(stop=stop))
+    return Generation(
+        voice,
+        prompt or _prompt(),
+        owner,
+        request,
+        entry_id="entry-1",
+        new_call_id=lambda: f"toolu_{next(numbers)}",
+    )
+
+
+def _feed(made: Generation, ids: Sequence[int], step: int = 1) -> list[Event]:
+    events: list[Event] = []
+    for at in range(0, len(ids), step):
+        events += made.feed(ids[at : at + step])
+    return events
+
+
+def _entry(ids: Sequence[int], step: int = 1) -> Entry:
+    made = _generation()
+    _feed(made, ids, step)
+    made.finish("stop" if made.stopped else "length")
+    return made.entry(5.0)
+
+
+def test_the_entry_of_a_turn() -> None:
+    ids = BYTES.encode(WHOLE)
+    entry = _entry([*ids, STOP])
+    assert list(unpack(entry.generated)) == ids
+    assert entry.stop == STOP
+    assert (entry.id, entry.tenant, entry.model) == ("entry-1", "t", "model-1")
+    assert (entry.created, entry.head, entry.before) == (5.0, b"head", b"c" * 16)
+    assert entry.finish == "tool_calls"
+    assert [(s.kind, s.shown) for s in entry.spans] == [
+        ("reasoning", "Hm, é 🦜."),
+        ("text", "I look."),
+        ("call", '{"command": "ls 漢"}'),
+        ("reasoning", "Oh."),
+        ("call", '{"command": "pwd"}'),
+    ]
+    assert "".join(span.raw for span in entry.spans) == WHOLE
+    assert [(s.name, s.id) for s in entry.spans if s.kind == "call"] == [
+        ("run", "toolu_0"),
+        ("run", "toolu_1"),
+    ]
+    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == (None, 0, [1, 2, 3])
+
+
+def test_the_chain_is_what_a_client_will_show() -> None:
+    entry = _entry([*BYTES.encode(WHOLE), STOP])
+    shown = Turn(
+        "assistant",
+        (
+            TextBlock("I look."),
+            ToolCallBlock("x", "run", '{"command":"ls 漢"}'),
+            ToolCallBlock("y", "run", '{"command":"pwd"}'),
+        ),
+    )
+    assert entry.chain == link(b"key", b"c" * 16, see(shown).digest)
+
+
+def test_how_far_the_tokens_of_a_span_reach() -> None:
+    told = ""
+    for span in _entry([*BYTES.encode(WHOLE), STOP]).spans:
+        told += span.raw
+        assert span.tokens == len(BYTES.encode(told))
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_spans_do_not_depend_on_how_the_tokens_came(cuts: list[int]) -> None:
+    """A character may be split over two feeds, a marker never is."""
+    ids = [*BYTES.encode(WHOLE), STOP]
+    made = _generation()
+    at = 0
+    for size in [*cuts, len(ids)]:
+        made.feed(ids[at : at + size])
+        at += size
+    made.finish("stop")
+    assert made.entry(5.0) == _entry(ids)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 500])
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p.name == "Qwen3"], ids=lambda p: p.name)
+def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
+    """Real tokens, sampled oddly and split inside characters."""
+    require(pair)
+    real = model(pair)
+    tokenizer = real.tokenizer
+    ids = OddSpelling(tokenizer, seed=3, share=0.6).split(tokenizer.encode(WHOLE))
+    voice = Voice(tokenizer, real.stop_ids, "hermes", "qwen3", "m")
+    made = _generation(voice)
+    _feed(made, ids, step)
+    made.finish("length")
+    entry = made.entry()
+    assert list(unpack(entry.generated)) == ids
+    told = ""
+    for span in entry.spans:
+        told += span.raw
+        spelled = tokenizer.decode(ids[: span.tokens])
+        assert told.startswith(spelled)
+        assert told.removeprefix(spelled).strip() == ""
+
+
+def test_thoughts_are_sealed_with_the_turn_up_to_them() -> None:
+    made = _generation()
+    ids = [*BYTES.encode(WHOLE), STOP]
+    ends = [e for e in _feed(made, ids) if isinstance(e, SpanEnd) and e.kind == "reasoning"]
+    assert len(ends) == 2
+    for number, end in enumerate(ends):
+        assert end.seal is not None
+        assert entry_id_of(end.seal) == "entry-1"
+        sealed = SEALER.open(end.seal, "t", "model-1")
+        assert isinstance(sealed, Sealed)
+        assert sealed.thought == number
+        assert (sealed.before, sealed.head, sealed.parent) == (b"c" * 16, b"head", None)
+        spelled = BYTES.decode(unpack(sealed.generated))
+        expected = FIRST if number == 0 else FIRST + LOOK + "\n" + LS + SECOND
+        assert spelled.strip() == expected.strip()
+        assert "".join(span.raw for span in sealed.spans).strip() == expected.strip()
+    assert SEALER.open(ends[0].seal or "", "u", "model-1") != sealed
+
+
+def test_a_seal_carries_the_tail_of_the_turn_before() -> None:
+    parent = _entry([*BYTES.encode(WHOLE), STOP])
+    made = _generation(prompt=_prompt(Recalled(parent=parent)))
+    events = _feed(made, BYTES.encode(FIRST + LOOK))
+    seal = next(e.seal for e in events if isinstance(e, SpanEnd))
+    sealed = SEALER.open(seal or "", "t", "model-1")
+    assert isinstance(sealed, Sealed)
+    assert sealed.parent == "entry-1"
+    tail = sealed.previous
+    assert tail is not None
+    assert (tail.entry, tail.stop) == ("entry-1", STOP)
+    assert tail.start == parent.spans[3].tokens
+    assert tail.spans == parent.spans[4:]
+    assert unpack(parent.generated)[tail.start :] == unpack(tail.generated)
+
+
+def test_without_a_sealer_there_are_no_seals() -> None:
+    events = _feed(_generation(owner=Owner("t", b"key")), BYTES.encode(FIRST + LOOK))
+    assert [e.seal for e in events if isinstance(e, SpanEnd)] == [None]
+
+
+def test_the_entry_grows_from_its_parent() -> None:
+    parent = _entry([*BYTES.encode(FIRST), STOP])
+    whole = array("I", [1, 2, 3, 4, 5])
+    recalled = Recalled(parent=parent, whole=whole)
+    grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, recalled)
+    made = _generation(prompt=grown)
+    made.finish()
+    entry = made.entry()
+    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == ("entry-1", 5, [6, 7])
+    cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, recalled)
+    made = _generation(prompt=cold)
+    made.finish()
+    entry = made.entry()
+    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == ("entry-1", 2, [9, 9])
+
+
+def test_what_comes_behind_the_stop_token_is_ignored() -> None:
+    made = _generation()
+    ids = BYTES.encode(LOOK)
+    events = made.feed([*ids, STOP, *BYTES.encode("and more")])
+    assert made.stopped
+    assert made.feed(BYTES.encode("and more")) == []
+    events += made.finish("stop")
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == LOOK
+    assert list(made.ids) == ids
+    assert made.entry().stop == STOP
+
+
+def test_a_turn_cut_by_length() -> None:
+    made = _generation()
+    cut = BYTES.encode(FIRST + LS)[:-10]
+    events = [*_feed(made, cut), *made.finish("length")]
+    assert not made.stopped
+    assert isinstance(events[-1], Finish)
+    assert not any(isinstance(event, CallClose) for event in events)
+    entry = made.entry()
+    assert (entry.stop, entry.finish) == (None, "length")
+    assert list(unpack(entry.generated)) == cut
+    assert entry.spans[-1].complete is False
+    assert entry.spans[-1].tokens == len(cut)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "told"),
+    [
+        (LOOK, "stop", "stop"),
+        (LOOK, None, "stop"),
+        (LOOK, "length", "length"),
+        (LOOK, "cancelled", "cancelled"),
+        (LS, "stop", "tool_calls"),
+        (LS, None, "tool_calls"),
+        (LS, "length", "length"),
+        (LS[:-30], "stop", "length"),
+        ("", "stop", "stop"),
+    ],
+)
+def test_why_it_ended(text: str, given: object, told: str) -> None:
+    made = _generation()
+    _feed(made, BYTES.encode(text))
+    assert made.finish(given)[-1] == Finish(told)  # type: ignore[arg-type]
+    assert made.entry().finish == made.message().finish == told
+
+
+def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
+    made = _generation()
+    half = "🦜".encode()[:2]
+    told = _feed(made, [*BYTES.encode("Ah "), *half])
+    told += made.finish("length")
+    assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah \ufffd"
+    assert list(made.ids)[-2:] == list(half)
+    assert made.entry().spans[-1].tokens == 5
+
+
+def test_a_stop_token_in_the_middle_of_a_character() -> None:
+    made = _generation()
+    told = [*made.feed([*BYTES.encode("Ah"), 0xF0, STOP]), *made.finish("stop")]
+    assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah\ufffd"
+
+
+def test_a_stop_token_that_is_a_marker_ends_the_call() -> None:
+    """gpt-oss ends a call with the token that ends its turn."""
+    controls = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>", "<|constrain|>")
+    tokenizer = ByteTokenizer(controls)
+    stop = tokenizer.controls["<|call|>"]
+    voice = Voice(tokenizer, frozenset({stop}), "harmony", "gpt_oss", "m")
+    made = _generation(voice)
+    ids = tokenizer.encode(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+        "<|channel|>commentary to=functions.run <|constrain|>json<|message|>"
+        '{"command": "ls"}'
+    )
+    events = [*_feed(made, [*ids, stop]), *made.finish("stop")]
+    assert any(isinstance(event, CallClose) for event in events)
+    entry = made.entry()
+    assert list(unpack(entry.generated)) == ids
+    assert (entry.stop, entry.finish) == (stop, "tool_calls")
+    assert [(s.kind, s.shown, s.complete) for s in entry.spans] == [
+        ("reasoning", "Hm.", True),
+        ("call", '{"command": "ls"}', True),
+    ]
+    assert entry.spans[-1].tokens == len(ids)
+
+
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.run:7<|tool_call_argument_begin|>"
+    '{"command": "ls"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+
+
+def test_the_models_own_ids_are_kept_beside_the_outward_ones() -> None:
+    tokenizer = _spelled(KIMI)
+    made = _generation(Voice(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    events = [*_feed(made, tokenizer.encode(KIMI)), *made.finish("stop")]
+    assert [e.id for e in events if e.type == "call_open"] == ["toolu_0"]
+    (span,) = made.entry().spans
+    assert (span.id, span.own_id, span.name) == ("toolu_0", "functions.run:7", "run")
+
+
+def _spelled(text: str) -> Tokenizer:
+    return ByteTokenizer(re.findall(r"<\|[a-z_]+\|>", text))
+
+
+def test_a_control_token_spelled_out_in_prose_is_prose() -> None:
+    tokenizer = _spelled(KIMI)
+    made = _generation(Voice(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    made.feed(tokenizer.encode_plain(KIMI))
+    made.finish("stop")
+    (span,) = made.entry().spans
+    assert (span.kind, span.shown) == ("text", KIMI)
+
+
+@pytest.mark.parametrize("step", [1, 2, 100])
+def test_a_stop_sequence_of_the_client(step: int) -> None:
+    made = _generation(stop=("STOP", "\n\nHuman:"))
+    ids = BYTES.encode("One\n\nTwo.\n\nHuman: more")
+    events = [*_feed(made, ids, step), *made.finish("stop")]
+    assert made.stopped
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)).strip() == "One\n\nTwo."
+    assert events[-1] == Finish("stop_sequence", "\n\nHuman:")
+    assert BYTES.decode(made.ids) == "One\n\nTwo."
+
+
+def test_no_stop_sequence_is_found_inside_a_marker() -> None:
+    made = _generation(stop=("think", "\n<"))
+    _feed(made, BYTES.encode(FIRST + LOOK))
+    made.finish("stop")
+    assert [(s.kind, s.shown) for s in made.entry().spans] == [
+        ("reasoning", "Hm, é 🦜."),
+        ("text", LOOK),
+    ]
+
+
+def test_a_message_of_nothing() -> None:
+    made = _generation()
+    assert made.finish("stop") == [Finish("stop")]
+    entry = made.entry()
+    assert (entry.generated, entry.spans) == (b"", ())
+    assert made.message().blocks == ()
+
+
+def test_blocks_of_the_message_have_the_outward_ids() -> None:
+    made = _generation()
+    _feed(made, BYTES.encode(WHOLE))
+    made.finish("stop")
+    blocks = made.message().blocks
+    assert [b.id for b in blocks if isinstance(b, ToolCallBlock)] == ["toolu_0", "toolu_1"]
+    assert [b.text for b in blocks if isinstance(b, ReasoningBlock)] == ["Hm, é 🦜.", "Oh."]

@@ -1,0 +1,189 @@
+"""However a prompt came about, it is the one that the template would have written.
+
+A turn that the model wrote as its template writes it makes the two ways comparable: grown from
+what is known, or rendered from the beginning by a server that knows nothing.
+"""
+
+import json
+from array import array
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from forks import KEYS, Grove, Said, grove, results, run, user
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from models_at_hand import PAIRS, Pair, model, require
+
+from dovetail.catalog import Model
+from dovetail_model import (
+    OutputBlock,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+EXAMPLES = settings(
+    max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+
+WORDS = st.sampled_from(
+    ["Sure", "it is 42", "ünï", "漢字", "🦜", "a  b", "x\ny", "1.", "{}", "<b>", "don't", "`ls`"]
+)
+TEXT = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
+NUMBERS = st.integers(-9, 99)
+VALUES = st.one_of(TEXT, NUMBERS, st.booleans(), st.lists(NUMBERS, max_size=2))
+GIVEN = st.dictionaries(st.sampled_from(["command", "count", "extra"]), VALUES, max_size=3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the model says, and what comes back."""
+
+    thought: str
+    text: str
+    calls: tuple[dict[str, Any], ...]
+    answer: str
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    calls = draw(st.lists(GIVEN, max_size=2))
+    text = draw(TEXT) if not calls or draw(st.booleans()) else ""
+    return Step(draw(TEXT), text, tuple(calls), draw(TEXT))
+
+
+CONVERSATIONS = st.lists(steps(), min_size=1, max_size=3)
+
+
+def _blocks(step: Step, served: Model, *, thoughts: bool) -> list[OutputBlock]:
+    """The step as far as the template has a place for it."""
+    facts = served.facts
+    calls = step.calls if facts.many_calls else step.calls[:1]
+    text = step.text if facts.text_with_calls or not calls else ""
+    blocks: list[OutputBlock] = [ReasoningBlock(step.thought)] if thoughts else []
+    blocks += [TextBlock(text)] if text else []
+    return [*blocks, *(ToolCallBlock("", "run", json.dumps(call)) for call in calls)]
+
+
+def _behind(said: Said, step: Step) -> list[Turn]:
+    if said.calls:
+        return [results(said, *(f"{step.answer} {at}" for at in range(len(said.calls))))]
+    return [user(step.answer)]
+
+
+@cache
+def _cold(pair: Pair) -> Grove:
+    """A server that knows nothing of what it said."""
+    return grove("client", model=model(pair), keys=KEYS)
+
+
+async def _canonical(pair: Pair, before: list[Turn], said: Turn) -> list[int]:
+    """The ids that the template writes for a turn; none where it changes the prompt before it."""
+    cold = _cold(pair)
+    asked = (await cold.prepare(before)).prompt.ids
+    ids = [b.id for b in said.blocks if isinstance(b, ToolCallBlock)]
+    last = results_for(ids) if ids else user("x")
+    whole = (await cold.prepare([*before, said, last])).prompt.ids
+    stops = cold.model.stop_ids
+    rest = whole[len(asked) :]
+    if whole[: len(asked)] != asked or not stops & set(rest):
+        return []
+    return list(rest[: next(at for at, id in enumerate(rest) if id in stops) + 1])
+
+
+def results_for(ids: list[str]) -> Turn:
+    return Turn("tool", tuple(ToolResultBlock(id, (TextBlock("x"),)) for id in ids))
+
+
+# The template writes the system text into the user turn that is last of all, and nowhere else: its
+# own rendering of a tool loop has none.
+MOVING = ("Mistral-Nemo",)
+STEADY = [pair for pair in PAIRS if pair.name not in MOVING]
+
+
+@pytest.mark.parametrize("pair", STEADY, ids=lambda pair: pair.name)
+@given(conversation=CONVERSATIONS)
+@EXAMPLES
+def test_a_grown_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
+    """Where the generation prompt opens a thought, one is had; else the template would close it."""
+    require(pair)
+    served = model(pair)
+    thoughts = bool(served.facts.opens_thought)
+
+    async def check() -> int:
+        wood, cold = grove(model=served), _cold(pair)
+        said: Said | None = None
+        behind = [user("hi")]
+        compared = 0
+        for step in conversation:
+            turn = Turn("assistant", tuple(_numbered(_blocks(step, served, thoughts=thoughts))))
+            before = [*(said.history if said else ()), *behind]
+            ids = await _canonical(pair, before, turn)
+            if not ids:
+                break
+            said = await wood.say(said, behind, ids)
+            behind = _behind(said, step)
+            grown = await wood.prepare([*said.history, *behind])
+            plain = await cold.prepare([*said.history, *behind])
+            assert not plain.prompt.exact
+            if not grown.prompt.dropped:
+                assert grown.prompt.how == "grown"
+            assert grown.prompt.ids == plain.prompt.ids, _difference(
+                served, grown.prompt.ids, plain.prompt.ids
+            )
+            compared += 1
+        return compared
+
+    assume(run(check()) > 0)
+
+
+def _numbered(blocks: list[OutputBlock]) -> list[OutputBlock]:
+    numbered: list[OutputBlock] = []
+    for at, block in enumerate(blocks):
+        if isinstance(block, ToolCallBlock):
+            block = ToolCallBlock(f"c{at}", block.name, block.arguments)
+        numbered.append(block)
+    return numbered
+
+
+def _difference(served: Model, one: "array[int]", other: "array[int]") -> str:
+    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
+    around = [served.tokenizer.decode(ids[max(at - 8, 0) : at + 12]) for ids in (one, other)]
+    return f"{around[0]!r} and {around[1]!r}"
+
+
+DROPPING = [pair for pair in PAIRS if pair.reasoning_parser != "none"]
+
+
+@pytest.mark.parametrize("pair", DROPPING, ids=lambda pair: pair.name)
+@given(conversation=CONVERSATIONS)
+@EXAMPLES
+def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
+    require(pair)
+    served = model(pair)
+
+    async def check() -> None:
+        wood, cold = grove(model=served), _cold(pair)
+        said: Said | None = None
+        behind = [user("hi")]
+        for step in conversation:
+            said = await wood.say(said, behind, _blocks(step, served, thoughts=True))
+            behind = _behind(said, step)
+            for ending in (behind, [*behind, *_closing(said)]):
+                prepared = await wood.prepare([*said.history, *ending])
+                if prepared.prompt.how == "resumed":
+                    plain = await cold.prepare([*said.history, *ending])
+                    assert prepared.prompt.ids == plain.prompt.ids, _difference(
+                        served, prepared.prompt.ids, plain.prompt.ids
+                    )
+
+    run(check())
+
+
+def _closing(said: Said) -> list[Turn]:
+    """An answer of the client's own making, and another question."""
+    return [Turn("assistant", (TextBlock("Well."),)), user("And now?")] if said.calls else []

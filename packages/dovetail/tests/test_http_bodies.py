@@ -1,0 +1,231 @@
+"""Bodies: compressed in every way, malformed, too large, and larger than they look."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+
+import brotli  # type: ignore[import-untyped]
+import pytest
+import zstandard
+from http_stage import NAME, Reply, Stage, head, read_reply, run, serving
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.http import HttpOptions
+from dovetail.http.asgi import Message
+from dovetail.http.body import read_body
+from dovetail.http.errors import Disconnected, TooSlow
+from dovetail.http.exchange import Exchange
+from dovetail_model import DovetailError, TooLarge
+
+Compress = Callable[[bytes], bytes]
+
+BODY = json.dumps({"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+LIMIT = 1 << 20
+
+
+def raw_deflate(data: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(data) + compressor.flush()
+
+
+def two_members(data: bytes) -> bytes:
+    return gzip.compress(data[:10]) + gzip.compress(data[10:])
+
+
+def two_frames(data: bytes) -> bytes:
+    return zstandard.compress(data[:10]) + zstandard.compress(data[10:])
+
+
+CODINGS: list[tuple[str, Compress]] = [
+    ("gzip", gzip.compress),
+    ("x-gzip", gzip.compress),
+    ("gzip", two_members),
+    ("deflate", zlib.compress),
+    ("deflate", raw_deflate),
+    ("br", brotli.compress),
+    ("zstd", zstandard.compress),
+    ("zstd", two_frames),
+    ("ZSTD", zstandard.compress),
+    ("identity", bytes),
+    ("gzip, zstd", lambda data: zstandard.compress(gzip.compress(data))),
+    ("identity, br ,gzip", lambda data: gzip.compress(brotli.compress(data))),
+]
+
+
+async def chat(stage: Stage, body: bytes, **headers: str) -> Reply:
+    return await stage.ask("POST", "/v1/chat/completions", body, **headers)
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS)
+def test_every_coding_is_undone(coding: str, compress: Compress) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await chat(stage, compress(BODY), content_encoding=coding)
+            assert reply.status == 200
+            assert reply.json["choices"][0]["message"]["content"] == "Hello."
+
+    run(scene)
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS[:8])
+def test_a_bomb_is_refused(coding: str, compress: Compress) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
+            bomb = compress(b" " * (64 * LIMIT))
+            assert len(bomb) < LIMIT
+            reply = await chat(stage, bomb, content_encoding=coding)
+            assert reply.status == 413
+            assert reply.json["error"]["code"] == "request_too_large"
+
+    run(scene)
+
+
+def test_a_bomb_in_a_bomb_is_refused() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
+            bomb = gzip.compress(gzip.compress(b" " * (512 * LIMIT)))
+            assert (await chat(stage, bomb, content_encoding="gzip, gzip")).status == 413
+
+    run(scene)
+
+
+@pytest.mark.parametrize(("coding", "compress"), CODINGS[:8])
+@pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"\x00" + data])
+def test_a_damaged_body_is_the_clients_fault(
+    coding: str, compress: Compress, damage: Compress
+) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await chat(stage, damage(compress(BODY)), content_encoding=coding)
+            assert reply.status == 400
+            assert coding in reply.json["error"]["message"]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("coding", ["compress", "gzip, zip", "gzip,gzip,gzip,gzip,gzip"])
+def test_an_unknown_coding_is_told_apart(coding: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await chat(stage, BODY, content_encoding=coding)
+            assert reply.status == 415
+            assert reply.json["error"]["type"] == "invalid_request_error"
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'{"model": 1}', b"null"])
+def test_a_malformed_body_is_the_clients_fault(path: str, body: bytes) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.ask("POST", path, body)
+            assert reply.status == 400
+            assert reply.json["error"]["type"] == "invalid_request_error"
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/messages", "request_too_large"), ("/v1/chat/completions", "invalid_request_error")],
+)
+def test_a_body_over_the_limit_is_refused_before_it_has_come(path: str, kind: str) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
+            reader, writer = await stage.connect()
+            writer.write(head("POST", path, LIMIT + 1))
+            reply = await read_reply(reader)
+            writer.close()
+            assert reply.status == 413
+            assert reply.json["error"]["type"] == kind
+
+    run(scene)
+
+
+def test_a_body_of_no_given_length_is_bounded_too() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
+            reader, writer = await stage.connect()
+            lines = b"host: test\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(b"POST /v1/messages HTTP/1.1\r\n" + lines)
+            piece = b" " * (LIMIT // 4)
+            for _ in range(6):
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            reply = await read_reply(reader)
+            writer.close()
+            assert reply.status == 413
+
+    run(scene)
+
+
+def exchange(messages: Iterator[Message], coding: str = "") -> Exchange:
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"content-encoding", coding.encode())]
+    scope = {"method": "POST", "path": "/", "headers": headers}
+    return Exchange(scope, receive, send)
+
+
+def pieces(body: bytes, size: int) -> Iterator[Message]:
+    for at in range(0, max(1, len(body)), size):
+        yield {
+            "type": "http.request",
+            "body": body[at : at + size],
+            "more_body": at + size < len(body),
+        }
+
+
+@given(
+    data=st.binary(max_size=2000).map(lambda seed: seed * 3),
+    how=st.lists(st.sampled_from([0, 2, 3, 4, 5, 6, 7]), max_size=3),
+    size=st.integers(1, 700),
+)
+def test_any_chain_in_any_pieces_is_undone(data: bytes, how: list[int], size: int) -> None:
+    body, names = data, []
+    for at in how:
+        name, compress = CODINGS[at]
+        body = compress(body)
+        names.append(name)
+    read = read_body(exchange(pieces(body, size), ",".join(names)), LIMIT, 10)
+    assert asyncio.run(read) == data
+
+
+@given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate", "br", "zstd"]))
+def test_noise_is_refused_or_read(data: bytes, coding: str) -> None:
+    try:
+        found = asyncio.run(read_body(exchange(pieces(data, 100), coding), 1000, 10))
+    except DovetailError:
+        return
+    assert len(found) <= 1000
+
+
+def test_a_client_that_hangs_up_while_it_sends() -> None:
+    gone: list[Message] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    with pytest.raises(Disconnected):
+        asyncio.run(read_body(exchange(iter(gone)), 1000, 10))
+
+
+def test_a_client_that_never_ends_its_body() -> None:
+    with pytest.raises(TooSlow):
+        asyncio.run(read_body(exchange(iter(())), 1000, 0.01))
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    body = b"x" * 1000
+    assert asyncio.run(read_body(exchange(pieces(body, 10)), 1000, 10)) == body
+    with pytest.raises(TooLarge):
+        asyncio.run(read_body(exchange(pieces(body + b"x", 10)), 1000, 10))

@@ -1,0 +1,278 @@
+"""Refusals: keys, addresses, models, windows and limits, each in the client's own dialect."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from hashlib import sha256
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from http_stage import NAME, Stage, run, serving
+
+from dovetail.engines.engine import EngineRequest, Health, TokenDelta
+from dovetail.http import HttpOptions, Keys
+
+MESSAGE: Any = [{"role": "user", "content": "Hi"}]
+KEYS = Keys(["open-sesame"], [("team-a", sha256(b"key-a").digest())])
+
+
+def test_a_wrong_key_is_refused_in_each_dialect() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await stage.anthropic("wrong").messages.create(
+                    model=NAME, max_tokens=9, messages=MESSAGE
+                )
+            assert refused.value.body == {
+                "type": "error",
+                "error": {
+                    "type": "authentication_error",
+                    "message": "The API key is not known here.",
+                },
+            }
+            with pytest.raises(openai.AuthenticationError) as denied:
+                await stage.openai("wrong").chat.completions.create(model=NAME, messages=MESSAGE)
+            assert denied.value.code == "invalid_api_key"
+            assert not stage.engine.asked
+
+    run(scene)
+
+
+def test_keys_open_and_name_the_tenant() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            await stage.openai("key-a").chat.completions.create(model=NAME, messages=MESSAGE)
+            assert (await stage.ended.get())["tenant"] == "team-a"
+            await stage.anthropic("open-sesame").messages.create(
+                model=NAME, max_tokens=9, messages=MESSAGE
+            )
+            assert "tenant" not in await stage.ended.get()
+            reply = await stage.ask(
+                "GET", "/v1/models", x_api_key="stale", authorization="Bearer key-a"
+            )
+            assert reply.status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/health", 200),
+        ("/live", 200),
+        ("/ready", 200),
+        ("/metrics", 200),
+        ("/v1/models", 401),
+        ("/openapi.json", 401),
+        ("/nowhere", 404),
+    ],
+)
+def test_what_is_open_without_a_key(path: str, status: int) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            assert (await stage.ask("GET", path)).status == status
+
+    run(scene)
+
+
+def test_metrics_may_need_a_key() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS, metrics_need_key=True)) as stage:
+            assert (await stage.ask("GET", "/metrics")).status == 401
+            assert (await stage.ask("GET", "/metrics", x_api_key="key-a")).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_the_root_answers(method: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.ask(method, "/")
+            assert reply.status == 200
+            assert bool(reply.body) == (method == "GET")
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "kind"),
+    [
+        ("GET", "/v1/nowhere", {}, 404, "invalid_request_error"),
+        ("GET", "/v1/nowhere", {"anthropic_version": "1"}, 404, "not_found_error"),
+        ("POST", "/v1/messages/batches", {}, 404, "not_found_error"),
+        ("GET", "/v1/messages", {}, 405, "invalid_request_error"),
+        ("GET", "/v1/chat/completions", {}, 405, "invalid_request_error"),
+        ("DELETE", "/v1/models", {}, 405, "invalid_request_error"),
+        ("GET", "/v1/responses", {}, 405, "invalid_request_error"),
+        (
+            "GET",
+            "/v1/responses",
+            {"connection": "Upgrade", "upgrade": "websocket"},
+            426,
+            "invalid_request_error",
+        ),
+        ("GET", "/v1/models/un/known", {}, 404, "invalid_request_error"),
+        ("GET", "/v1/models/", {"anthropic_version": "1"}, 404, "not_found_error"),
+    ],
+)
+def test_wrong_addresses(
+    method: str, path: str, headers: dict[str, str], status: int, kind: str
+) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.ask(method, path, b"", **headers)
+            assert reply.status == status
+            assert reply.json["error"]["type"] == kind
+            assert ("allow" in reply.headers) == (status == 405)
+
+    run(scene)
+
+
+def test_an_unknown_model_is_told_with_the_known_ones() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            with pytest.raises(anthropic.NotFoundError, match=NAME):
+                await stage.anthropic().messages.create(
+                    model="gpt-9", max_tokens=9, messages=MESSAGE
+                )
+            with pytest.raises(openai.NotFoundError, match=NAME):
+                await stage.openai().chat.completions.create(model="gpt-9", messages=MESSAGE)
+            with pytest.raises(openai.NotFoundError, match=NAME):
+                await stage.openai().responses.create(model="gpt-9", input="Hi")
+            assert stage.metric(
+                "dovetail_requests_total",
+                model="",
+                endpoint="messages",
+                request_type="unary",
+                status="404",
+            )
+
+    run(scene)
+
+
+def test_an_overflow_as_each_client_needs_it() -> None:
+    async def scene() -> None:
+        async with serving(max_context=20) as stage:
+            with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens"):
+                await stage.anthropic().messages.create(model=NAME, max_tokens=9, messages=MESSAGE)
+            client = stage.openai()
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model=NAME, messages=MESSAGE, stream=True)
+            assert refused.value.code == "context_length_exceeded"
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(model=NAME, input="Hi")
+            stream = await client.responses.create(model=NAME, input="Hi", stream=True)
+            events: list[Any] = [event async for event in stream]
+            assert events[-1].type == "response.failed"
+            assert events[-1].response.error.code == "context_length_exceeded"
+
+    run(scene)
+
+
+def test_max_tokens_is_clamped_to_the_window() -> None:
+    async def scene() -> None:
+        async with serving(max_context=200) as stage:
+            await stage.anthropic().messages.create(model=NAME, max_tokens=20_000, messages=MESSAGE)
+            asked = stage.engine.asked[0]
+            assert asked.max_tokens == 200 - len(asked.prompt)
+
+    run(scene)
+
+
+def test_one_too_many_is_told_to_come_back() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_concurrent=1)) as stage:
+            done = asyncio.Event()
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                await done.wait()
+                yield TokenDelta([stage.engine.stop_id], finish="stop")
+
+            stage.engine.plan = play
+            client = stage.openai()
+            first = asyncio.create_task(
+                client.chat.completions.create(model=NAME, messages=MESSAGE)
+            )
+            await stage.engine.began.wait()
+            await _refused(stage)
+            done.set()
+            await first
+            await client.chat.completions.create(model=NAME, messages=MESSAGE)
+
+    run(scene)
+
+
+async def _refused(stage: Stage) -> None:
+    chat = {"model": NAME, "messages": MESSAGE}
+    reply = await stage.ask("POST", "/v1/chat/completions", chat)
+    assert (reply.status, reply.headers["retry-after"]) == (429, "2")
+    reply = await stage.ask("POST", "/v1/messages", {**chat, "max_tokens": 9, "stream": True})
+    assert (reply.status, reply.headers["retry-after"]) == (529, "2")
+    assert reply.json["error"]["type"] == "overloaded_error"
+    responses: dict[str, Any] = {"model": NAME, "input": "Hi"}
+    reply = await stage.ask("POST", "/v1/responses", {**responses, "stream": True})
+    assert reply.status == 200
+    assert b"rate_limit_exceeded" in reply.body
+    assert b"try again in 2s" in reply.body
+    assert (await stage.ask("POST", "/v1/responses", responses)).status == 429
+
+
+def test_a_response_that_is_not_kept_cannot_be_gone_on_from() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+                await stage.openai().responses.create(
+                    model=NAME, input="Hi", previous_response_id="resp_1"
+                )
+
+    run(scene)
+
+
+def test_an_engine_that_is_not_ready() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.state = Health(False, "loading")
+            for path in ("/health", "/ready"):
+                reply = await stage.ask("GET", path)
+                assert reply.status == 503
+                assert reply.json["engines"][0]["detail"] == "loading"
+            assert (await stage.ask("GET", "/live")).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("given", ["my-request-1", "", "white space", "x" * 200])
+def test_requests_have_ids(given: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            headers = {"x_request_id": given} if given else {}
+            reply = await stage.ask("GET", "/v1/models", b"", **headers)
+            kept = reply.headers["x-request-id"]
+            assert kept == reply.headers["request-id"]
+            assert (kept == given) == (given == "my-request-1")
+            assert (await stage.ended.get())["id"] == kept
+
+    run(scene)
+
+
+def test_the_document_names_every_address() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            document = (await stage.ask("GET", "/openapi.json")).json
+            known = {route.path.removesuffix("{model}") for route in stage.app.routes.all}
+            assert {path.removesuffix("{model}") for path in document["paths"]} == known
+            operations = [one for methods in document["paths"].values() for one in methods.values()]
+            assert len({one["operationId"] for one in operations}) == len(operations)
+
+    run(scene)
+
+
+def test_the_messages_api_can_be_left_out() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(messages_api=False)) as stage:
+            assert (await stage.ask("POST", "/v1/messages", {})).status == 404
+
+    run(scene)

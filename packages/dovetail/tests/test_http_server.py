@@ -1,0 +1,81 @@
+"""What comes before a request: headers without end, connections that say nothing, the lifespan."""
+
+import pytest
+from http_stage import head, read_reply, run, service, serving
+
+from dovetail.http import App
+from dovetail.http import server as server_module
+from dovetail.http.asgi import Message
+
+
+def test_headers_are_bounded() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(b"GET / HTTP/1.1\r\nx-long: " + b"x" * server_module.MAX_HEADER_BYTES)
+            reply = await read_reply(reader)
+            assert reply.status == 431
+            assert await reader.read() == b""
+            writer.close()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: te"])
+def test_headers_must_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HEADER_TIMEOUT", 0.02)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(sent)
+            assert (await read_reply(reader)).status == 408
+            assert await reader.read() == b""
+            writer.close()
+
+    run(scene)
+
+
+def test_a_connection_serves_one_request_after_the_other() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            for _ in range(3):
+                writer.write(head("GET", "/live", 0, {"connection": "keep-alive"}))
+                assert (await read_reply(reader)).status == 200
+            writer.close()
+
+    run(scene)
+
+
+def test_the_service_lives_as_long_as_the_server() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            assert (await stage.ask("GET", "/live")).status == 200
+            assert stage.engine.started
+            assert not stage.engine.stopped
+        assert stage.engine.stopped
+
+    run(scene)
+
+
+def test_a_service_that_cannot_start_says_why() -> None:
+    async def scene() -> None:
+        made, engine = service()
+
+        async def fail() -> None:
+            raise RuntimeError("no weights")
+
+        engine.start = fail  # type: ignore[method-assign]
+        told: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "lifespan.startup"}
+
+        async def send(message: Message) -> None:
+            told.append(message)
+
+        await App(made)({"type": "lifespan"}, receive, send)
+        assert told == [{"type": "lifespan.startup.failed", "message": "no weights"}]
+
+    run(scene)

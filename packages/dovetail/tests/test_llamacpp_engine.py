@@ -1,0 +1,257 @@
+"""The embedded engine with real weights: what it says, that its ids are exact, that it lets go."""
+
+import asyncio
+import json
+import os
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import pytest
+from llamacpp_at_hand import (
+    CONTEXT,
+    END,
+    WEIGHTS,
+    Player,
+    all_ids,
+    collect,
+    load_tokenizer,
+    need_weights,
+    request,
+)
+
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
+from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail_model import ContextOverflow, InvalidRequest, Unsupported
+
+FRANCE = "The capital of France is"
+HERMES = r"""
+root ::= "<tool_call>\n" call "\n</tool_call>"
+call ::= "{\"name\": \"read_file\", \"arguments\": {\"path\": \"" name "\"}}"
+name ::= [a-z]{1,8} ".py"
+"""
+
+
+@pytest.fixture(scope="module")
+def player() -> Iterator[Player]:
+    need_weights()
+    tokenizer = load_tokenizer()
+    # One thread: several wait for each other, and a busy machine makes that slow.
+    options = LlamaCppOptions(slots=2, batch=64, threads=1)
+    engine = LlamaCppEngine(WEIGHTS, tokenizer, context_length=CONTEXT, options=options)
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        yield Player(runner, engine, tokenizer)
+        runner.run(engine.stop())
+
+
+def test_real_answer(player: Player) -> None:
+    deltas = player.play(request(player.ids(FRANCE), 8))
+    text = player.tokenizer.decode(all_ids(deltas))
+    assert "Paris" in text
+    assert deltas[-1].finish == "length"
+    assert len(all_ids(deltas)) == 8
+
+
+def test_turn_ends_with_its_stop_id(player: Player) -> None:
+    deltas = player.play(request(player.chat("What is the capital of France?")))
+    ids = all_ids(deltas)
+    assert ids[-1] == END
+    assert END not in ids[:-1]
+    assert [delta.finish for delta in deltas] == [None] * (len(deltas) - 1) + ["stop"]
+    assert player.tokenizer.encode(player.tokenizer.decode(ids)) == ids
+
+
+def test_stop_id_that_llama_does_not_know_ends_the_turn(player: Player) -> None:
+    plain = all_ids(player.play(request(player.ids(FRANCE), 8)))
+    asked = request(player.ids(FRANCE), 8)
+    stop = plain[2]
+    asked = EngineRequest("r", asked.prompt, 8, sampling=asked.sampling, stop_ids=frozenset({stop}))
+    deltas = player.play(asked)
+    assert all_ids(deltas) == plain[: plain.index(stop) + 1]
+    assert deltas[-1].finish == "stop"
+
+
+def test_second_turn_finds_the_first_in_the_cache(player: Player) -> None:
+    prompt = player.chat("Name three colours.")
+    first = player.play(request(prompt, 12, session="colours"))
+    said = all_ids(first)
+    other = player.play(request(player.chat("Name a river."), 4, session="rivers"))
+    assert other[0].cached is not None
+    grown = prompt + array("i", said) + player.ids("\nAnd one more:")
+    again = player.play(request(grown, 4, session="colours"))
+    # The last id was sampled but never read by the model.
+    assert again[0].cached is not None
+    assert again[0].cached >= len(prompt) + len(said) - 1
+    assert [delta.cached for delta in again[1:]] == [None] * (len(again) - 1)
+
+
+def test_sessions_beyond_the_slots_keep_their_cache(player: Player) -> None:
+    prompts = [player.chat(f"Tell me about the number {n}. " * 8) for n in range(3)]
+    for number, prompt in enumerate(prompts):
+        player.play(request(prompt, 1, session=f"s{number}"))
+    again = player.play(request(prompts[0], 1, session="s0"))
+    assert again[0].cached is not None
+    assert again[0].cached >= len(prompts[0]) - 1
+
+
+def test_ids_of_split_characters_are_found_again(player: Player) -> None:
+    deltas = player.play(request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"'))
+    ids = all_ids(deltas)
+    said = b"".join(player.tokenizer.bytes_of(id) for id in ids[:-1])
+    assert said.decode() == "a🦜é漢b"
+    assert len(ids) > 6  # as many as the stream alone would have told
+    assert all(delta.exact for delta in deltas)
+    # What was told is what stands in llama.cpp's own cache, id by id.
+    prompt = player.ids("Say it:") + array("i", ids)
+    again = player.play(request(prompt, 1))
+    assert again[0].cached == len(prompt) - 1
+
+
+@pytest.mark.parametrize("limit", range(1, 11))
+def test_limit_inside_a_character(player: Player, limit: int) -> None:
+    asked = request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"')
+    whole = all_ids(player.play(asked))
+    cut = player.play(request(asked.prompt, limit, grammar='root ::= "a🦜é漢b"'))
+    assert all_ids(cut) == whole[:limit]
+    assert cut[-1].finish == "length"
+    assert all(delta.exact for delta in cut)
+
+
+def test_ambiguous_character_is_marked(player: Player) -> None:
+    deltas = player.play(request(player.ids("Say it:"), grammar='root ::= "🥰!"'))
+    assert player.tokenizer.decode(all_ids(deltas)[:-1]) == "🥰!"
+    assert [delta.exact for delta in deltas if delta.ids].count(False) == 1
+    health = player.runner.run(player.engine.health())
+    assert health.facts is not None
+    assert health.facts["ids_doubtful"] == 1
+    assert health.facts["ids_recovered"] > 0
+
+
+def test_grammar_forces_a_call(player: Player) -> None:
+    deltas = player.play(request(player.chat("Read a file."), grammar=HERMES))
+    text = player.tokenizer.decode(all_ids(deltas)[:-1])
+    inner = text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert json.loads(inner)["name"] == "read_file"
+    assert deltas[-1].finish == "stop"
+
+
+def test_logprobs_one_for_each_id(player: Player) -> None:
+    deltas = player.play(request(player.ids(FRANCE), 4, logprobs=2))
+    for delta in deltas:
+        assert len(delta.logprobs) == len(delta.ids)
+    first = deltas[0].logprobs[0]
+    assert first.token == player.tokenizer.decode(deltas[0].ids[:1])
+    assert len(first.top) == 2
+    assert first.top[0] == (first.token, first.logprob)
+
+
+def test_logprobs_of_lost_ids(player: Player) -> None:
+    deltas = player.play(request(player.ids("Say:"), logprobs=0, grammar='root ::= "🦜"'))
+    parrot = deltas[0]
+    assert len(parrot.logprobs) == len(parrot.ids) == 3
+    assert [one.logprob for one in parrot.logprobs[:2]] == [-9999.0, -9999.0]
+    assert -100 < parrot.logprobs[2].logprob < 0
+    assert parrot.logprobs[2].top == ()
+
+
+def test_overflow(player: Player) -> None:
+    long = array("i", [100] * CONTEXT)
+    with pytest.raises(ContextOverflow, match="prompt is too long: 512 tokens > 511 maximum"):
+        player.play(request(long))
+
+
+def test_window_ends_the_turn(player: Player) -> None:
+    deltas = player.play(request(array("i", [100] * (CONTEXT - 3)), 50))
+    assert deltas[-1].finish == "length"
+    assert 1 <= len(all_ids(deltas)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("constraint", "error"),
+    [
+        (Constraint("gbnf", "root ::= (("), InvalidRequest),
+        (Constraint("lark", 'start: "a"'), Unsupported),
+    ],
+)
+def test_constraints_that_are_not_taken(
+    player: Player, constraint: Constraint, error: type[Exception]
+) -> None:
+    asked = EngineRequest("r", player.ids(FRANCE), 4, constraint=constraint)
+    with pytest.raises(error):
+        player.play(asked)
+    assert player.play(request(player.ids(FRANCE), 1))[-1].finish == "length"
+
+
+def test_closing_frees_the_slot(player: Player) -> None:
+    async def main() -> None:
+        for _ in range(4):  # more than there are slots
+            async with aclosing(player.engine.generate(request(prompt, 900))) as deltas:
+                first = await anext(deltas)
+                assert first.finish is None
+        # Both slots are asked for at once; neither is held by what nobody reads.
+        both = [collect(player.engine, request(prompt, 2)) for _ in range(2)]
+        assert [len(all_ids(deltas)) for deltas in await asyncio.gather(*both)] == [2, 2]
+        await idle(player.engine)
+
+    prompt = player.ids("Once upon a time")
+    player.runner.run(main())
+
+
+def test_cancel_while_the_prompt_is_read(player: Player) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(collect(player.engine, request(prompt, 5)))
+        async for slot in watch(player.engine):
+            if slot["is_processing"]:
+                break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(player.engine)
+
+    prompt = array("i", [200 + n % 700 for n in range(CONTEXT - 10)])
+    player.runner.run(main())
+
+
+def test_two_at_once(player: Player) -> None:
+    async def main() -> list[list[TokenDelta]]:
+        asked = [request(player.ids(text), 8) for text in (FRANCE, "Two plus two is")]
+        return await asyncio.gather(*(collect(player.engine, one) for one in asked * 2))
+
+    results = player.runner.run(main())
+    texts = [player.tokenizer.decode(all_ids(deltas)) for deltas in results]
+    assert "Paris" in texts[0]
+    assert "Paris" in texts[2]
+    assert texts[1] == texts[3]
+    assert all(deltas[-1].finish is not None for deltas in results)
+
+
+def test_key_is_asked_for(player: Player) -> None:
+    endpoint = player.engine.endpoint
+    assert endpoint is not None
+    assert endpoint.socket is not None
+    assert os.stat(os.path.dirname(endpoint.socket)).st_mode & 0o077 == 0
+    assert "Bearer" not in repr(endpoint)
+    for headers in ({}, {"authorization": "Bearer no"}):
+        stranger = Endpoint(socket=endpoint.socket, headers=headers)
+        status, _ = player.runner.run(fetch(stranger, Call("POST", "/completion", b"{}")))
+        assert status == 401
+
+
+async def watch(engine: LlamaCppEngine) -> AsyncIterator[dict[str, bool]]:
+    """The slots as llama.cpp sees them, again and again."""
+    assert engine.endpoint is not None
+    while True:
+        _, content = await fetch(engine.endpoint, Call("GET", "/slots"))
+        for slot in json.loads(content):
+            yield slot
+
+
+async def idle(engine: LlamaCppEngine) -> None:
+    """Returns when llama.cpp works on nothing; the test's time limit is the judge."""
+    quiet = 0
+    async for slot in watch(engine):
+        quiet = 0 if slot["is_processing"] else quiet + 1
+        if quiet >= 4:
+            return

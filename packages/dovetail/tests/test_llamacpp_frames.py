@@ -1,0 +1,189 @@
+"""Frames of llama.cpp's stream as deltas, and requests in its words."""
+
+import json
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.llamacpp.completion import body, refusal
+from dovetail.engines.llamacpp.frames import FrameReader
+from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Sampling,
+    TokenLogprob,
+    Unsupported,
+)
+from dovetail_tokenizers import ByteTokenizer
+
+BYTES = ByteTokenizer()
+ASK = EngineRequest("r", array("i", [1, 2]), 10, stop_ids=frozenset({0}))
+
+
+def token(text: str, ids: list[int], count: int, **more: Any) -> dict[str, Any]:
+    return {"content": text, "tokens": ids, "stop": False, "tokens_predicted": count, **more}
+
+
+def end(kind: str, count: int, **more: Any) -> dict[str, Any]:
+    return {"content": "", "tokens": [], "stop": True, "stop_type": kind} | {
+        "tokens_predicted": count,
+        **more,
+    }
+
+
+def read(frames: list[dict[str, Any]], ask: EngineRequest = ASK) -> list[TokenDelta]:
+    """The deltas up to the one with a finish, as the engine reads them."""
+    reader, deltas = FrameReader(ask, BYTES, Recovery(BYTES)), []
+    for frame in frames:
+        delta = reader.read(json.dumps(frame))
+        if delta is not None:
+            deltas.append(delta)
+            if delta.finish is not None:
+                break
+    return deltas
+
+
+PROGRESS = token("", [0], 0, prompt_progress={"total": 2, "cache": 1, "processed": 2})
+A, B = token("a", [97], 1), token("b", [98], 2)
+LATE = end("limit", 0, timings={"cache_n": 7})
+CASES: list[tuple[str, list[dict[str, Any]], list[TokenDelta]]] = [
+    (
+        "progress is no token, and tells what was cached once",
+        [PROGRESS, PROGRESS, A, B],
+        [TokenDelta([97], cached=1), TokenDelta([98])],
+    ),
+    (
+        "a stop id ends the turn",
+        [A, token("", [0], 2), B],
+        [
+            TokenDelta([97]),
+            TokenDelta([0], finish="stop"),
+        ],
+    ),
+    (
+        "a stop id among others",
+        [token("a?b", [97, 0, 98], 3)],
+        [
+            TokenDelta([97, 0], finish="stop"),
+        ],
+    ),
+    (
+        "an end that only llama.cpp knows",
+        [A, end("eos", 1)],
+        [
+            TokenDelta([97]),
+            TokenDelta([], finish="stop"),
+        ],
+    ),
+    (
+        "the window is full",
+        [A, end("limit", 1)],
+        [
+            TokenDelta([97]),
+            TokenDelta([], finish="length"),
+        ],
+    ),
+    (
+        "lost ids are found",
+        [A, token("é", [0xA9], 3), token("b", [98], 4)],
+        [
+            TokenDelta([97]),
+            TokenDelta([0xC3, 0xA9]),
+            TokenDelta([98]),
+        ],
+    ),
+    (
+        "lost ids at the end are told",
+        [A, end("limit", 3)],
+        [
+            TokenDelta([97]),
+            TokenDelta([], finish="length", exact=False),
+        ],
+    ),
+    (
+        "cached is told late if it was not before",
+        [LATE],
+        [
+            TokenDelta([], finish="length", cached=7),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("frames", "deltas"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_deltas(frames: list[dict[str, Any]], deltas: list[TokenDelta]) -> None:
+    assert read(frames) == deltas
+
+
+@pytest.mark.parametrize(("limit", "ids"), [(1, [97]), (2, [97, 0xC3]), (3, [97, 0xC3, 0xA9])])
+def test_limit(limit: int, ids: list[int]) -> None:
+    ask = msgspec.structs.replace(ASK, max_tokens=limit)
+    deltas = read([A, token("é", [0xA9], 3), B], ask)
+    assert [id for delta in deltas for id in delta.ids] == ids
+    assert deltas[-1].finish == "length"
+
+
+def test_stop_id_beyond_the_limit_is_not_seen() -> None:
+    ask = msgspec.structs.replace(ASK, max_tokens=1)
+    assert read([token("ab", [97, 0], 2)], ask) == [TokenDelta([97], finish="length")]
+
+
+def test_logprobs() -> None:
+    top = [{"id": 97, "token": "a", "logprob": -0.5}, {"id": 98, "token": "b", "logprob": -1.5}]
+    told = [{"id": 97, "token": "a", "logprob": -0.5, "top_logprobs": top}]
+    frame = token("a", [97], 1, completion_probabilities=told)
+    for wanted, tops in [(0, ()), (1, (("a", -0.5),)), (5, (("a", -0.5), ("b", -1.5)))]:
+        ask = msgspec.structs.replace(ASK, sampling=Sampling(logprobs=wanted))
+        assert read([frame], ask)[0].logprobs == (TokenLogprob("a", -0.5, tops),)
+    assert read([frame])[0].logprobs == ()
+
+
+ERRORS: list[tuple[int, dict[str, Any] | str, type[DovetailError]]] = [
+    (400, {"code": 400, "type": "exceed_context_size_error", "message": "x"}, ContextOverflow),
+    (400, {"code": 400, "type": "invalid_request_error", "message": "x"}, InvalidRequest),
+    (503, {"code": 503, "type": "unavailable_error", "message": "x"}, EngineUnavailable),
+    (500, {"code": 500, "type": "server_error", "message": "x"}, EngineError),
+    (502, "<html>", EngineError),
+]
+
+
+@pytest.mark.parametrize(("status", "fault", "kind"), ERRORS)
+def test_errors(status: int, fault: dict[str, Any] | str, kind: type[DovetailError]) -> None:
+    content = fault if isinstance(fault, str) else json.dumps({"error": fault})
+    assert type(refusal(status, content.encode())) is kind
+    with pytest.raises(kind):
+        FrameReader(ASK, BYTES, Recovery(BYTES)).read(content)
+
+
+def test_request_in_its_words() -> None:
+    sampling = Sampling(
+        temperature=0.0, top_k=5, repetition_penalty=1.1, seed=-1, logprobs=0, stop=("x",)
+    )
+    ask = msgspec.structs.replace(
+        ASK, sampling=sampling, constraint=Constraint("gbnf", 'root ::= "a"')
+    )
+    sent = json.loads(body(ask, 3))
+    assert sent == {
+        "prompt": [1, 2],
+        "n_predict": 13,
+        "id_slot": 3,
+        "stream": True,
+        "cache_prompt": True,
+        "return_tokens": True,
+        "return_progress": True,
+        "temperature": 0.0,
+        "top_k": 5,
+        "repeat_penalty": 1.1,
+        "seed": 2**32 - 2,
+        "n_probs": 1,
+        "grammar": 'root ::= "a"',
+    }
+    with pytest.raises(Unsupported, match="no json_schema constraints"):
+        body(msgspec.structs.replace(ASK, constraint=Constraint("json_schema", "{}")), 0)

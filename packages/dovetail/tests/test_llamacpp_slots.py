@@ -1,0 +1,128 @@
+"""Which slot a session gets, and how long a window fits."""
+
+import asyncio
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engines.llamacpp.sizing import cache_bytes_per_token, window
+from dovetail.engines.llamacpp.slots import Slots, common_length
+
+
+def ids(*values: int) -> "array[int]":
+    return array("i", values)
+
+
+async def visit(slots: Slots, session: str | None, prompt: "array[int]", said: int = 9) -> int:
+    slot = await slots.take(session, prompt)
+    slots.give_back(slot, ids(said))
+    return slot.number
+
+
+def test_sessions_come_back() -> None:
+    async def main() -> None:
+        slots = Slots(3)
+        one = await visit(slots, "one", ids(1, 2, 3))
+        two = await visit(slots, "two", ids(1, 2, 4))
+        assert one != two
+        # Another beginning, as after a compaction, is still the session's.
+        assert await visit(slots, "one", ids(7, 7)) == one
+        assert await visit(slots, "two", ids(1, 2, 4, 9, 5)) == two
+
+    asyncio.run(main())
+
+
+def test_without_a_session_the_content_decides() -> None:
+    async def main() -> None:
+        slots = Slots(2)
+        first = await visit(slots, None, ids(1, 2, 3, 4))
+        second = await visit(slots, None, ids(1, 8, 8, 8))  # begins alike, is another
+        assert first != second
+        assert await visit(slots, None, ids(1, 2, 3, 4, 9, 6)) == first
+        assert await visit(slots, None, ids(1, 8, 8, 8, 9, 6)) == second
+        assert await visit(slots, None, ids(5, 5)) == first  # the one unused for longest
+
+    asyncio.run(main())
+
+
+def test_own_slot_busy_takes_another() -> None:
+    async def main() -> None:
+        slots = Slots(2)
+        one = await slots.take("s", ids(1))
+        two = await slots.take("s", ids(1))
+        assert {one.number, two.number} == {0, 1}
+        assert slots.busy == 2
+
+    asyncio.run(main())
+
+
+def test_waiting_in_line_and_giving_up() -> None:
+    async def main() -> None:
+        slots = Slots(1)
+        slot = await slots.take("a", ids(1))
+        order: list[str] = []
+
+        async def wait(name: str) -> None:
+            got = await slots.take(name, ids(1))
+            order.append(name)
+            slots.give_back(got, ids())
+
+        tasks = [asyncio.create_task(wait(name)) for name in "bcd"]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        slots.give_back(slot, ids())
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["b", "d"]
+        assert slots.busy == 0
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_common_length(one: list[int], other: list[int]) -> None:
+    plain = next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
+    assert common_length(array("i", one), array("i", other)) == plain
+
+
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.context_length": 131072,
+    "llama.block_count": 32,
+    "llama.embedding_length": 4096,
+    "llama.attention.head_count": 32,
+    "llama.attention.head_count_kv": 8,
+}
+GB = 1 << 30
+
+
+def test_bytes_per_token() -> None:
+    assert cache_bytes_per_token(LLAMA) == 128 * 1024
+    layers = {**LLAMA, "llama.attention.head_count_kv": [8] * 16 + [0] * 16}
+    assert cache_bytes_per_token(layers) == 64 * 1024
+    wide = {**LLAMA, "llama.attention.key_length": 256, "llama.attention.value_length": 256}
+    assert cache_bytes_per_token(wide) == 256 * 1024
+    assert cache_bytes_per_token({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "slots", "expected"),
+    [
+        (None, 2, 131072),
+        (400 * GB, 2, 131072),
+        (20 * GB, 1, 98304),
+        (20 * GB, 2, 49152),
+        (0, 1, 4096),
+    ],
+)
+def test_window(tmp_path: Path, free: int | None, slots: int, expected: int) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    assert window(LLAMA, model, slots, free) == expected
+    small = {**LLAMA, "llama.context_length": 2048}
+    assert window(small, model, slots, free) == 2048

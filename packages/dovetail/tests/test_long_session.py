@@ -1,0 +1,62 @@
+"""Two hundred turns: exact to the end, and the last turn costs what the first one did."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from long_session import LOOP, Cost, play_long
+from matrix import OFF
+from models_at_hand import PAIRS, Pair, require
+
+TURNS = 200
+KEEPS = [pair for pair in PAIRS if pair.name in ("Ministral-3", "GLM-4.7")]
+DROPS = [pair for pair in PAIRS if pair.name == "Qwen3"]
+
+
+@cache
+def session(pair: Pair) -> list[Cost]:
+    require(pair)
+    return asyncio.run(play_long(pair, TURNS))
+
+
+@pytest.mark.parametrize("pair", KEEPS, ids=lambda pair: pair.name)
+def test_every_turn_is_exact_to_the_end(pair: Pair) -> None:
+    costs = session(pair)
+    assert [at for at, cost in enumerate(costs) if not cost.exact] == []
+    assert {cost.how for cost in costs[1:]} == {"grown"}
+    assert costs[-1].prompt > 100_000
+
+
+@pytest.mark.parametrize("pair", DROPS, ids=lambda pair: pair.name)
+def test_only_the_users_turns_are_not_where_the_policy_drops_thoughts(pair: Pair) -> None:
+    costs = session(pair)
+    inexact = [at for at, cost in enumerate(costs) if not cost.exact]
+    assert inexact == list(range(LOOP, TURNS, LOOP))
+    assert {costs[at].how for at in inexact} == {"resumed"}
+
+
+@pytest.mark.parametrize("pair", KEEPS + DROPS, ids=lambda pair: pair.name)
+@pytest.mark.parametrize("work", ["encoded", "rendered", "stored", "prefilled"])
+def test_the_work_of_a_turn_does_not_grow_with_the_session(pair: Pair, work: str) -> None:
+    costs = session(pair)
+    done: Callable[[int], int] = lambda at: int(getattr(costs[at], work))  # noqa: E731
+    for at in range(TURNS - LOOP, TURNS):  # numbers have more digits by now, hence the margin
+        assert done(at) <= 1.2 * done(LOOP + at % LOOP) + 16, at
+
+
+@pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
+def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -> None:
+    require(pair)
+    stored = [cost.stored for cost in asyncio.run(play_long(pair, 40, OFF))]
+    assert max(stored[-LOOP:]) <= 1.2 * max(stored[LOOP : 2 * LOOP])
+
+
+@pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
+def test_memory_grows_evenly(pair: Pair) -> None:
+    require(pair)
+    costs = asyncio.run(play_long(pair, 70, memory=True))
+    used = [cost.memory for cost in costs]
+    early, late = used[29] - used[9], used[69] - used[49]
+    assert late < 1.5 * early
+    assert late / 20 < 100 << 10  # bytes a turn, the client's own history among them

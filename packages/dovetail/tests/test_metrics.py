@@ -1,0 +1,182 @@
+"""Numbers and lines: what a request leaves behind, and that it leaves no payload."""
+
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+from http_stage import CALL, NAME, run, serving
+from prometheus_client.parser import text_string_to_metric_families
+
+from dovetail.http import HttpOptions
+from dovetail.log import JsonLines, Logfmt, configure, request_fields
+from dovetail.metrics import GAPS, Metrics
+from dovetail.request_end import RequestEnd
+from dovetail.stability import REASONS
+from dovetail_model import Usage
+
+SECRET = "the secret word is xylophone"
+BODY: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": SECRET}]}
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_stream_is_counted() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says("Hello, world.", cached=16)
+            await stage.ask("POST", "/v1/chat/completions", {**BODY, "stream": True})
+            reply = await stage.ask("GET", "/metrics")
+            assert reply.headers["content-type"].startswith("text/plain")
+            found = samples(reply.body.decode())
+            of = (("model", NAME),)
+            labels = {
+                "endpoint": "chat_completions",
+                "model": NAME,
+                "request_type": "stream",
+                "status": "200",
+            }
+            assert found["dovetail_requests_total", tuple(labels.items())] == 1
+            assert found["dovetail_time_to_first_token_seconds_count", of] == 1
+            assert found["dovetail_input_sequence_tokens_sum", of] == len(
+                stage.engine.asked[0].prompt
+            )
+            assert found["dovetail_output_sequence_tokens_sum", of] == len("Hello, world.") + 1
+            assert found["dovetail_cached_tokens_sum", of] == 16
+            assert found["dovetail_inter_token_latency_seconds_count", of] > 2
+            assert found["dovetail_queued_requests", ()] == 0
+            reason = (("model", NAME), ("reason", "first"))
+            assert found["dovetail_prefix_reasons_total", reason] == 1
+
+    run(scene)
+
+
+def test_parser_diagnostics_are_counted_by_code() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says(CALL.removesuffix("\n</tool_call>")[:-8])
+            tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+            await stage.ask("POST", "/v1/chat/completions", {**BODY, "tools": [tool]})
+            text = (await stage.ask("GET", "/metrics")).body.decode()
+            assert any(name == "dovetail_parser_diagnostics_total" for name, _ in samples(text))
+
+    run(scene)
+
+
+def test_what_clients_write_never_becomes_a_label() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            await stage.ask("POST", "/v1/chat/completions", {**BODY, "model": "xylophone"})
+            await stage.ask("GET", "/xylophone")
+            assert b"xylophone" not in (await stage.ask("GET", "/metrics")).body
+
+    run(scene)
+
+
+def test_the_line_of_a_request() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(log_prefix=True)) as stage:
+            await stage.ask(
+                "POST", "/v1/chat/completions", BODY, x_session_id="s-1", x_request_id="r-1"
+            )
+            line = await stage.ended.get()
+            assert (line["id"], line["session"], line["model"]) == ("r-1", "s-1", NAME)
+            assert (line["endpoint"], line["status"]) == ("chat_completions", 200)
+            assert (line["finish"], line["output"]) == ("stop", len("Hello.") + 1)
+            assert line["input"] == len(stage.engine.asked[0].prompt)
+            assert line["prefix"].startswith("prefix: first prompt of the session")
+            assert line["ttft_ms"] <= line["duration_ms"]
+            assert "xylophone" not in json.dumps(line)
+
+    run(scene)
+
+
+def record(**fields: Any) -> logging.LogRecord:
+    made = logging.LogRecord("dovetail.request", logging.INFO, "", 0, "request", None, None)
+    made.fields = fields
+    return made
+
+
+def test_logfmt_quotes_what_would_break_a_line() -> None:
+    line = Logfmt().format(record(session='a"b\nc d', tokens=3, stream=True, model="x/y"))
+    assert "\n" not in line
+    assert line.endswith(r'event=request session="a\"b\nc d" tokens=3 stream=true model=x/y')
+
+
+def test_json_lines() -> None:
+    line = json.loads(JsonLines().format(record(session="a\nb", tokens=3)))
+    assert (line["event"], line["session"], line["tokens"]) == ("request", "a\nb", 3)
+
+
+@pytest.mark.parametrize("form", ["logfmt", "json"])
+def test_configure_sends_everything_to_one_place(form: Any) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    try:
+        configure(form, "warning", stream)
+        logging.getLogger("other").info("quiet")
+        try:
+            raise ValueError("why")
+        except ValueError:
+            logging.getLogger("other").exception("loud")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert "loud" in text
+    assert "ValueError: why" in text
+
+
+def test_a_line_leaves_out_what_is_not_known() -> None:
+    end = RequestEnd(id="r", endpoint="models", status=200, duration=0.5)
+    assert request_fields(end) == {
+        "id": "r",
+        "endpoint": "models",
+        "status": 200,
+        "stream": False,
+        "duration_ms": 500.0,
+    }
+
+
+def test_gaps_are_cumulative() -> None:
+    metrics = Metrics()
+    gaps = metrics.gaps("m")
+    for place in (0, 2, 2, len(GAPS)):
+        gaps.counts[place] += 1
+    gaps.sum = 99.5
+    found = samples(metrics.render()[0].decode())
+    name = "dovetail_inter_token_latency_seconds"
+    bounds = {
+        dict(labels)["le"]: value for (n, labels), value in found.items() if n == f"{name}_bucket"
+    }
+    assert (bounds["0.0005"], bounds["0.002"], bounds["5.0"], bounds["+Inf"]) == (1, 3, 3, 4)
+    assert found[f"{name}_sum", (("model", "m"),)] == 99.5
+
+
+def test_reasons_are_a_closed_set() -> None:
+    metrics = Metrics()
+    for reason in (None, *REASONS):
+        metrics.prompted("m", reason, {"exact": 1}, 0)
+    text = metrics.render()[0].decode()
+    assert text.count("dovetail_prefix_reasons_total{") == len(REASONS) + 1
+
+
+def test_usage_is_told_only_where_known() -> None:
+    end = RequestEnd(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
+    assert request_fields(end)["output"] == 2
+    assert "reasoning" not in request_fields(end)
+
+
+def test_openmetrics_where_the_client_asks_for_it() -> None:
+    body, kind = Metrics().render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")

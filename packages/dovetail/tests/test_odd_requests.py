@@ -1,0 +1,204 @@
+"""Requests of clients that have lost their way: a prompt, or a clear error, and no one dies."""
+
+from contextlib import nullcontext, suppress
+
+import pytest
+from forks import (
+    RUN,
+    grove,
+    results,
+    run,
+    user,
+)
+from models_at_hand import PAIRS, Pair, model, require
+
+from dovetail.catalog import Model
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail_model import (
+    InvalidRequest,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+
+def _preparer(served: Model) -> Preparer:
+    return Preparer(served, Ledger(MemoryStore()), Keyring([b"a" * 32]))
+
+
+def _deep(levels: int) -> str:
+    return '{"command": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
+
+
+ODD_ARGUMENTS = {
+    "nested 100": _deep(100),
+    "nested 400": _deep(400),
+    "nested 900": _deep(900),
+    "nested 5000": _deep(5000),
+    "lists": '{"command": ' + "[" * 700 + "]" * 700 + "}",
+    "a huge number": '{"command": ' + "9" * 4000 + "}",
+    "a monstrous number": '{"command": ' + "9" * 6000 + "}",
+    "a huge exponent": '{"command": 1e999}',
+    "not a number": '{"command": NaN, "x": -Infinity}',
+    "lone surrogates": '{"command": "\\ud800", "\\udfff": 1}',
+    "a raw lone surrogate": '{"command": "\ud800"}',
+    "twice the same key": '{"command": 1, "command": 2}',
+    "no object": "[1, 2]",
+    "a string": '"ls"',
+    "null": "null",
+    "nothing": "",
+    "no JSON": '{"command": ',
+    "an empty key": '{"": {"": ""}}',
+    "control characters": '{"command": "\\u0000\\u0007\\u001b"}',
+}
+
+
+TOO_DEEP = ("nested 400", "nested 900", "lists")
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_odd_arguments_never_raise(pair: Pair) -> None:
+    """But for what nests deeper than a template can go: that is the client's fault."""
+    require(pair)
+    preparer = _preparer(model(pair))
+    for kind, arguments in ODD_ARGUMENTS.items():
+        call = ToolCallBlock("call_1", "run", arguments)
+        turns = (
+            user("hi"),
+            Turn("assistant", (call,)),
+            Turn("tool", (ToolResultBlock("call_1", (TextBlock("x"),)),)),
+        )
+        too_deep = suppress(InvalidRequest) if pair.name == "Gemma-4" else nullcontext()
+        with too_deep if kind in TOO_DEEP else nullcontext():
+            prepared = run(preparer.prepare(Request("m", turns, tools=(RUN,))))
+            assert len(prepared.prompt.ids) > 0, kind
+
+
+@pytest.mark.parametrize("kind", ODD_ARGUMENTS)
+def test_odd_arguments_that_the_model_wrote(kind: str) -> None:
+    arguments = ODD_ARGUMENTS[kind].encode("utf-8", "replace").decode()
+
+    async def check() -> None:
+        wood = grove()
+        text = f'<tool_call>\n{{"name": "run", "arguments": {arguments}}}\n</tool_call>'
+        said = await wood.say(None, [user("hi")], text)
+        behind = [results(said, *("x" for _ in said.calls))] if said.calls else [user("so?")]
+        prepared = await wood.prepare([*said.history, *behind])
+        assert prepared.prompt.exact == {1}
+
+    run(check())
+
+
+NOTHING: dict[str, tuple[Turn, ...]] = {
+    "no turns": (),
+    "an empty user": (Turn("user", (TextBlock(""),)),),
+    "a user without blocks": (Turn("user", ()),),
+}
+ODD: dict[str, tuple[Turn, ...]] = {
+    "blank": (Turn("user", (TextBlock(" \n"),)), Turn("assistant", (TextBlock(""),)), user("x")),
+    "an assistant first": (Turn("assistant", (TextBlock("Hello!"),)), user("hi")),
+    "assistants in a row": (
+        user("hi"),
+        Turn("assistant", (TextBlock("a"),)),
+        Turn("assistant", (TextBlock("b"),)),
+        user("x"),
+    ),
+    "a result for nothing": (Turn("tool", (ToolResultBlock("call_9", (TextBlock("x"),)),)),),
+    "a result without text": (
+        user("hi"),
+        Turn("assistant", (ToolCallBlock("c", "run", "{}"),)),
+        Turn("tool", (ToolResultBlock("c", ()),)),
+    ),
+    "a call without a result": (
+        user("hi"),
+        Turn("assistant", (ToolCallBlock("c", "run", "{}"),)),
+        user("Stop!"),
+    ),
+    "a call without a name": (
+        user("hi"),
+        Turn("assistant", (ToolCallBlock("", "", "{}"),)),
+        Turn("tool", (ToolResultBlock("", (TextBlock("x"),)),)),
+    ),
+    "an empty thought": (
+        user("hi"),
+        Turn("assistant", (ReasoningBlock("", ""), TextBlock("x"))),
+        user("x"),
+    ),
+    "only a thought": (user("hi"), Turn("assistant", (ReasoningBlock("Hm"),)), user("x")),
+    "systems everywhere": (
+        Turn("system", (TextBlock("a"),)),
+        user("hi"),
+        Turn("system", (TextBlock("b"),)),
+        Turn("assistant", (TextBlock("x"),)),
+        Turn("developer", (TextBlock("c"),)),
+        user("x"),
+    ),
+    "lone surrogates": (user("a\ud800b"), Turn("assistant", (TextBlock("\udfff"),)), user("x")),
+    "a prefill": (user("hi"), Turn("assistant", (TextBlock("Well"),))),
+    "a prefilled thought": (user("hi"), Turn("assistant", (ReasoningBlock("Hm"),))),
+    "a prefilled call": (user("hi"), Turn("assistant", (ToolCallBlock("c", "run", "{}"),))),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_nothing_said_is_a_prompt_or_a_clear_error(pair: Pair) -> None:
+    """A few templates can do nothing without a message."""
+    require(pair)
+    preparer = _preparer(model(pair))
+    for turns in NOTHING.values():
+        with suppress(InvalidRequest):
+            run(preparer.prepare(Request("m", turns, tools=(RUN,))))
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_odd_conversations_never_raise(pair: Pair, kind: str) -> None:
+    require(pair)
+    preparer = _preparer(model(pair))
+    for tools in ((RUN,), ()):
+        request = Request("m", ODD[kind], tools=tools)
+        prepared = run(preparer.prepare(request))
+        text = model(pair).tokenizer.decode(prepared.prompt.ids)
+        for turn in ODD[kind]:
+            for block in turn.blocks:
+                if turn.role == "user" and isinstance(block, TextBlock) and block.text.isalnum():
+                    assert block.text in text
+
+
+def test_ten_thousand_turns() -> None:
+    async def check() -> None:
+        wood = grove()
+        history = [
+            turn
+            for at in range(5000)
+            for turn in (user(f"q{at}"), Turn("assistant", (TextBlock(f"a{at}"),)))
+        ]
+        prepared = await wood.prepare([*history, user("last")], session="s")
+        said = await wood.say(None, [*history, user("last")], "<think>\nfirst\n</think>\n\nok")
+        grown = await wood.prepare([*said.history, user("more")], session="s")
+        assert grown.prompt.how == "grown"
+        whole = prepared.prompt.ids + said.ids
+        assert grown.prompt.ids[: len(whole)] == whole
+
+    run(check())
+
+
+def test_a_prefill_of_what_the_model_said() -> None:
+    """The client sends back our own turn and wants more of it."""
+
+    async def check() -> None:
+        wood = grove()
+        one = await wood.say(None, [user("hi")], "<think>\nfirst\n</think>\n\nok")
+        other = await wood.say(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
+        prepared = await wood.prepare(other.history)
+        text = wood.text(prepared)
+        assert text.endswith("done")
+        assert text.count("<|im_start|>assistant") == 2
+
+    run(check())

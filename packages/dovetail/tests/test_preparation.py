@@ -1,0 +1,362 @@
+"""Requests prepared from end to end: switches, policies, and what the doctor says of them."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
+from models_at_hand import PAIRS, TOKENIZERS, model, require
+from playing import Player
+
+from dovetail.catalog import Model, load_model
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer, Settings
+from dovetail.renderers import Renderers
+from dovetail.rendering.writing import TurnWriter
+from dovetail_model import (
+    Identity,
+    InvalidRequest,
+    OutputBlock,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    Thinking,
+    ToolCallBlock,
+    ToolSpec,
+    Turn,
+)
+
+THINK = ReasoningBlock("Let me look.")
+CALL = ToolCallBlock("", "run_command", '{"command": "ls"}')
+DONE = TextBlock("It is done.")
+HI = (Turn("user", (TextBlock("Hi."),)),)
+SMOLLM2 = TOKENIZERS / "smollm2" / "smollm2.gguf"
+
+
+def _model(name: str) -> Model:
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    require(pair)
+    return model(pair)
+
+
+def _player(
+    served: Model, settings: Settings | None = None, clock: Callable[[], float] = lambda: 0.0
+) -> Player:
+    preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"k" * 32]), settings, clock=clock)
+    writer = TurnWriter(served.tool_parser, served.reasoning_parser)
+    return Player(preparer, served.tokenizer, min(served.stop_ids), writer)
+
+
+async def _step(player: Player, agent: Any, *blocks: OutputBlock) -> Any:
+    """The model says something, and its calls are answered."""
+    played = await player.answer(agent, blocks)
+    if played.heard:
+        agent.answer([(call, "a file") for call in played.heard])
+    return played
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def _request(**changes: Any) -> Request:
+    return Request(**{"model": "m", "turns": HI, **changes})
+
+
+def test_silence_about_thinking_means_what_the_session_said() -> None:
+    async def main() -> None:
+        served = _model("Qwen3")
+        preparer = _player(served).preparer
+        off, silent = Thinking(enabled=False), Thinking()
+
+        async def end(thinking: Thinking, session: str | None, agent: str | None = None) -> str:
+            identity = Identity(session=session, agent=agent)
+            made = await preparer.prepare(_request(thinking=thinking, identity=identity))
+            return served.tokenizer.decode(made.prompt.ids[-12:])
+
+        opened, closed = await end(silent, None), await end(off, None)
+        assert "</think>" not in opened
+        assert "</think>" in closed
+        assert await end(silent, "s") == opened
+        assert await end(off, "s") == closed
+        assert await end(silent, "s") == closed
+        assert await end(silent, "s", "agent-1") == opened
+        assert await end(silent, "other") == opened
+        assert await end(Thinking(enabled=True), "s") == opened
+        assert await end(silent, "s") == opened
+        assert await end(silent, None) == opened
+
+    _run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "closed"),
+    [
+        (Settings(), False),
+        (Settings(default_thinking="disabled"), True),
+        (Settings(template_switches={"enable_thinking": False}), True),
+    ],
+)
+def test_what_the_operator_decides(settings: Settings, closed: bool) -> None:
+    async def main() -> None:
+        served = _model("Qwen3")
+        preparer = _player(served, settings).preparer
+        silent = (await preparer.prepare(_request())).prompt
+        assert ("</think>" in served.tokenizer.decode(silent.ids[-12:])) is closed
+        asked = (await preparer.prepare(_request(thinking=Thinking(enabled=True)))).prompt
+        assert "</think>" not in served.tokenizer.decode(asked.ids[-12:])
+
+    _run(main())
+
+
+def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -> None:
+    served = _model("GLM-4.7")
+    renderers = Renderers(served)
+    usual = renderers.of(True, served.switches)
+    assert usual is renderers.usual
+    assert not usual.keeps(True)
+    kept = renderers.of(True, {**served.switches, **usual.facts.keep_switches})
+    assert kept is not usual
+    assert kept.keeps(True)
+    assert renderers.of(True, {**served.switches, "unread": 1}) is usual
+    assert renderers.of(True, {**served.switches, **usual.facts.keep_switches}) is kept
+
+
+def test_keep_all_keeps_the_thoughts_of_a_finished_loop() -> None:
+    """Claude Code asks for it with every request; a template without a switch has its way."""
+
+    async def main() -> None:
+        for name, kept in (("GLM-4.7", True), ("Qwen3", False)):
+            player, agent = _player(_model(name)), ClaudeCode()
+            agent.ask("Go.")
+            await _step(player, agent, THINK, CALL)
+            last = await _step(player, agent, THINK, DONE)
+            agent.ask("On.")
+            made = await player.prepare(agent)
+            assert (made.prompt.ids[: len(last.whole)] == last.whole) is kept
+            assert made.prompt.how == ("grown" if kept else "resumed")
+            assert made.diagnosis.reason == (None if kept else "policy")
+            assert made.prompt.dropped is not kept
+
+    _run(main())
+
+
+def test_a_tool_step_is_grown_and_tells_so() -> None:
+    async def main() -> None:
+        player, agent = _player(_model("Qwen3")), ClaudeCode()
+        agent.ask("Go.")
+        first = await player.prepare(agent)
+        assert (first.diagnosis.reason, first.prompt.how) == ("first", "cold")
+        played = await _step(player, agent, THINK, CALL)
+        made = await player.prepare(agent)
+        assert (made.prompt.how, set(made.prompt.exact)) == ("grown", {1})
+        assert made.prompt.reused == len(played.whole) == made.diagnosis.common
+        assert made.diagnosis.reason is None
+        assert made.prompt.ids[: len(played.whole)] == played.whole
+
+    _run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda agent: agent.restate("Another system text."), "header"),
+        (lambda agent: agent.tools.pop("edit_file"), "tools"),
+        (lambda agent: agent.history[0].update(content="Something else."), "history"),
+        (lambda agent: setattr(agent, "thinking_type", "disabled"), "switches"),
+        (lambda agent: None, None),
+    ],
+    ids=["header", "tools", "history", "switches", "nothing"],
+)
+def test_the_doctor_names_the_change(change: Callable[[Any], Any], reason: str | None) -> None:
+    async def main() -> None:
+        player, agent = _player(_model("Qwen3")), Switching()
+        agent.ask("Go.")
+        await _step(player, agent, THINK, CALL)
+        await _step(player, agent, THINK, CALL)
+        change(agent)
+        made = await player.prepare(agent)
+        assert made.diagnosis.reason == reason
+        assert made.prompt.how == ("grown" if reason is None else "iterated")
+        assert made.prompt.exact == ({3} if reason is None else {1, 3})
+
+    _run(main())
+
+
+class Switching(MessagesAgent):
+    """Says each time whether it wants thoughts."""
+
+    thinking_type = "adaptive"
+
+    def body(self) -> dict[str, Any]:
+        return {**super().body(), "thinking": {"type": self.thinking_type}}
+
+
+def test_tenants_do_not_share_turns() -> None:
+    async def main() -> None:
+        served = _model("Qwen3")
+        player, agent = _player(served), MessagesAgent()
+        agent.ask("Go.")
+        await _step(player, agent, THINK, CALL)
+        body, headers = agent.request()
+        request = agent.codec.decode(body, headers)
+        ours = await player.preparer.prepare(request)
+        identity = Identity(tenant="other", session=request.identity.session)
+        changed = Request("m", request.turns, request.system, request.tools, identity=identity)
+        theirs = await player.preparer.prepare(changed)
+        assert ours.prompt.how == "grown"
+        assert theirs.prompt.how != "grown"
+        assert theirs.diagnosis.reason == "first"
+        assert theirs.diagnosis.shared == 0
+        assert "seal_foreign" in theirs.prompt.notes
+
+    _run(main())
+
+
+class Clock:
+    """Told what time it is."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_thoughts_are_cleared_once_when_a_session_comes_back_late() -> None:
+    async def main() -> None:
+        clock = Clock()
+        served = _model("Qwen3")
+        player = _player(served, Settings(resume_drop_thinking=3600.0), clock)
+        agent = MessagesAgent()
+        agent.ask("Go.")
+        await _step(player, agent, THINK, CALL)
+        clock.now += 3599
+        soon = await player.prepare(agent)
+        assert (soon.prompt.how, soon.diagnosis.reason) == ("grown", None)
+        await _step(player, agent, THINK, CALL)
+        clock.now += 3600
+        late = await player.prepare(agent)
+        assert (late.prompt.how, late.diagnosis.reason) == ("cold", "resume")
+        text = served.tokenizer.decode(late.prompt.ids)
+        assert "Let me look." not in text
+        assert "a file" in text
+        played = await _step(player, agent, ReasoningBlock("Again."), CALL)
+        assert played.prepared.prompt.ids == late.prompt.ids
+        after = await player.prepare(agent)
+        assert (after.prompt.how, after.diagnosis.reason) == ("grown", None)
+        assert after.prompt.ids[: len(played.whole)] == played.whole
+        clock.now += 100_000
+        again = await player.prepare(agent)
+        assert again.diagnosis.reason == "resume"
+        assert "Again." not in served.tokenizer.decode(again.prompt.ids)
+
+    _run(main())
+
+
+def test_nothing_is_cleared_where_there_are_no_thoughts_or_it_is_off() -> None:
+    async def main() -> None:
+        for settings, blocks in (
+            (Settings(), (THINK, CALL)),
+            (Settings(resume_drop_thinking=60.0), (CALL,)),
+        ):
+            clock = Clock()
+            player, agent = _player(_model("Qwen3"), settings, clock), PlainChat()
+            agent.ask("Go.")
+            await _step(player, agent, *blocks)
+            clock.now += 1e9
+            assert (await player.prepare(agent)).prompt.how == "grown"
+
+    _run(main())
+
+
+def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
+    async def main() -> None:
+        _model("Qwen3")
+        text = (
+            "{% if odd %}{{ raise_exception('Not so odd.') }}{% endif %}"
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+            "{% endfor %}"
+        )
+        (tmp_path / "odd.jinja").write_text(text)
+        served = load_model(TOKENIZERS / "qwen3", custom_template=tmp_path / "odd.jinja")
+        preparer = _player(served).preparer
+        await preparer.prepare(_request())
+        odd = _request(thinking=Thinking(template_kwargs={"odd": True}))
+        with pytest.raises(InvalidRequest, match=r"template refuses.*Not so odd") as caught:
+            await preparer.prepare(odd)
+        assert caught.value.kind == "invalid_request"
+
+    _run(main())
+
+
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="no SmolLM2 at hand: make tokenizers")
+def test_a_template_without_tools_carries_a_tool_loop() -> None:
+    async def main() -> None:
+        served = load_model(SMOLLM2)
+        assert not served.facts.renders_tools
+        assert served.tool_parser == "hermes"
+        for kind in (MessagesAgent, ChatAgent, PlainChat):
+            player, agent = _player(served), kind()
+            agent.ask("Go.")
+            first = await player.prepare(agent)
+            offered = served.tokenizer.decode(first.prompt.ids)
+            assert '"name": "run_command"' in offered
+            assert agent.system in offered
+            played = await _step(player, agent, TextBlock("I look."), CALL)
+            assert [call.name for call in played.heard] == ["run_command"]
+            made = await player.prepare(agent)
+            assert (made.prompt.how, set(made.prompt.exact)) == ("grown", {1})
+            assert made.prompt.ids[: len(played.whole)] == played.whole
+            suffix = served.tokenizer.decode(made.prompt.ids[len(played.whole) :])
+            assert "a file" in suffix
+            last = await _step(player, agent, DONE)
+            agent.ask("On.")
+            made = await player.prepare(agent)
+            assert made.prompt.ids[: len(last.whole)] == last.whole
+            assert made.diagnosis.reason is None
+
+    _run(main())
+
+
+def test_counting_leaves_no_trace() -> None:
+    async def main() -> None:
+        served = _model("Qwen3")
+        player, agent = _player(served), MessagesAgent()
+        agent.ask("Go.")
+        body, headers = agent.request()
+        request = agent.codec.decode(body, headers)
+        counted = await player.preparer.count(request)
+        made = await player.preparer.prepare(request)
+        assert counted == len(made.prompt.ids)
+        assert made.diagnosis.reason == "first"
+
+    _run(main())
+
+
+def test_the_sighting_names_its_tenant() -> None:
+    async def main() -> None:
+        preparer = _player(_model("Qwen3")).preparer
+        identity = Identity(tenant="a", session="s")
+        seen = (await preparer.prepare(_request(identity=identity), "claude-code")).sighting
+        assert seen.session is not None
+        assert seen.session.startswith("a\0")
+        assert seen.harness == "a\0claude-code"
+        assert (await preparer.prepare(_request())).sighting.session is None
+
+    _run(main())
+
+
+def test_requests_with_and_without_tools_have_their_own_heads() -> None:
+    async def main() -> None:
+        preparer = _player(_model("Qwen3")).preparer
+        bare = (await preparer.prepare(_request())).prompt.head
+        tooled = (await preparer.prepare(_request(tools=(ToolSpec("f"),)))).prompt.head
+        assert (bare.system, bare.switches) == (tooled.system, tooled.switches)
+        assert bare.tools != tooled.tools
+        assert bare.whole != tooled.whole
+
+    _run(main())

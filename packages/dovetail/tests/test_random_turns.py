@@ -1,0 +1,85 @@
+"""Turns of random tokens through the whole way: ids to frames, a client, and back to a prompt.
+
+The long run is `tools/fuzz_turns.py`.
+"""
+
+import asyncio
+
+import pytest
+from agents import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, PlainChat
+from models_at_hand import PAIRS, Pair, available, model, require
+from playing import Player
+from wild_output import Tally, check_claims, check_raw, play
+
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.rendering.writing import TurnWriter
+
+SEEDS = {agent: 100 + at for at, agent in enumerate(AGENTS)}
+EDGES = [pair for pair in PAIRS if pair.name in ("Qwen3-Coder", "Ministral-3", "gpt-oss")]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_output_that_nobody_wrote_stays_as_it_was(pair: Pair) -> None:
+    require(pair)
+    tally = Tally()
+    for agent, seed in SEEDS.items():
+        asyncio.run(play(pair, agent, seed, 4, tally))
+    assert tally.turns == 4 * len(AGENTS)
+    assert tally.missed == 0
+
+
+def test_a_thought_alone_without_its_words_is_answered() -> None:
+    """OpenCode drops a cut call and the words of a thought: nothing visible is left of the turn."""
+    pair = next(pair for pair in PAIRS if pair.name == "Ministral-3")
+    require(pair)
+    opencode = next(agent for agent in AGENTS if agent.name == "opencode")
+    asyncio.run(play(pair, opencode, 2, 8, Tally()))
+
+
+def _edges(pair: Pair) -> dict[str, list[int]]:
+    """Ends of output that are easily got wrong."""
+    tokenizer = model(pair).tokenizer
+    stop = min(model(pair).stop_ids)
+    text = tokenizer.encode_plain("Sure: ")
+    parrot = tokenizer.encode_plain("🦜")
+    control = next(id for id in tokenizer.controls.values() if id not in model(pair).stop_ids)
+    return {
+        "nothing at all": [],
+        "the end at once": [stop],
+        "the end twice": [*text, stop, stop],
+        "text behind the end": [*text, stop, *text],
+        "white space": [*tokenizer.encode_plain(" \n\n "), stop],
+        "no end": text,
+        "half a character": [*text, *parrot[:1]],
+        "half a character, then the end": [*text, *parrot[:1], stop],
+        "half a character inside": [*text, *parrot[:1], *text, stop],
+        "half a character before a control token": [*text, *parrot[:1], control, *text, stop],
+        "a control token first": [control, *text, stop],
+        "a control token last": [*text, control, stop],
+        "an angle bracket": [*tokenizer.encode_plain("<"), stop],
+    }
+
+
+@pytest.mark.parametrize("agent", [MessagesAgent, ClaudeCode, Codex, PlainChat])
+@pytest.mark.parametrize("edge", _edges(available()[0]) if available() else ["none at hand"])
+@pytest.mark.parametrize("pair", EDGES, ids=lambda pair: pair.name)
+def test_odd_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
+    require(pair)
+    asyncio.run(_say_and_go_on(pair, _edges(pair)[edge], agent()))
+
+
+async def _say_and_go_on(pair: Pair, ids: list[int], agent: Agent) -> None:
+    served = model(pair)
+    preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"e" * 32]))
+    writer = TurnWriter(served.tool_parser, served.reasoning_parser)
+    player = Player(preparer, served.tokenizer, min(served.stop_ids), writer)
+    agent.ask("Hello?")
+    played = await player.say(agent, await player.prepare(agent), ids, step=1)
+    check_raw(served, played)
+    agent.ask("Go on.")
+    prepared = await player.prepare(agent)
+    check_claims(prepared, {played.generation.entry().id: played})
+    assert "Go on." in served.tokenizer.decode(prepared.prompt.ids)

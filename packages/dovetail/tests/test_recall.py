@@ -1,0 +1,321 @@
+"""Recognition in the small: what a prompt may go on from, and what it may not."""
+
+import asyncio
+from array import array
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from ledger_entries import turn as plain
+
+from dovetail.ledger.entry import Entry, Span, pack
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
+from dovetail.ledger.restore import Restorer
+from dovetail.ledger.seal import Sealed, Sealer
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.visible import link, see
+from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
+
+SCOPE = Scope("t", b"key", "m", b"head")
+GO = Turn("user", (TextBlock("Go."),))
+ON = Turn("user", (TextBlock("On."),))
+
+
+def _says(text: str, *, thought: str = "", seal: str | None = None) -> Turn:
+    thoughts = (ReasoningBlock(thought, seal),) if thought or seal else ()
+    return Turn("assistant", (*thoughts, TextBlock(text)))
+
+
+def _calls(id: str) -> Turn:
+    return Turn("assistant", (ToolCallBlock(id, "read", "{}"),))
+
+
+def _result(id: str, text: str = "R.") -> Turn:
+    return Turn("tool", (ToolResultBlock(id, (TextBlock(text),)),))
+
+
+def _seal(id: str) -> str:
+    sealed = Sealed(id, None, b"", (), b"", b"")
+    return Sealer(Keyring([b"k" * 32])).seal(sealed, "t", "m")
+
+
+class Desk:
+    """A ledger, and turns recorded as a generation records them."""
+
+    def __init__(self, replay: Replay = "auto") -> None:
+        self.ledger = Ledger(MemoryStore())
+        self.recaller = Recaller(self.ledger, Restorer(), replay=replay)
+
+    async def recall(self, *turns: Turn, scope: Scope = SCOPE) -> Recalled:
+        return await self.recaller.recall(turns, scope)
+
+    async def answer(
+        self, turns: Sequence[Turn], said: Turn, id: str, *, ids: Sequence[int], **changes: Any
+    ) -> Entry:
+        """The turn that was generated behind these, with what was recalled of them."""
+        recalled = await self.recall(*turns)
+        spans = tuple(_span(block) for block in said.blocks)
+        prompt = (recalled.whole or array("I")) + array("I", [900 + len(turns)])
+        entry = plain(
+            id,
+            parent=recalled.parent.id if recalled.parent else None,
+            keep=len(recalled.whole or ()),
+            suffix=pack([900 + len(turns)]),
+            generated=pack(ids),
+            spans=spans,
+            before=recalled.chain,
+            chain=link(b"key", recalled.chain, see(said).digest),
+            line=recalled.line,
+            head=b"head",
+        )
+        entry = msgspec.structs.replace(entry, **changes)
+        await self.ledger.record(entry, prompt)
+        return entry
+
+
+def _span(block: Any) -> Span:
+    match block:
+        case TextBlock(text=text):
+            return Span("text", text, text)
+        case ReasoningBlock(text=text):
+            return Span("reasoning", text, text)
+        case call:
+            return Span("call", "", call.arguments, name=call.name, id=call.id)
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    async def main() -> None:
+        found = await Desk().recall()
+        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+        found = await Desk().recall(GO, _says("Yes."), ON)
+        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+        assert len(found.digests) == 3
+
+    _run(main())
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_prompt_goes_on_from_the_last_turn(session: str | None) -> None:
+    async def main() -> None:
+        desk = Desk()
+        scope = replace(SCOPE, session=session)
+        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        turns = [GO, _calls("c1"), _result("c1")]
+        two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
+        found = await desk.recall(*turns, scope=scope)
+        assert (found.anchor, found.parent, found.calls) == (1, one, 0)
+        assert list(found.whole or ()) == [901, 1]
+        found = await desk.recall(*turns, _says("Yes."), ON, scope=scope)
+        assert (found.anchor, found.parent, found.calls) == (3, two, 1)
+        assert list(found.whole or ()) == [901, 1, 903, 2]
+        assert found.known == {3: two}
+
+    _run(main())
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "another tenant": {"tenant": "u"},
+    "another key": {"key": b"other"},
+    "another model": {"model": "n"},
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=list(OTHERS))
+def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _says("Yes."), "e1", ids=[1])
+        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, **change))
+        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+
+    _run(main())
+
+
+def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
+    async def main() -> None:
+        desk = Desk()
+        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        turns = [GO, _calls("c1"), _result("c1")]
+        two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
+        other = replace(SCOPE, head=b"other")
+        found = await desk.recall(*turns, _says("Yes."), ON, scope=other)
+        assert (found.anchor, found.known) == (None, {1: one, 3: two})
+        assert found.parent == two
+        assert list(found.whole or ()) == [901, 1, 903, 2]
+        later = replace(other, start=2)
+        assert (await desk.recall(*turns, _says("Yes."), ON, scope=later)).known == {3: two}
+
+    _run(main())
+
+
+def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
+    """A handle still tells whose it is; what came before it is no longer what it was."""
+
+    async def main() -> None:
+        desk = Desk()
+        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        two = await desk.answer([GO, _calls("c1"), _result("c1")], _calls("c2"), "e2", ids=[2])
+        edited = [GO, _calls("c1"), _result("c1", "Edited."), _calls("c2"), _result("c2")]
+        found = await desk.recall(*edited)
+        assert found.anchor == 1
+        assert found.known == {1: one}
+        other = replace(SCOPE, head=b"other")
+        assert (await desk.recall(*edited, scope=other)).known == {1: one, 3: two}
+
+    _run(main())
+
+
+def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
+    """Equal words, other thoughts before them: the prompt is not the one it was."""
+
+    async def main() -> None:
+        desk = Desk()
+        seals = [_seal("e1"), _seal("e2")]
+        first = await desk.answer([GO], _says("A.", thought="X."), "e1", ids=[1])
+        await desk.answer([GO], _says("A.", thought="Y."), "e2", ids=[2])
+        mine = [GO, _says("A.", seal=seals[0]), ON]
+        third = await desk.answer(mine, _says("B.", thought="Z."), "e3", ids=[3])
+        again = [*mine, _says("B.", seal=_seal("e3")), GO]
+        found = await desk.recall(*again)
+        assert (found.anchor, found.parent) == (3, third)
+        other = [GO, _says("A.", seal=seals[1]), ON, _says("B.", seal=_seal("e3")), GO]
+        found = await desk.recall(*other)
+        assert found.anchor != 3
+        assert list(found.whole or ())[:2] != [901, 1]
+        assert (await desk.recall(*mine)).parent == first
+
+    _run(main())
+
+
+def test_two_that_look_the_same_are_neither() -> None:
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _says("A.", thought="X."), "e1", ids=[1])
+        await desk.answer([GO], _says("A.", thought="Y."), "e2", ids=[2])
+        found = await desk.recall(GO, _says("A."), ON)
+        assert (found.known, found.notes) == ({}, ("ambiguous_turn",))
+        found = await desk.recall(GO, _says("A.", thought="Y."), ON)
+        assert found.parent is not None
+        assert found.parent.id == "e2"
+
+    _run(main())
+
+
+def test_two_of_the_same_tokens_are_one() -> None:
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _says("A."), "e1", ids=[1])
+        await desk.answer([GO], _says("A."), "e2", ids=[1])
+        found = await desk.recall(GO, _says("A."), ON)
+        assert found.anchor == 1
+
+    _run(main())
+
+
+def test_a_double_that_comes_later_is_seen() -> None:
+    """A turn known by its looks alone, in a session that is still going on."""
+
+    async def main() -> None:
+        desk = Desk()
+        scope = replace(SCOPE, session="s")
+        turns = [GO, _says("A."), ON, _says("B."), GO, _says("C."), ON]
+        await desk.answer(turns[:1], _says("A.", thought="X."), "e1", ids=[1])
+        assert (await desk.recall(*turns[:3], scope=scope)).anchor == 1
+        await desk.recall(*turns, scope=scope)
+        await desk.answer(turns[:1], _says("A.", thought="Y."), "e2", ids=[2])
+        found = await desk.recall(*turns, scope=scope)
+        assert (found.anchor, found.known) == (None, {})
+
+    _run(main())
+
+
+def test_the_clients_copy_counts_where_it_was_edited() -> None:
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
+        found = await desk.recall(GO, edited, _result("c1"))
+        assert (found.known, found.notes) == ({}, ("edited_turn",))
+
+    _run(main())
+
+
+def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
+    async def main() -> None:
+        desk = Desk("exact")
+        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
+        found = await desk.recall(GO, edited, _result("c1"))
+        assert (found.anchor, found.known, found.notes) == (1, {1: one}, ())
+
+    _run(main())
+
+
+def test_replay_client_takes_nothing() -> None:
+    async def main() -> None:
+        desk = Desk("client")
+        await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        found = await desk.recall(GO, _calls("c1"), _result("c1"))
+        assert (found.known, found.anchor, found.base) == ({}, None, None)
+        known = await Desk().recall(GO, _calls("c1"), _result("c1"))
+        assert found.chain == known.chain
+
+    _run(main())
+
+
+def test_the_base_is_the_prompt_that_answered_the_user_before() -> None:
+    """Where a template drops at a user turn, what stands before the last loop is still known."""
+
+    async def main() -> None:
+        desk = Desk()
+        loop = [GO, _calls("c1"), _result("c1"), _says("A."), ON]
+        await desk.answer(loop[:1], _calls("c1"), "e1", ids=[1])
+        await desk.answer(loop[:3], _says("A."), "e2", ids=[2])
+        two = [*loop, _calls("c2"), _result("c2"), _says("B."), GO]
+        await desk.answer(two[:5], _calls("c2"), "e3", ids=[3])
+        await desk.answer(two[:7], _says("B."), "e4", ids=[4])
+        found = await desk.recall(*two, scope=replace(SCOPE, start=8))
+        assert (found.anchor, found.known) == (None, {})
+        assert found.base is not None
+        at, prompt = found.base
+        assert (at, list(prompt)) == (5, [901, 1, 903, 2, 905])
+        assert found.calls == 1
+        assert found.parent is not None
+        assert found.parent.id == "e4"
+
+    _run(main())
+
+
+def test_forgotten_leaves_the_parent() -> None:
+    async def main() -> None:
+        desk = Desk()
+        one = await desk.answer([GO], _says("A."), "e1", ids=[1])
+        found = (await desk.recall(GO, _says("A."), ON)).forgotten()
+        assert (found.known, found.anchor, found.base) == ({}, None, None)
+        assert (found.parent, list(found.whole or ())) == (one, [901, 1])
+
+    _run(main())
+
+
+def test_a_last_turn_to_go_on_from_stands_apart() -> None:
+    async def main() -> None:
+        desk = Desk()
+        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        turns = [GO, _calls("c1"), _result("c1")]
+        two = await desk.answer(turns, _says("So far."), "e2", ids=[2])
+        found = await desk.recall(*turns, _says("So far."))
+        assert (found.anchor, found.parent, found.begun) == (1, one, two)
+        assert (await desk.recall(*turns, _says("Other."))).begun is None
+        client = Desk("client")
+        client.ledger = desk.ledger
+        assert (await client.recall(*turns, _says("So far."))).begun is None
+
+    _run(main())

@@ -1,0 +1,174 @@
+"""Turns restored from what the client kept, where no store knows them."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dovetail.ledger.entry import Span, pack, unpack
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.restore import REBUILT, Restorer
+from dovetail.ledger.seal import MAX_TEXT, Sealed, Sealer, Tail
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
+
+SEALER = Sealer(Keyring([b"k" * 32]))
+THOUGHT = Span("reasoning", "<t>Hm.</t>", "Hm.", 3)
+TEXT = Span("text", "Look.", "Look.", 4)
+CALL = Span("call", "<c>", '{"a": 1.0}', 6, "read", "c1")
+GENERATED = [1, 2, 3, 4, 5, 6]
+
+
+def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
+    ids = (3, 6)[number]
+    given: dict[str, Any] = {
+        "entry": "e1",
+        "parent": None,
+        "generated": pack(GENERATED[:ids]),
+        "spans": ((THOUGHT,), (THOUGHT, TEXT, CALL))[number],
+        "before": b"before",
+        "head": b"head",
+        "thought": number,
+    }
+    return sealer.seal(Sealed(**{**given, **changes}), "t", "m")
+
+
+def _turn(seal: str | None, *, arguments: str = '{"a": 1}', text: str = "Look.") -> Turn:
+    return Turn(
+        "assistant",
+        (ReasoningBlock("Hm.", seal), TextBlock(text), ToolCallBlock("c1", "read", arguments)),
+    )
+
+
+def _following(**changes: Any) -> Turn:
+    tail = {"entry": "e1", "start": 3, "generated": pack([4, 5, 6]), "spans": (TEXT, CALL)}
+    seal = _seal(entry="e2", previous=Tail(**{**tail, **changes}), spans=(THOUGHT,))
+    return Turn("assistant", (ReasoningBlock("Hm.", seal), TextBlock("Done.")))
+
+
+def _rebuild(blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> Sequence[int]:
+    return [70 + len(blocks)]
+
+
+def _restore(
+    turn: Turn,
+    following: Turn | None = None,
+    *,
+    rebuild: Any = _rebuild,
+    sealer: Sealer | None = SEALER,
+    owner: tuple[str, str] = ("t", "m"),
+) -> tuple[Any, list[str]]:
+    notes: list[str] = []
+    entry = Restorer(sealer, rebuild).restore(turn, following, *owner, (), notes)
+    return entry, notes
+
+
+def test_two_seals_make_the_whole_turn() -> None:
+    entry, notes = _restore(_turn(_seal()), _following())
+    assert notes == []
+    assert list(unpack(entry.generated)) == GENERATED
+    assert entry.spans == (THOUGHT, TEXT, CALL)
+    assert (entry.id, entry.tenant, entry.model) == ("e1", "t", "m")
+    assert (entry.finish, entry.before) == ("stop", b"before")
+    assert (entry.parent, entry.suffix, entry.head) == (None, b"", b"")
+
+
+def test_what_no_seal_holds_is_rebuilt_and_says_so() -> None:
+    entry, notes = _restore(_turn(_seal()))
+    assert notes == []
+    assert list(unpack(entry.generated)) == [1, 2, 3, 72]
+    assert entry.finish == REBUILT
+    assert [(s.kind, s.shown) for s in entry.spans[1:]] == [("text", "Look."), ("call", '{"a": 1}')]
+
+
+def test_a_seal_behind_all_needs_nothing_more() -> None:
+    turn = Turn("assistant", (*_turn(None).blocks, ReasoningBlock("", _seal(1))))
+    entry, _ = _restore(turn, rebuild=None)
+    assert list(unpack(entry.generated)) == GENERATED
+
+
+def test_the_last_seal_of_a_turn_counts_and_the_first_of_the_next() -> None:
+    blocks = _turn(_seal()).blocks
+    turn = Turn("assistant", (*blocks, ReasoningBlock("", _seal(1))))
+    entry, _ = _restore(turn, rebuild=None)
+    assert list(unpack(entry.generated)) == GENERATED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"entry": "e9"}, {"start": 2}, {"start": 4}],
+    ids=["another turn's", "too early", "too late"],
+)
+def test_a_tail_that_does_not_fit_is_not_taken(wrong: dict[str, Any]) -> None:
+    entry, _ = _restore(_turn(_seal()), _following(**wrong))
+    assert list(unpack(entry.generated)) == [1, 2, 3, 72]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        _turn(_seal(), arguments='{"a": 2}'),
+        _turn(_seal(), text="Other."),
+        Turn("assistant", (ReasoningBlock("Other.", _seal()), *_turn(None).blocks[1:])),
+    ],
+    ids=["arguments", "text", "thought"],
+)
+def test_an_edited_turn_is_the_clients(turn: Turn) -> None:
+    entry, notes = _restore(turn, _following())
+    assert entry is None
+    assert notes == ["edited_turn"]
+
+
+OTHER = Sealer(Keyring([b"o" * 32]))
+
+
+@pytest.mark.parametrize(
+    ("seal", "owner", "note"),
+    [
+        (_seal(), ("u", "m"), "seal_foreign"),
+        (_seal(), ("t", "n"), "seal_foreign"),
+        (_seal(sealer=OTHER), ("t", "m"), "seal_unknown_key"),
+        (_seal()[:-1] + ("A" if _seal()[-1] != "A" else "B"), ("t", "m"), "seal_forged"),
+    ],
+    ids=["tenant", "model", "key", "forged"],
+)
+def test_a_seal_that_is_refused_leaves_a_note(seal: str, owner: tuple[str, str], note: str) -> None:
+    entry, notes = _restore(_turn(seal), owner=owner)
+    assert entry is None
+    assert notes == [note]
+
+
+@pytest.mark.parametrize("seal", [None, "ErUBCkYIBRgCIkD", ""])
+def test_what_is_not_ours_is_no_matter(seal: str | None) -> None:
+    assert _restore(_turn(seal)) == (None, [])
+
+
+def test_a_seal_that_lacks_the_tokens_restores_nothing() -> None:
+    noise = pack(int.from_bytes(os.urandom(3), "big") for _ in range(MAX_TEXT))
+    entry, notes = _restore(_turn(_seal(generated=noise)))
+    assert entry is None
+    assert notes == ["seal_incomplete"]
+
+
+def test_without_a_way_to_rebuild_it_is_incomplete() -> None:
+    assert _restore(_turn(_seal()), rebuild=None) == (None, ["seal_incomplete"])
+    assert _restore(_turn(_seal()), rebuild=lambda *_: None) == (None, ["seal_incomplete"])
+
+
+def test_without_a_sealer_nothing_is_opened() -> None:
+    assert _restore(_turn(_seal()), sealer=None) == (None, [])
+
+
+def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
+    asked: list[OutputBlock] = []
+
+    def rebuild(blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> Sequence[int]:
+        asked.extend(blocks)
+        return [99]
+
+    later = ToolCallBlock("c2", "list", "{}")
+    turn = Turn("assistant", (*_turn(_seal(1)).blocks, TextBlock("More."), later))
+    entry, _ = _restore(turn, rebuild=rebuild)
+    assert asked == [TextBlock("More."), later]
+    assert list(unpack(entry.generated)) == [*GENERATED, 99]
+    assert entry.call_ids == ("c1", "c2")

@@ -1,0 +1,43 @@
+"""The page about scripts: its examples are played, its tables name every key."""
+
+import re
+from pathlib import Path
+
+import msgspec
+from scripted_stage import engine, play_text, request
+
+from dovetail.engines.scripted import ScriptedOptions
+from dovetail.engines.scripted.script import Entry, Fail, When
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scripts.md").read_text(encoding="utf-8")
+
+
+def test_the_example_plays() -> None:
+    (script,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
+    playing = engine(script.replace("0.2", "0").replace("0.01", "0"))
+    heard = [
+        play_text(playing, request(prompt, session="s"))
+        for prompt in (
+            "weather?",
+            "Summarize this conversation",
+            "you are a subagent",
+            "and now?",
+            "you are a subagent: go on",
+            "thanks",
+        )
+    ]
+    assert heard[0].endswith('"arguments": {"city": "Paris"}}\n</tool_call><|end|>')
+    assert [text.removesuffix("<|end|>") for text in heard[1:]] == [
+        "Weather in Paris",
+        "The agent looks.",
+        "It is sunny.",
+        "The agent has found it.",
+        "Anything else?",
+    ]
+
+
+def test_every_key_is_explained() -> None:
+    for form in (Entry, When, Fail, ScriptedOptions):
+        names = {field.name for field in msgspec.structs.fields(form)} - {"remember"}
+        missing = [name for name in names if not re.search(rf"\b{name}\b", PAGE)]
+        assert not missing

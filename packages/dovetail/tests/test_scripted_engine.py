@@ -1,0 +1,381 @@
+"""The scripted engine at work: sessions, times, its cache, failures, cancellation."""
+
+import asyncio
+from array import array
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from jumping_loop import run_jumping
+from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
+
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.scripted import ScriptedEngine
+from dovetail.engines.scripted.reel import BURST
+from dovetail_model import (
+    ContextOverflow,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    Overloaded,
+)
+
+TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
+
+
+def test_it_is_a_token_engine() -> None:
+    playing: TokenEngine = engine("[{text: a}]")
+    assert playing.abilities.constraints == {"gbnf", "lark", "structural_tag", "json_schema"}
+
+
+def texts(playing: ScriptedEngine, asked: list[EngineRequest]) -> list[str]:
+    return [play_text(playing, one).removesuffix("<|end|>") for one in asked]
+
+
+@pytest.mark.parametrize(
+    ("end", "fifth"), [("last", "three"), ("first", "one"), ("fail", "no more turns")]
+)
+def test_a_session_gets_its_turns_in_order(end: str, fifth: str) -> None:
+    playing = engine(f"{{turns: {TURNS}, end: {end}}}")
+    asked = [request(session=name) for name in "aabaab"]
+    assert texts(playing, asked) == ["one", "two", "one", "two", "three", "two"]
+    try:
+        heard = play_text(playing, request(session="a"))
+    except EngineError as error:
+        heard = str(error)
+    assert fifth in heard
+
+
+def test_without_a_session_a_grown_prompt_is_the_next_turn() -> None:
+    playing = engine(TURNS)
+    prompts = [
+        ("hello", "one"),
+        ("hello", "one"),  # the same again: the same turn
+        ("hello, one, go on", "two"),
+        ("hello, you", "two"),  # a fork
+        ("help", "one"),
+        ("hello, one, go on, two, and on", "two"),
+        ("hello, one, go on, two, and on, two, further", "three"),
+        ("hell", "one"),
+    ]
+    heard = texts(playing, [request(prompt) for prompt, _ in prompts])
+    assert heard == [turn for _, turn in prompts]
+
+
+def test_rules_may_have_turns_of_their_own() -> None:
+    script = """
+    - when: {text: agent}
+      turns: [{text: agent one}, {text: agent two}]
+    - text: main one
+    - text: main two
+    """
+    asked = [("agent", "s"), ("main", "s"), ("main", "s"), ("agent", "s"), ("agent", "t")]
+    heard = texts(engine(script), [request(prompt, session=name) for prompt, name in asked])
+    assert heard == ["agent one", "main one", "main two", "agent two", "agent one"]
+
+
+def test_a_request_that_no_rule_takes() -> None:
+    with pytest.raises(EngineError, match="no rule takes it"):
+        play(engine("[{when: {text: x}, text: a}]"), request("y"))
+
+
+def test_a_thought_that_was_closed_for_the_model_goes_on_behind_its_own_end() -> None:
+    playing = engine("[{text: 'first thought</think>answer'}, {text: other}]")
+    asked = request("q<think>", session="s")
+    play(playing, asked)
+    grown = asked.prompt + array("I", ids("first</think>"))
+    again = EngineRequest(asked.id, grown, 100, stop_ids=asked.stop_ids, session="s")
+    assert play_text(playing, again) == "answer<|end|>"
+    budget_none = asked.prompt + array("I", ids("</think>"))
+    again = EngineRequest(asked.id, budget_none, 100, stop_ids=asked.stop_ids, session="s")
+    assert play_text(playing, again) == "answer<|end|>"
+
+
+def test_the_same_id_for_the_next_turn_is_the_next_turn() -> None:
+    playing = engine("[{text: one}, {text: two}]")
+    first = request("q", id="x", session="s")
+    assert play_text(playing, first) == "one<|end|>"
+    grown = request("qone<|end|>next", id="x", session="s")
+    assert play_text(playing, grown) == "two<|end|>"
+
+
+def cached(playing: ScriptedEngine, asked: EngineRequest) -> int | None:
+    first, *others = play(playing, asked)
+    assert all(delta.cached is None for delta in others)
+    return first.cached
+
+
+def test_prompts_and_what_was_generated_are_cached_in_whole_blocks() -> None:
+    playing = engine(f"[{{text: '{'a' * 40}'}}]")
+    prompt = "p" * 24
+    assert cached(playing, request(prompt)) == 0
+    assert cached(playing, request(prompt)) == 16
+    grown = prompt + "a" * 40
+    assert cached(playing, request(grown)) == 48  # 64 tokens: one at least is computed
+    assert cached(playing, request(grown + "<|end|>next")) == 64
+    assert cached(playing, request(grown, cache_salt="tenant")) == 0
+
+
+def test_what_was_not_played_is_not_cached() -> None:
+    playing = engine(f"[{{text: '{'a' * 200}'}}]")
+
+    async def main() -> None:
+        async with aclosing(playing.bursts(request("p" * 16))) as bursts:
+            assert len(await anext(bursts)) == BURST
+        assert playing.cache.blocks == 1  # the last token played has not been computed
+        async with aclosing(playing.bursts(request("p" * 16))) as bursts:
+            await anext(bursts)
+            await anext(bursts)
+        assert playing.cache.blocks == 2
+
+    asyncio.run(main())
+
+
+def test_a_prompt_is_known_from_the_first_token_on() -> None:
+    playing = engine("[{text: abc, delay: {between: 1}}]")
+
+    async def main() -> list[TokenDelta]:
+        async with aclosing(playing.generate(request("p" * 33))) as first:
+            await anext(first)
+            return await deltas(playing, request("p" * 33))
+
+    assert run_jumping(main())[0].cached == 32
+
+
+def test_the_cache_forgets_beyond_its_capacity() -> None:
+    playing = engine("[{text: a}]", cache_blocks=2)
+    assert cached(playing, request("a" * 33)) == 0
+    assert cached(playing, request("a" * 33)) == 32
+    assert cached(playing, request("b" * 33)) == 0
+    assert cached(playing, request("a" * 33)) == 0
+
+
+async def timed(playing: ScriptedEngine, asked: EngineRequest) -> list[tuple[float, int]]:
+    """When each delta came, and its tokens."""
+    clock = asyncio.get_running_loop().time
+    return [(round(clock(), 6), len(delta.ids)) async for delta in playing.generate(asked)]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "times"),
+    [
+        ("[{text: abc, delay: 2}]", {}, [(2, 1)] * 4),
+        (
+            "[{text: abc, delay: {first: 1, between: 10}}]",
+            {},
+            [(1, 1), (11, 1), (21, 1), (31, 1)],
+        ),
+        ("[{text: abc}]", {"decode_rate": 4}, [(0, 1), (0.25, 1), (0.5, 1), (0.75, 1)]),
+        ("[{text: abcde}]", {"decode_rate": 4, "chunk": 4}, [(0, 4), (1, 2)]),
+        ("[{text: a}]", {"prefill_rate": 10}, [(3.2, 1), (3.2, 1)]),
+        (
+            "[{text: ab, delay: {first: 1, between: 2}}]",
+            {"prefill_rate": 32, "decode_rate": 1},
+            [(2, 1), (5, 1), (8, 1)],
+        ),
+    ],
+)
+def test_the_times_that_script_and_rates_ask_for(
+    script: str, options: dict[str, Any], times: list[tuple[float, int]]
+) -> None:
+    assert run_jumping(timed(engine(script, **options), request("p" * 32))) == times
+
+
+def test_what_is_cached_needs_no_prefill() -> None:
+    playing = engine("[{text: a}]", prefill_rate=1)
+
+    async def main() -> list[float]:
+        first = (await timed(playing, request("p" * 64)))[0][0]
+        again = (await timed(playing, request("p" * 64)))[0][0]
+        return [first, again - first]
+
+    assert run_jumping(main()) == [64, 16]
+
+
+def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
+    playing = engine("[{text: abcdef}]", decode_rate=1)
+
+    async def main() -> list[int]:
+        sizes = []
+        async with aclosing(playing.bursts(request())) as bursts:
+            async for burst in bursts:
+                sizes.append(len(burst))
+                await asyncio.sleep(2.5)
+        return sizes
+
+    assert run_jumping(main()) == [1, 2, 3, 1]
+
+
+def test_others_run_while_it_plays_as_fast_as_possible() -> None:
+    playing = engine(f"[{{text: '{'a' * 999}'}}]")
+
+    async def main() -> int:
+        ticks = 0
+        running = True
+
+        async def tick() -> None:
+            nonlocal ticks
+            while running:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.ensure_future(tick())
+        assert len(await deltas(playing, request())) == 1000
+        running = False
+        await ticking
+        return ticks
+
+    assert asyncio.run(main()) >= 1000 // BURST
+
+
+KINDS = [
+    ("fail: no luck", EngineError, "no luck"),
+    ("fail: {kind: overloaded, message: full}", Overloaded, "full"),
+    ("fail: {kind: timeout}", EngineTimeout, "the script says"),
+    ("fail: {kind: unavailable}", EngineUnavailable, "the script says"),
+    ("die: true", EngineUnavailable, "died"),
+]
+
+
+@pytest.mark.parametrize(("how", "kind", "message"), KINDS)
+def test_failures_before_the_first_token(how: str, kind: type[EngineError], message: str) -> None:
+    with pytest.raises(EngineError, match=message) as error:
+        play(engine(f"[{{text: abc, {how}}}]"), request())
+    assert type(error.value) is kind
+
+
+async def until_error(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
+    heard: list[TokenDelta] = []
+
+    async def listen() -> None:
+        async for delta in playing.generate(asked):
+            heard.append(delta)  # noqa: PERF401 (what came before the error counts)
+
+    with pytest.raises(EngineError):
+        await listen()
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("script", "heard"),
+    [
+        ("[{text: abcdef, fail: {after: 3}}]", ["a", "b", "c"]),
+        ("[{text: abcdef, die: 2}]", ["a", "b"]),
+        ("[{text: abcdef, chunks: 2, die: 3}]", ["ab", "c"]),
+        ("[{text: abc, fail: {after: 3}}]", ["a", "b", "c"]),
+        ("[{fail: now}]", []),
+        ("[{text: abc, die: 0}]", []),
+    ],
+)
+def test_failures_in_the_middle(script: str, heard: list[str]) -> None:
+    played = asyncio.run(until_error(engine(script), request()))
+    assert [TOKENIZER.decode(delta.ids) for delta in played] == heard
+    assert not any(delta.finish for delta in played)
+
+
+def test_an_answer_that_is_over_does_not_fail() -> None:
+    assert play_text(engine("[{text: ab, fail: {after: 3}}]"), request()) == "ab<|end|>"
+    short = request(max_tokens=1)
+    assert play_text(engine("[{text: ab, die: 2}]"), short) == "a"
+
+
+def test_a_dead_engine_takes_everyone_along_until_it_is_started_again() -> None:
+    playing = engine("[{when: {text: die}, text: ab, die: 1}, {text: abc, delay: 1000}]")
+
+    async def main() -> None:
+        other = asyncio.ensure_future(said(playing, request("live")))
+        await asyncio.sleep(1)
+        await until_error(playing, request("die"))
+        with pytest.raises(EngineUnavailable):
+            await other
+        health = await playing.health()
+        assert not health.ready
+        assert "died" in health.detail
+        with pytest.raises(EngineUnavailable):
+            await said(playing, request("live"))
+        await playing.start()
+        assert (await playing.health()).ready
+        assert await said(playing, request("live")) == "abc<|end|>"
+        assert asyncio.get_running_loop().time() == 1001
+
+    run_jumping(main())
+
+
+def test_a_hung_generation_says_nothing_until_the_engine_stops() -> None:
+    playing = engine("[{text: abc, hang: 2}]")
+
+    async def main() -> None:
+        hung = asyncio.ensure_future(until_error(playing, request()))
+        await asyncio.sleep(10_000)
+        assert not hung.done()
+        await playing.stop()
+        assert [delta.ids for delta in await hung] == [ids("a"), ids("b")]
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "[{text: abc, delay: 1000}]",
+        "[{text: abc, delay: {between: 1000}}]",
+        "[{text: abc, hang: true}]",
+        f"[{{text: '{'a' * 100_000}'}}]",
+    ],
+)
+def test_cancellation_is_immediate(script: str) -> None:
+    playing = engine(script)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(said(playing, request()))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert playing.counts.running == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert playing.counts.running == 0
+        assert asyncio.get_running_loop().time() == 0
+
+    run_jumping(main())
+
+
+def test_closing_the_iterator_ends_the_generation() -> None:
+    playing = engine("[{text: abcdef, delay: {between: 1}}]")
+
+    async def main() -> None:
+        async with aclosing(playing.generate(request())) as stream:
+            async for _ in stream:
+                break
+        assert playing.counts.running == 0
+        assert playing.counts.generated == 1
+
+    run_jumping(main())
+
+
+def test_requests_are_kept_to_look_at() -> None:
+    playing = engine("[{text: a}]", remember=2)
+    asked = [request(constraint=Constraint("gbnf", f"root ::= {n}")) for n in "abc"]
+    for one in asked:
+        play(playing, one)
+    assert list(playing.requests) == asked[1:]
+
+
+def test_the_window_limits_prompt_and_answer() -> None:
+    playing = engine("[{text: abcdef}]", context_length=8)
+    assert play_text(playing, request("hello")) == "abc"
+    with pytest.raises(ContextOverflow, match="8 tokens > 7 maximum"):
+        play(playing, request("hello you"[:8]))
+
+
+def test_many_streams_at_once_are_all_complete() -> None:
+    playing = engine("[{text: abcdefgh, delay: {between: 0.5}}]")
+
+    async def main() -> list[str]:
+        coroutines: list[Coroutine[Any, Any, str]] = [said(playing, request()) for _ in range(500)]
+        return await asyncio.gather(*coroutines)
+
+    assert set(run_jumping(main())) == {"abcdefgh<|end|>"}
+    assert playing.counts.generated == 500 * 9
+    assert END in playing.requests[-1].stop_ids

@@ -1,0 +1,209 @@
+"""Scripts as they are written, and what is played of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_stage import END, RETURN, TOKENIZER, engine, ids, play, play_text, request
+
+from dovetail.engines.scripted import ScriptedEngine, ScriptError, parse_script, read_script
+from dovetail_model import Sampling
+
+
+def chunks_of(script: str, **fields: Any) -> list[str]:
+    """The deltas as text, the finish behind the last one."""
+    played = play(engine(script), request(**fields))
+    assert [delta.finish for delta in played[:-1]] == [None] * (len(played) - 1)
+    texts = [TOKENIZER.decode(delta.ids) for delta in played]
+    return [*texts, str(played[-1].finish)]
+
+
+@pytest.mark.parametrize(
+    ("script", "played"),
+    [
+        ("[{text: abc}]", ["a", "b", "c", "<|end|>", "stop"]),
+        ("turns: [{text: abc}]", ["a", "b", "c", "<|end|>", "stop"]),
+        ("[{text: abc, stop: false}]", ["a", "b", "c", "stop"]),
+        ("[{text: '', stop: false}]", ["", "stop"]),
+        ("[{text: ''}]", ["<|end|>", "stop"]),
+        ("[{text: abc, finish: length}]", ["a", "b", "c", "length"]),
+        ("[{text: abc, stop: <|return|>}]", ["a", "b", "c", "<|return|>", "stop"]),
+        (f"[{{text: a, stop: {RETURN}}}]", ["a", "<|return|>", "stop"]),
+        ("[{text: 'ab<|end|>cd'}]", ["a", "b", "<|end|>", "stop"]),
+        ("[{text: 'ab<|end|>cd', finish: length}]", ["a", "b", "<|end|>", "stop"]),
+        ("[{text: '<think>a</think>'}]", ["<think>", "a", "</think>", "<|end|>", "stop"]),
+        ("[{tokens: [104, 105]}]", ["h", "i", "<|end|>", "stop"]),
+        ("[{text: abcde, chunks: 2}]", ["ab", "cd", "e<|end|>", "stop"]),
+        ("[{text: abcde, chunks: 100}]", ["abcde<|end|>", "stop"]),
+        ("[{text: abcdef, chunks: [3, 1]}]", ["abc", "d", "e", "f", "<|end|>", "stop"]),
+        ("[{chunks: [ab, [99, 100], '', e]}]", ["ab", "cd", "", "e<|end|>", "stop"]),
+        ("[{chunks: [ab, 'c<|end|>d', e]}]", ["ab", "c<|end|>", "stop"]),
+    ],
+)
+def test_an_answer_is_played_in_deltas(script: str, played: list[str]) -> None:
+    assert chunks_of(script) == played
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "played"),
+    [
+        ("[{text: abcd}]", 2, ["a", "b", "length"]),
+        ("[{text: abcd}]", 4, ["a", "b", "c", "d", "length"]),
+        ("[{text: abcd}]", 5, ["a", "b", "c", "d", "<|end|>", "stop"]),
+        ("[{text: abcd, stop: false}]", 4, ["a", "b", "c", "d", "stop"]),
+        ("[{text: abcd, chunks: 3}]", 4, ["abc", "d", "length"]),
+        ("[{text: abcd, chunks: 3}]", 3, ["abc", "length"]),
+        ("[{text: abcd}]", 0, ["", "length"]),
+    ],
+)
+def test_a_limit_is_honoured(script: str, limit: int, played: list[str]) -> None:
+    assert chunks_of(script, max_tokens=limit) == played
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stop_ids", "own", "stop"),
+    [
+        ("hi", {RETURN}, (), "<|return|>"),
+        ("hi", {END, RETURN}, (), "<|end|>"),
+        ("hi<|return|>ask", {END, RETURN}, (), "<|return|>"),
+        ("hi<|return|>ask", {END, RETURN}, (END, RETURN), "<|end|>"),
+        ("hi", set(), (RETURN,), "<|return|>"),
+        ("hi", set(), (), ""),
+        ("hi", {END}, (RETURN,), "<|end|>"),
+    ],
+)
+def test_the_token_that_ends_a_turn(
+    prompt: str, stop_ids: set[int], own: tuple[int, ...], stop: str
+) -> None:
+    playing = engine("[{text: a}]", own)
+    assert play_text(playing, request(prompt, stop_ids=frozenset(stop_ids))) == f"a{stop}"
+
+
+@pytest.mark.parametrize(
+    ("when", "prompt", "fields", "taken"),
+    [
+        ("{text: sun}", "the sun is up", {}, True),
+        ("{text: sun}", "the moon is up", {}, False),
+        ("{text: sun, tail: 5}", "the sun is up", {}, False),
+        ("{text: is up, tail: 5}", "the sun is up", {}, True),
+        ("{text: '漢 up', tail: 4}", "漢漢漢 up", {}, True),
+        ("{text: '漢漢 up', tail: 4}", "漢漢漢 up", {}, False),
+        ("{regex: 's.n'}", "the sun is up", {}, True),
+        ("{regex: 'up$'}", "the sun is up", {}, True),
+        ("{regex: '^up', tail: 2}", "the sun is up", {}, True),
+        ("{regex: '^sun'}", "the sun is up", {}, False),
+        ("{text: sun, regex: moon}", "sun", {}, False),
+        ("{shorter: 4}", "abc", {}, True),
+        ("{shorter: 3}", "abc", {}, False),
+        ("{longer: 2}", "abc", {}, True),
+        ("{longer: 3}", "abc", {}, False),
+        ("{session: s1}", "abc", {"session": "s1"}, True),
+        ("{session: s1}", "abc", {"session": "s2"}, False),
+        ("{session: s1}", "abc", {}, False),
+        ("{text: '<think>'}", "abc<think>", {}, True),
+    ],
+)
+def test_a_rule_takes_what_it_matches(
+    when: str, prompt: str, fields: dict[str, Any], taken: bool
+) -> None:
+    playing = engine(f"[{{when: {when}, text: rule}}, {{text: turn}}]")
+    assert (
+        play_text(playing, request(prompt, **fields)) == ("rule" if taken else "turn") + "<|end|>"
+    )
+
+
+def test_the_first_rule_wins_and_is_used_up() -> None:
+    script = """
+    rules:
+      - {times: 2, text: first}
+      - {when: {text: b}, text: second}
+    turns: [{text: turn 1}, {text: turn 2}]
+    """
+    playing = engine(script)
+    prompts = ["b", "a", "b", "a", "aa"]
+    heard = [play_text(playing, request(prompt)) for prompt in prompts]
+    assert heard == [f"{t}<|end|>" for t in ("first", "first", "second", "turn 1", "turn 2")]
+
+
+def test_probabilities_are_told_when_asked_for() -> None:
+    script = "[{text: abc, logprobs: [-1.5, -0.5], chunks: 2}]"
+    asked = request(sampling=Sampling(logprobs=1))
+    told = [one for delta in play(engine(script), asked) for one in delta.logprobs]
+    assert [(one.token, one.logprob) for one in told] == [
+        ("a", -1.5),
+        ("b", -0.5),
+        ("c", -0.5),
+        ("<|end|>", -0.5),
+    ]
+    assert told[0].top == (("a", -1.5),)
+    assert not any(delta.logprobs for delta in play(engine(script), request()))
+
+
+@pytest.mark.parametrize(
+    ("script", "place", "what"),
+    [
+        ("[", "s.yaml", "not YAML"),
+        ("[]", "s.yaml, line 1", "nothing to play"),
+        ("hello", "s.yaml, line 1", "Expected `object`"),
+        ("turns:\n- text: a\n- txet: b\n", "line 3, turns[1]", "unknown field `txet`"),
+        ("- text: a\n- text: 5\n", "line 2, [1].text", "got `int`"),
+        ("- text: a\n  tokens: [1]\n", "line 1, [0]", "only one of text, tokens"),
+        ("- delay: 1\n", "line 1, [0]", "there is no answer"),
+        ("- text: a\n  delay: -1\n", "line 2, [0].delay", ">= 0"),
+        ("- text: a\n  chunks: 0\n", "line 2, [0].chunks", ">= 1"),
+        ("- text: a\n  chunks: [b]\n", "line 2, [0].chunks", "no text beside them"),
+        ("- chunks: [b, 1]\n", "line 1, [0].chunks", "either sizes or pieces"),
+        ("- text: a\n  finish: end\n", "line 2, [0].finish", "Invalid enum value 'end'"),
+        ("- text: a\n  die: true\n  hang: 3\n", "line 1, [0]", "only one of die, hang"),
+        ("- text: a\n  when:\n    regex: '('\n", "line 3, [0].when.regex", "regular expression"),
+        ("turns:\n- text: a\n  when: {text: b}\n", "line 2, turns[0]", "makes a rule"),
+        ("rules:\n- text: a\n  turns: [{text: b}]\n", "line 2, rules[0]", "not both"),
+        ("- text: a\n- file: gone.txt\n", "line 2, [1].file", "cannot be read"),
+        ("- text: a\n- {when: {text: x}, turns: [{}]}\n", "line 2, [1].turns[0]", "no answer"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(script: str, place: str, what: str) -> None:
+    with pytest.raises(ScriptError) as error:
+        parse_script(script, "s.yaml")
+    assert str(error.value).startswith("s.yaml")
+    assert place in str(error.value)
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("- text: a\n- tokens: [1, 99999]\n", "line 2, [1]: this model has no token 99999"),
+        ("- {text: a, stop: '<|nope|>'}\n", "line 1, [0]: '<|nope|>' is not one token"),
+        ("- {text: a, stop: 99999}\n", "line 1, [0]: 99999 is not one token"),
+    ],
+)
+def test_what_the_model_does_not_know_is_told_at_the_start(script: str, what: str) -> None:
+    with pytest.raises(ScriptError) as error:
+        ScriptedEngine(TOKENIZER, parse_script(script))
+    assert what in str(error.value)
+
+
+def test_a_plain_file_is_the_answer_to_everything(tmp_path: Path) -> None:
+    path = tmp_path / "answer.txt"
+    path.write_text("turns: []\n<think>é</think>\n\n", "utf-8")
+    playing = ScriptedEngine(TOKENIZER, read_script(path))
+    for prompt in ("a", "ab", "abc"):
+        assert play_text(playing, request(prompt)) == "turns: []\n<think>é</think>\n<|end|>"
+
+
+def test_a_long_answer_may_stand_in_a_file_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("from a file\n", "utf-8")
+    (tmp_path / "s.yml").write_text("- file: long.txt\n", "utf-8")
+    playing = ScriptedEngine(TOKENIZER, read_script(tmp_path / "s.yml"))
+    assert play_text(playing, request()) == "from a file<|end|>"
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match=r"gone\.txt: cannot be read"):
+        read_script(tmp_path / "gone.txt")
+
+
+def test_ids_are_those_of_the_tokenizer() -> None:
+    played = play(engine("[{text: 'a<think>é', chunks: 99}]"), request())
+    assert played[0].ids == [*ids("a<think>é"), END]

@@ -1,0 +1,245 @@
+"""Seams on real templates: where turns can be spliced, and what is spliced behind them."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
+
+from dovetail.rendering.conversation import Conversation, Message, Names, tool_definitions
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.splice import Follower, Seam, Shape, Splicer, Stops, thinned
+from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
+
+CALLED, SAID = Shape(True, "tool"), Shape(False, "user")
+END = "<|im_end|>"
+SENTENCE = "<｜end▁of▁sentence｜>"
+
+#: The end token behind calls and behind text, the stand-in, and what the first hangs on.
+KNOWN: dict[str, tuple[str, str, str, str]] = {
+    "Qwen-Qwen3-0.6B": (END, END, "calls", "nothing"),
+    "Qwen3-Coder": (END, END, "calls", "nothing"),
+    "Qwen3.5-4B": (END, END, "calls", "nothing"),
+    "GLM-4.7-Flash": ("<|observation|>", "<|user|>", "calls", "nothing"),
+    "Kimi-K2-Instruct": (END, END, "calls", "calls"),
+    "Kimi-K2-Thinking": (END, END, "calls", "calls"),
+    "Kimi-K3": ("<|end_of_msg|>", "<|end_of_msg|>", "calls", "nothing"),
+    "openai-gpt-oss-120b": ("<|call|>", "<|end|>", "calls", "nothing"),
+    "deepseek-ai-DeepSeek-V3.1": (SENTENCE, SENTENCE, "calls", "nothing"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": (SENTENCE, SENTENCE, "calls", "calls"),
+    "llama-cpp-deepseek-r1": (SENTENCE, SENTENCE, "calls", "calls"),
+    "meta-llama-Llama-3.1-8B-Instruct": ("<|eot_id|>", "<|eot_id|>", "one call", "nothing"),
+    "meetkai-functionary-medium-v3.1": ("<|eom_id|>", "<|eot_id|>", "calls", "nothing"),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("<EOS>", "<EOS>", "calls", "nothing"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("<EOS>", "<EOS>", "calls", "nothing"),
+    "google-gemma-4-31B-it": ("<|tool_response>", "<turn|>", "calls", "nothing"),
+    "MiniMax-M2": ("[e~[", "[e~[", "calls", "nothing"),
+    "NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>", "<SPECIAL_12>", "calls", "nothing"),
+    "ByteDance-Seed-OSS": ("<seed:eos>", "<seed:eos>", "calls", "nothing"),
+    "tencent-Hy3": ("<｜hy_eos:opensource｜>", "<｜hy_eos:opensource｜>", "calls", "nothing"),
+    "LFM2-8B-A1B": (END, END, "content", "nothing"),
+    "Cohere2MoE": ("<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "calls", "calls"),
+}
+#: Templates in which no turn can be spliced.
+EXCUSED = {
+    "llama-cpp-rwkv-world": "ends turns with a blank line, not with a token",
+}
+
+
+@at_hand
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_seams(name: str) -> None:
+    behind_calls, behind_text, stand_in, hangs_on = KNOWN[name]
+    seams = splicer_of(name).seams
+    assert seams[CALLED].stop == behind_calls
+    assert seams[SAID].stop == behind_text
+    assert (seams[CALLED].stand_in, seams[CALLED].hangs_on) == (stand_in, hangs_on)
+    assert seams[SAID].stand_in == "content"
+
+
+@at_hand
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_can_be_spliced(name: str) -> None:
+    seams, facts = splicer_of(name).seams, facts_of(name)
+    wanted = {SAID}
+    if facts.renders_calls and facts.renders_results:
+        wanted.add(CALLED)
+    if name in EXCUSED:
+        assert not seams, "excused without need"
+    else:
+        assert wanted <= seams.keys()
+
+
+WHAT = {"type": "string", "description": "What."}
+TOOLS = tool_definitions(
+    [ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str
+)
+
+
+def _turn(role: Any, *blocks: Any) -> Turn:
+    return Turn(role, blocks)
+
+
+def _results(*ids: str) -> Turn:
+    return Turn("tool", tuple(ToolResultBlock(id, (TextBlock(f"Of {id}."),)) for id in ids))
+
+
+ASKED = (_turn("user", TextBlock("Go.")),)
+GROWN = (
+    *ASKED,
+    _turn("assistant", TextBlock("First."), ToolCallBlock("a", "f", '{"x": "1"}')),
+    _results("a"),
+    _turn("assistant", TextBlock("So it is.")),
+    _turn("user", TextBlock("And on.")),
+    _turn("assistant", ToolCallBlock("b", "f", '{"x": "2"}')),
+    _results("b"),
+)
+ONE = _turn("assistant", ToolCallBlock("c", "f", '{"x": "a long one"}'))
+TWO = _turn("assistant", *ONE.blocks, ToolCallBlock("d", "f", '{"x": "b"}'))
+TEXT = _turn("assistant", TextBlock("That was it."))
+AGAIN = _turn("user", TextBlock("Next."))
+
+#: A turn, and what comes behind it.
+CASES = {
+    "call, result": (ONE, (_results("c"),)),
+    "call, result, answer, user": (ONE, (_results("c"), TEXT, AGAIN)),
+    "calls, results": (TWO, (_results("c", "d"),)),
+    "call, user": (ONE, (AGAIN,)),
+    "text, user": (TEXT, (AGAIN,)),
+}
+#: Templates that write something else behind their own turns, each by a mistake of its own.
+OTHERWISE = {
+    "Bielik-11B-v3.0-Instruct": "frames results by places that it counts wrong",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "opens the results of the first loop alone",
+}
+#: Templates that show the tools before the last user turn: never asked for more than one of them.
+ONE_USER = {"mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"}
+
+
+@at_hand
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERWISE])
+def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -> None:
+    """Behind any history, though only as much of it is rendered as the seam hangs on."""
+    template, facts, splicer = chat_template(name), facts_of(name), splicer_of(name)
+    tried = 0
+    for history, (label, (turn, behind)) in product((ASKED, GROWN), CASES.items()):
+        if (len(turn.blocks) > 1 and not facts.many_calls) or (
+            name in ONE_USER and AGAIN in behind
+        ):
+            continue
+        seam = splicer.seams.get(_shape(turn, behind[0]))
+        system = (TextBlock("Be brief."),)
+        messages = Conversation(facts, str, Names(())).messages(system, (*history, turn, *behind))
+        try:
+            tools = TOOLS if facts.renders_tools else []
+            natural = template.render(messages, tools, switches=THINKING)
+        except RenderError:
+            continue
+        if seam is None:
+            continue
+        suffix = _suffix(splicer, seam, facts, (history, turn, behind))
+        assert suffix is not None, label
+        assert natural.endswith(suffix), label
+        assert suffix.startswith(seam.stop)
+        tried += 1
+    assert tried or name in EXCUSED or not splicer.seams
+
+
+def _shape(turn: Turn, following: Turn) -> Shape:
+    follower: Follower = "tool" if following.role == "tool" else "user"
+    return Shape(any(isinstance(b, ToolCallBlock) for b in turn.blocks), follower)
+
+
+def _suffix(
+    splicer: Splicer, seam: Seam, facts: Facts, case: tuple[Any, Turn, tuple[Turn, ...]]
+) -> str | None:
+    history, turn, behind = case
+    before: list[Message] = []
+    conversation = Conversation(facts, str, Names(()))
+    messages = conversation.messages((TextBlock("Be brief."),), history)
+    if seam.hangs_on == "history":
+        before = messages
+    elif seam.hangs_on == "calls":
+        before = thinned(messages)
+    calls = conversation.number_calls(turn)
+    following = [m for later in behind for m in conversation.turn(later)]
+    tools = TOOLS if facts.renders_tools else []
+    return splicer.tail(seam, calls, before, conversation.fitted(following), tools, THINKING)
+
+
+@at_hand
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "GLM-4.7-Flash"])
+@pytest.mark.parametrize("called", ["f", "call", "tool", "a", "t", "function", "arg", "value"])
+def test_the_name_of_a_tool_does_not_matter(name: str, called: str) -> None:
+    splicer, facts = splicer_of(name), facts_of(name)
+    conversation = Conversation(facts, str, Names(()))
+    calls = conversation.number_calls(_turn("assistant", ToolCallBlock("c", called, "{}")))
+    behind = conversation.turn(_results("c"))
+    assert splicer.tail(splicer.seams[CALLED], calls, [], behind, TOOLS, THINKING) is not None
+
+
+@at_hand
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in (*EXCUSED, *OTHERWISE)])
+def test_an_end_token_in_a_result_does_not_move_the_cut(name: str) -> None:
+    splicer, facts = splicer_of(name), facts_of(name)
+    seam = splicer.seams.get(CALLED)
+    if seam is None:
+        assert not facts.renders_calls or not facts.renders_results
+        return
+    conversation = Conversation(facts, str, Names(()))
+    calls = conversation.number_calls(ONE)
+    stopped = f"{seam.stop} and {seam.stop}"
+    result = Turn("tool", (ToolResultBlock("c", (TextBlock(stopped),)),))
+    before = thinned(conversation.messages((), GROWN)) if seam.hangs_on == "calls" else []
+    suffix = splicer.tail(seam, calls, before, conversation.turn(result), TOOLS, THINKING)
+    assert suffix is not None
+    plain = Turn("tool", (ToolResultBlock("c", (TextBlock("Zq."),)),))
+    expected = splicer.tail(seam, calls, before, conversation.turn(plain), TOOLS, THINKING)
+    assert expected is not None
+    assert suffix == expected.replace("Zq.", stopped)
+
+
+IDS_AT_THE_END = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments|tojson }}"
+    "#{{ c.id }}@{{ c.function.name }}</call>{% endfor %}"
+    "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}<|assistant|>"
+)
+STOPS = Stops(["<|end|>"], ["<|end|>", "<|assistant|>", "<|user|>", "<|tool|>"], frozenset())
+
+
+def test_ids_in_the_closing() -> None:
+    """A format that ends a call with its id and name: every other call closes so too."""
+    splicer = Splicer(ChatTemplate(IDS_AT_THE_END), Facts(), STOPS)
+    result: Message = {"role": "tool", "content": "R", "tool_call_id": "call_7", "name": "call"}
+    seam = splicer.seams[CALLED]
+    for calls in ([("call_7", "call")], [("call_6", "g"), ("call_7", "call")]):
+        tail = splicer.tail(seam, calls, [], [result], (), {})
+        assert tail == "<|end|><|tool|>Rcall_7<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "no token ends a turn"),
+        (
+            "{% for m in messages %}{{ m.content[:4] }}<|end|>{% endfor %}",
+            "the nonce is not shown",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}<|end|>{{ m.content == 'Sure.' }}{% endfor %}",
+            "a natural turn is followed by something else",
+        ),
+    ],
+)
+def test_no_seam_where_the_stand_in_does_not_behave(template: str, why: str) -> None:
+    assert not Splicer(ChatTemplate(template), Facts(), STOPS).seams, why
+
+
+def test_a_template_that_writes_something_new_is_not_spliced() -> None:
+    text = "{% for m in messages %}{{ m.content }}{{ extra }}<|end|>{% endfor %}"
+    splicer = Splicer(ChatTemplate(text), Facts(), STOPS)
+    behind: list[Message] = [{"role": "user", "content": "On."}]
+    assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
+    assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {"extra": "?"}) is None

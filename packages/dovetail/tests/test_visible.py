@@ -1,0 +1,205 @@
+"""Digests of turns: what they leave out, what they do not, and that nothing runs together."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.ledger.visible import SIZE, Digests, canonical, digest, link, see
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    ReasoningBlock,
+    Role,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+
+class Two(NamedTuple):
+    """Two turns beside each other."""
+
+    one: tuple[Block, ...]
+    other: tuple[Block, ...]
+    role: Role = "assistant"
+
+
+def _call(arguments: str = "{}", name: str = "f", id: str = "a", **more: object) -> ToolCallBlock:
+    return ToolCallBlock(id, name, arguments, **more)  # type: ignore[arg-type]
+
+
+def _result(*texts: str, id: str = "a", is_error: bool = False) -> ToolResultBlock:
+    return ToolResultBlock(id, tuple(map(TextBlock, texts)), is_error)
+
+
+HI, YO = TextBlock("Hi."), TextBlock("Yo.")
+
+LEFT_OUT = {
+    "thoughts": Two((ReasoningBlock("Hm."), HI), (HI,)),
+    "the words of thoughts": Two((ReasoningBlock("Hm."), HI), (ReasoningBlock("Oh."), HI)),
+    "seals": Two((ReasoningBlock("", seal="s"), HI), (ReasoningBlock("", seal="t"), HI)),
+    "ids of calls": Two((_call(id="a"),), (_call(id="b"),)),
+    "ids of results": Two((_result("x", id="a"),), (_result("x", id="b"),), "tool"),
+    "text and call in another order": Two((_call(), HI), (HI, _call())),
+    "a text in two": Two((TextBlock("Hi"), TextBlock(".")), (HI,)),
+    "white space around text": Two((TextBlock("\n Hi. \n"),), (HI,)),
+    "white space around a user's": Two((TextBlock("\n Hi. \n"),), (HI,), "user"),
+    "white space around a result's": Two((_result(" x\n"),), (_result("x"),), "tool"),
+    "the order of keys": Two((_call('{"a": 1, "b": 2}'),), (_call('{"b":2,"a":1}'),)),
+    "the spelling of a number": Two((_call('{"a": 5000.0}'),), (_call('{"a": 5000}'),)),
+    "the spelling of a character": Two((_call('{"a": "\\u00e9"}'),), (_call('{"a": "é"}'),)),
+    "nothing for no arguments": Two((_call(""),), (_call("{}"),)),
+    "the end of what is no JSON": Two((_call("{oops \n"),), (_call("{oops"),)),
+    "the end of free text": Two((_call("x\n", custom=True),), (_call("x", custom=True),)),
+    "what the model wrote": Two((TextBlock("Hi.", raw="Hi.<x>"),), (HI,)),
+}
+
+TOLD_APART = {
+    "text": Two((HI,), (YO,)),
+    "white space inside": Two((TextBlock("a b"),), (TextBlock("a  b"),)),
+    "names": Two((_call(name="f"),), (_call(name="g"),)),
+    "namespaces": Two((_call(namespace="n"),), (_call(),)),
+    "a namespace that is part of the name": Two(
+        (_call(name="b", namespace="a"),), (_call(name="ab"),)
+    ),
+    "arguments": Two((_call('{"a": 1}'),), (_call('{"a": 2}'),)),
+    "a number and its text": Two((_call('{"a": 1}'),), (_call('{"a": "1"}'),)),
+    "one and true": Two((_call('{"a": 1}'),), (_call('{"a": true}'),)),
+    "halves": Two((_call('{"a": 1.5}'),), (_call('{"a": 1}'),)),
+    "white space in arguments": Two((_call('{"a": "x "}'),), (_call('{"a": "x"}'),)),
+    "the number of calls": Two((_call(), _call()), (_call(),)),
+    "the order of calls": Two((_call(name="f"), _call(name="g")), (_call(name="g"), _call())),
+    "a call and its words": Two((_call(),), (TextBlock("f{}"),)),
+    "the start of free text": Two((_call(" x", custom=True),), (_call("x", custom=True),)),
+    "an object in free text": Two((_call('{"a": 1.0}', custom=True),), (_call('{"a": 1}'),)),
+    "a user's texts": Two((HI, YO), (YO, HI), "user"),
+    "a result that failed": Two((_result("x"),), (_result("x", is_error=True),), "tool"),
+    "results": Two((_result("x"),), (_result("y"),), "tool"),
+    "results in another order": Two(
+        (_result("x"), _result("y")), (_result("y"), _result("x")), "tool"
+    ),
+    "two results or one of two parts": Two(
+        (_result("x"), _result("y")), (_result("x", "y"),), "tool"
+    ),
+    "a result and its text": Two((_result("x"),), (TextBlock("x"),), "user"),
+    "an image": Two((ImageBlock("image/png", "AA"),), (ImageBlock("image/png", "AB"),), "user"),
+    "an image by its place": Two((ImageBlock(url="a"),), (ImageBlock(data="a"),), "user"),
+    "a document's title": Two(
+        (DocumentBlock(title="a", text="x"),), (DocumentBlock(title="b", text="x"),), "user"
+    ),
+    "a document's text": Two((DocumentBlock(text="x"),), (DocumentBlock(text="y"),), "user"),
+    "a document and its text": Two((DocumentBlock(text="x"),), (TextBlock("x"),), "user"),
+}
+
+
+@pytest.mark.parametrize("two", LEFT_OUT.values(), ids=list(LEFT_OUT))
+def test_left_out(two: Two) -> None:
+    assert see(Turn(two.role, two.one)).digest == see(Turn(two.role, two.other)).digest
+
+
+@pytest.mark.parametrize("two", TOLD_APART.values(), ids=list(TOLD_APART))
+def test_told_apart(two: Two) -> None:
+    assert see(Turn(two.role, two.one)).digest != see(Turn(two.role, two.other)).digest
+
+
+def test_roles_are_told_apart_but_for_the_two_names_of_one() -> None:
+    roles: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")
+    seen = {role: see(Turn(role, (HI,))).digest for role in roles}
+    assert seen["system"] == seen["developer"]
+    assert len(set(seen.values())) == 4
+
+
+def test_handles() -> None:
+    blocks = (
+        ReasoningBlock("Hm.", seal="s1"),
+        _call(id="a"),
+        ReasoningBlock("No seal."),
+        ReasoningBlock("", seal="s2"),
+        _call(id="b"),
+    )
+    seen = see(Turn("assistant", blocks))
+    assert (seen.seals, seen.call_ids) == (("s1", "s2"), ("a", "b"))
+    assert len(seen.digest) == len(seen.copy) == SIZE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (ReasoningBlock("Oh.", seal="s"), _call(id="a")),
+        (ReasoningBlock("Hm.", seal="t"), _call(id="a")),
+        (ReasoningBlock("Hm.", seal="s"), _call(id="b")),
+        (ReasoningBlock("s", seal=None), ReasoningBlock("Hm."), _call(id="a")),
+        (_call(id="a"),),
+    ],
+)
+def test_copies_that_look_the_same_are_told_apart(other: tuple[Block, ...]) -> None:
+    one = see(Turn("assistant", (ReasoningBlock("Hm.", seal="s"), _call(id="a"))))
+    assert see(Turn("assistant", other)).digest == one.digest
+    assert see(Turn("assistant", other)).copy != one.copy
+
+
+def test_deep_arguments_have_a_digest() -> None:
+    """JSON that can be read, and that takes two frames a level to walk."""
+    deep = '{"a":' * 600 + "1" + "}" * 600
+    one = see(Turn("assistant", (_call(deep),)))
+    assert one.digest != see(Turn("assistant", (_call(deep.replace("1", "2")),))).digest
+
+
+def test_half_a_character_has_a_digest() -> None:
+    assert see(Turn("user", (TextBlock("\ud800"),))).digest != see(Turn("user", ())).digest
+
+
+PARTS = st.lists(st.text(max_size=5) | st.binary(max_size=5), max_size=5)
+
+
+@given(one=PARTS, other=PARTS)
+def test_parts_never_run_together(one: list[str | bytes], other: list[str | bytes]) -> None:
+    as_bytes = [
+        [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in parts]
+        for parts in (one, other)
+    ]
+    assert (digest(*one) == digest(*other)) == (as_bytes[0] == as_bytes[1])
+
+
+def test_the_chain_hangs_on_key_past_and_turn() -> None:
+    start, one, two = bytes(SIZE), digest("1"), digest("2")
+    known = [
+        link(b"k", start, one),
+        link(b"l", start, one),
+        link(b"k", start, two),
+        link(b"k", one, start),
+        link(b"k", link(b"k", start, one), two),
+        link(b"k", link(b"k", start, two), one),
+    ]
+    assert len(set(known)) == len(known)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", "{}"),
+        ('{"b": 1, "a": [2.0, {"d": 1, "c": 2}]}', '{"a":[2,{"c":2,"d":1}],"b":1}'),
+        ('{"a": 1e300}', '{"a":1e+300}'),
+        ('{"a": 0.5}', '{"a":0.5}'),
+        ("[1.0]", "[1]"),
+        ('"\\u00e9"', '"é"'),
+        ("{cut ", "{cut"),
+    ],
+)
+def test_canonical(given: str, expected: str) -> None:
+    assert canonical(given) == expected
+
+
+def test_digests_are_remembered_by_identity_and_not_without_end() -> None:
+    digests = Digests(most=2)
+    turns = [Turn("user", (TextBlock(str(n)),)) for n in range(5)]
+    first = digests.of(turns[0])
+    assert digests.of(turns[0]) is first
+    assert digests.of(Turn("user", (TextBlock("0"),))) == first
+    for turn in turns:
+        assert digests.of(turn) == see(turn)
+    assert digests.of(turns[0]) is not first

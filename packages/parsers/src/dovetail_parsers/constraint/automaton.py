@@ -1,0 +1,55 @@
+"""Text up to a marker as a deterministic automaton.
+
+Each state is how much of a marker the text read so far could be the beginning of.
+"""
+
+from dataclasses import dataclass
+
+from dovetail_parsers.constraint.form import Free
+
+
+@dataclass(frozen=True)
+class State:
+    """`moves` leads on, character by character; every other character leads to the first state.
+
+    A move to None ends the text: a stop is complete. A character in `dead` is not allowed.
+    """
+
+    moves: dict[str, int | None]
+    dead: frozenset[str]
+
+
+def first_state(free: Free, state: State) -> State:
+    """The first state as it is before anything was read."""
+    moves = {char: to for char, to in state.moves.items() if char not in free.not_first}
+    return State(moves, state.dead | frozenset(free.not_first))
+
+
+def automaton(free: Free) -> list[State]:
+    """The states, the first one first."""
+    markers = [*free.stops, *free.never]
+    numbers = {prefix: i for i, prefix in enumerate(_prefixes(markers))}
+    alphabet = sorted({char for marker in markers for char in marker})
+    return [_state(prefix, alphabet, numbers, free) for prefix in numbers]
+
+
+def _prefixes(markers: list[str]) -> list[str]:
+    """Every proper beginning of a marker that holds no whole one, the empty one first."""
+    found = {"": None} | {marker[:i]: None for marker in markers for i in range(len(marker))}
+    return [prefix for prefix in found if not any(marker in prefix for marker in markers)]
+
+
+def _state(prefix: str, alphabet: list[str], numbers: dict[str, int], free: Free) -> State:
+    moves: dict[str, int | None] = {}
+    dead: set[str] = set()
+    for char in alphabet:
+        read = prefix + char
+        if read.endswith(free.never):
+            dead.add(char)
+        elif read.endswith(free.stops):
+            moves[char] = None
+        else:
+            target = next(numbers[read[i:]] for i in range(len(read) + 1) if read[i:] in numbers)
+            if target:
+                moves[char] = target
+    return State(moves, frozenset(dead))

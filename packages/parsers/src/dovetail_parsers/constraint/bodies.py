@@ -1,0 +1,106 @@
+"""Bodies as forms: whole calls as JSON or Python, arguments as JSON."""
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from dovetail_model import ToolSpec, Unsupported
+from dovetail_parsers.arguments.body import Body
+from dovetail_parsers.arguments.envelope import Envelope
+from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA
+from dovetail_parsers.arguments.json_body import JsonBody
+from dovetail_parsers.arguments.pythonic import Pythonic
+from dovetail_parsers.arguments.schema import Schema
+from dovetail_parsers.arguments.tree import Tree
+from dovetail_parsers.constraint.form import (
+    Node,
+    Rules,
+    choice,
+    optional,
+    sequence,
+    several,
+    text,
+)
+from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.notation import JSON, PYTHON, dialect_notation
+from dovetail_parsers.constraint.options import properties, required
+from dovetail_parsers.constraint.schema import Values
+from dovetail_parsers.constraint.tree import tree_arguments
+from dovetail_parsers.constraint.walk import COUNT
+
+_SPACE = optional(text(" "))
+_COLON = sequence(text(":"), _SPACE)
+_COMMA = sequence(text(","), _SPACE)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool by the name that the model knows, and the schema of what it is shown."""
+
+    name: str
+    schema: Schema
+
+
+def tool_of(spec: ToolSpec) -> Tool:
+    return Tool(spec.model_name, FREEFORM_SCHEMA if spec.custom else spec.parameters)
+
+
+def arguments_form(body: Body, tool: Tool, rules: Rules) -> Node:
+    """The arguments of a call whose name stands before them."""
+    if isinstance(body, Tree):
+        return tree_arguments(body, tool.schema, rules)
+    if isinstance(body, JsonBody):
+        return Values(tool.schema, dialect_notation(body.dialect), rules).arguments(tool.schema)
+    raise Unsupported(f"no grammar for arguments written as {type(body).__name__}")
+
+
+def calls_form(body: Body, tools: Many[Tool], rules: Rules, parallel: bool) -> Node:
+    """All that one body may hold: a call of one of the tools, or several."""
+    if isinstance(body, Envelope):
+        one = rules.share("call", choice(*(_envelope(body, tool, rules) for tool in tools)))
+        brackets, comma = ("[", "]") if body.many else ("", ""), _COMMA
+    elif isinstance(body, Pythonic):
+        one = rules.share("call", choice(*(_python_call(tool, rules) for tool in tools)))
+        brackets = ("[", "]") if body.brackets else ("", "")
+        comma = _COMMA if body.brackets else text("\n")
+    else:
+        raise Unsupported(f"no grammar for calls written as {type(body).__name__}")
+    more = several(sequence(comma, one)) if parallel and body.holds_many else text("")
+    return sequence(text(brackets[0]), one, more, text(brackets[1]))
+
+
+def _envelope(body: Envelope, tool: Tool, rules: Rules) -> Node:
+    name = text(json.dumps(tool.name, ensure_ascii=False))
+    arguments = Values(tool.schema, JSON, rules).arguments(tool.schema)
+    if not body.name:
+        return sequence(text("{"), name, _COLON, arguments, text("}"))
+    own_id = text("")
+    if body.write_id:
+        own_id = sequence(_key(body.id[0]), text('"'), COUNT, text('"'), _COMMA)
+    return sequence(
+        text("{"),
+        own_id,
+        _key(body.name[0]),
+        name,
+        _COMMA,
+        _key(body.arguments[0]),
+        arguments,
+        text("}"),
+    )
+
+
+def _key(name: str) -> Node:
+    return sequence(text(f'"{name}"'), _COLON)
+
+
+def _python_call(tool: Tool, rules: Rules) -> Node:
+    values = Values(tool.schema, PYTHON, rules)
+    lists: list[Node] = []
+    for option in values.objects(tool.schema):
+        must = required(option.schema)
+        members = [
+            Member(sequence(text(f"{name}="), values.value(sub)), name in must)
+            for name, sub in properties(option.schema).items()
+        ]
+        lists.append(ordered(members, Frame(between=_COMMA), rules))
+    return sequence(text(f"{tool.name}("), choice(*lists), text(")"))

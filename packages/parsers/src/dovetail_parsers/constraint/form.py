@@ -1,0 +1,158 @@
+"""What an output must look like, before it is spelled in an engine's notation.
+
+A form is a context-free grammar with two additions that engines spell differently: text that
+runs up to a marker, and literals that are markers (special tokens, in many vocabularies).
+Everything is a frozen value, so equal parts are found to be equal and written once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """These characters."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A marker of the family: these characters, perhaps as a special token."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges, or of none of them."""
+
+    ranges: tuple[tuple[str, str], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    parts: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`most` is None where there is no limit."""
+
+    part: "Node"
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A rule by its name."""
+
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Any text up to and with the first of `stops`, none of `never` in it.
+
+    Without `stops` it may end anywhere. It does not begin with a character of `not_first`.
+    """
+
+    stops: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    not_first: str = ""
+
+
+Node = Text | Marker | Chars | Sequence | Choice | Repeat | Ref | Free
+
+NOTHING = Sequence(())
+
+
+@dataclass(frozen=True)
+class Form:
+    """A whole output: `root`, and the rules that it refers to."""
+
+    root: Node
+    rules: "Rules"
+
+
+@dataclass
+class Rules:
+    """Rules by name. The same content gets the same name."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    _names: dict[Node, str] = field(default_factory=dict)
+
+    def share(self, hint: str, node: Node) -> Node:
+        """A reference to a rule with this content; small parts stay where they are."""
+        if isinstance(node, Text | Marker | Chars | Ref) or node == NOTHING:
+            return node
+        name = self._names.get(node)
+        if name is None:
+            name = self._names[node] = self.reserve(hint)
+            self.nodes[name] = node
+        return Ref(name)
+
+    def reserve(self, hint: str) -> str:
+        """A new name, for a rule that will refer to itself."""
+        name = f"{hint}-{len(self.nodes)}"
+        self.nodes[name] = NOTHING
+        return name
+
+    def define(self, name: str, node: Node) -> Node:
+        self.nodes[name] = node
+        return Ref(name)
+
+    def once(self, name: str, build: Callable[[], Node]) -> Node:
+        """The rule of this name, built when it is first asked for. It may refer to itself."""
+        if name not in self.nodes:
+            self.nodes[name] = NOTHING
+            self.define(name, build())
+        return Ref(name)
+
+
+def sequence(*parts: Node) -> Node:
+    flat = tuple(_flat(parts))
+    return flat[0] if len(flat) == 1 else Sequence(flat)
+
+
+def _flat(parts: Iterable[Node]) -> Iterator[Node]:
+    for part in parts:
+        if isinstance(part, Sequence):
+            yield from part.parts
+        else:
+            yield part
+
+
+def choice(*options: Node) -> Node:
+    """One of these, each once, in the order given."""
+    flat: dict[Node, None] = {}
+    for option in options:
+        flat |= dict.fromkeys(option.options if isinstance(option, Choice) else (option,))
+    return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
+
+
+def optional(part: Node) -> Node:
+    return part if part == NOTHING else Repeat(part, 0, 1)
+
+
+def several(part: Node, least: int = 0, most: int | None = None) -> Node:
+    return Repeat(part, least, most)
+
+
+def text(characters: str) -> Node:
+    return Text(characters) if characters else NOTHING
+
+
+def marker(characters: str) -> Node:
+    return Marker(characters) if characters else NOTHING
+
+
+def any_of(characters: str) -> Chars:
+    return Chars(tuple((char, char) for char in characters))

@@ -1,0 +1,96 @@
+"""What may stand where in an output: thoughts, prose, calls, an answer of a given form."""
+
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from dovetail_model import Unsupported
+from dovetail_parsers.constraint.bodies import Tool
+from dovetail_parsers.constraint.calls import Calls
+from dovetail_parsers.constraint.form import (
+    NOTHING,
+    Free,
+    Node,
+    Rules,
+    choice,
+    marker,
+    optional,
+    sequence,
+    several,
+    text,
+)
+from dovetail_parsers.grammar import Channel, Grammar
+
+#: Framing between a thought and what follows it. Bounded: models get lost in white space.
+GAP = several(text("\n"), 0, 2)
+_WHITE = " \t\r\n"
+
+
+class Layout(Protocol):
+    """A family's output. `in_reasoning`: the prompt ended inside an open thought."""
+
+    def begin(self, in_reasoning: bool, thinks: bool) -> Node:
+        """The thought before the answer, if the model thinks."""
+
+    def calls(self, tools: Many[Tool], parallel: bool) -> Node:
+        """One call, or several."""
+
+    def answer(self, form: Node) -> Node:
+        """A visible answer of this form."""
+
+    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, thinks: bool) -> Node:
+        """Whatever the model likes, but calls only as given, or none."""
+
+
+class TableLayout:
+    """The layout of a family whose thoughts and calls are tables."""
+
+    __slots__ = ("_openers", "_rules", "_starts", "_table")
+
+    def __init__(self, table: Grammar, rules: Rules) -> None:
+        self._table = table
+        self._rules = rules
+        modes = table.tools.modes if table.tools else {}
+        edges = [
+            (mark, edge)
+            for name in dict.fromkeys(("text", table.entry))
+            if name in modes
+            for mark, edge in modes[name].edges.items()
+            if modes[edge.mode].channel is not Channel.TEXT
+        ]
+        self._openers = tuple(dict.fromkeys(mark for mark, edge in edges if not edge.peek))
+        # Where an answer may begin with a call that no marker announces: its first character.
+        self._starts = "".join(dict.fromkeys(mark[0] for mark, edge in edges if edge.peek))
+
+    def begin(self, in_reasoning: bool, thinks: bool) -> Node:
+        form = self._table.reasoning
+        if form is None or not (in_reasoning or thinks):
+            return NOTHING
+        # a call inside a thought would be read as one, so the thought ends before it
+        thought = Free(stops=form.closers, never=self._openers)
+        if in_reasoning:
+            return sequence(thought, GAP)
+        return optional(sequence(marker(form.openers[0]), thought, GAP))
+
+    def calls(self, tools: Many[Tool], parallel: bool) -> Node:
+        table = self._table
+        if table.tools is None:
+            raise Unsupported("guided tool calls need a tool parser, and this model has none")
+        return Calls(table.name, table.tools, table.entry, self._rules).form(tools, parallel)
+
+    def answer(self, form: Node) -> Node:
+        reasoning = self._table.reasoning
+        frames = [marker(mark) for mark in reasoning.frames] if reasoning else []
+        frame = optional(sequence(choice(*frames), GAP)) if frames else NOTHING
+        behind = optional(sequence(GAP, choice(*frames))) if frames else NOTHING
+        return sequence(frame, form, behind)
+
+    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, thinks: bool) -> Node:
+        free = Free(never=self._openers)
+        if not self._starts:
+            if calls is None:
+                return free
+            rest = several(sequence(calls, free)) if parallel else optional(calls)
+            return sequence(free, rest)
+        said = Free(never=self._openers, not_first=self._starts + _WHITE)
+        begin = self.begin(in_reasoning, thinks)
+        return sequence(begin, said if calls is None else choice(calls, said))

@@ -1,0 +1,51 @@
+"""Members in a fixed order, some of which may be left out: keys of an object, parameters."""
+
+from dataclasses import dataclass
+
+from dovetail_parsers.constraint.form import (
+    NOTHING,
+    Node,
+    Rules,
+    choice,
+    optional,
+    sequence,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    form: Node
+    required: bool
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around members: before the first, between two, behind the last, and alone."""
+
+    first: Node = NOTHING
+    between: Node = NOTHING
+    end: Node = NOTHING
+    empty: Node = NOTHING
+
+
+def ordered(members: list[Member], frame: Frame, rules: Rules) -> Node:
+    """The members in their order. The size grows with their number, not with its square."""
+    starts: list[Node] = []
+    must = next((i for i, member in enumerate(members) if member.required), len(members))
+    rests = _rests(members, frame, rules)
+    for i, member in enumerate(members[: must + 1]):
+        starts.append(sequence(frame.first, member.form, rests[i + 1], frame.end))
+    if must == len(members):
+        starts.append(frame.empty)
+    return choice(*starts)
+
+
+def _rests(members: list[Member], frame: Frame, rules: Rules) -> list[Node]:
+    """For each place, what may follow from there on once something stands before it."""
+    rest: Node = NOTHING
+    rests = [rest]
+    for member in reversed(members):
+        one = sequence(frame.between, member.form)
+        rest = rules.share("rest", sequence(one if member.required else optional(one), rest))
+        rests.append(rest)
+    return rests[::-1]

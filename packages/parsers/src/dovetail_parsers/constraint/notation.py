@@ -1,0 +1,103 @@
+"""How the families write values: JSON, Python literals, Gemma's strings between tokens."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_parsers.arguments.json_text import Dialect
+from dovetail_parsers.arguments.notation import write_dialect, write_python
+from dovetail_parsers.constraint.form import (
+    Chars,
+    Free,
+    Node,
+    any_of,
+    choice,
+    marker,
+    optional,
+    sequence,
+    several,
+    text,
+)
+
+# Bounded: models that lose their way repeat digits without end.
+_DIGIT = Chars((("0", "9"),))
+_WHOLE = sequence(
+    optional(text("-")), choice(text("0"), sequence(Chars((("1", "9"),)), several(_DIGIT, 0, 39)))
+)
+_FRACTION = sequence(text("."), several(_DIGIT, 1, 39))
+_EXPONENT = sequence(any_of("eE"), optional(any_of("+-")), several(_DIGIT, 1, 4))
+
+INTEGER = _WHOLE
+NUMBER = sequence(_WHOLE, optional(_FRACTION), optional(_EXPONENT))
+
+_HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
+_ESCAPE = sequence(
+    text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), several(_HEX, 4, 4)))
+)
+#: A character of a JSON string that stands for itself.
+PLAIN = Chars((('"', '"'), ("\\", "\\"), ("\0", "\x1f")), negated=True)
+_JSON_STRING = sequence(text('"'), several(choice(PLAIN, _ESCAPE)), text('"'))
+_BARE_KEY = Chars((("0", "9"), ("A", "Z"), ("a", "z"), *((c, c) for c in "_$.-/@")))
+
+
+@dataclass(frozen=True)
+class Notation:
+    """`literal` writes a constant, `key` a key. One space may follow a colon or a comma, where
+    the notation has any: more would be room for a model to get lost in.
+    """
+
+    name: str
+    string: Node
+    any_key: Node
+    key: Callable[[str], Node]
+    literal: Callable[[Any], Node]
+    space: Node
+    words: tuple[str, str, str] = ("true", "false", "null")
+    quoted: bool = True  # strings are written as JSON writes them
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json(value: Any) -> Node:
+    return text(_dump(value))
+
+
+_SPACE = optional(text(" "))
+
+JSON = Notation(
+    name="json", string=_JSON_STRING, any_key=_JSON_STRING, key=_json, literal=_json, space=_SPACE
+)
+
+PYTHON = Notation(
+    name="python",
+    string=_JSON_STRING,
+    any_key=_JSON_STRING,
+    key=_json,
+    literal=lambda value: text(write_python(value)),
+    space=_SPACE,
+    words=("True", "False", "None"),
+)
+
+
+def dialect_notation(dialect: Dialect) -> Notation:
+    """The notation of a dialect of JSON."""
+    if not dialect.quote:
+        return JSON
+    return Notation(
+        name="delimited",
+        string=sequence(marker(dialect.quote), Free(stops=(dialect.quote,))),
+        any_key=several(_BARE_KEY, 1, 64),
+        key=text,
+        literal=lambda value: _delimited(value, dialect),
+        space=text(""),
+        quoted=False,
+    )
+
+
+def _delimited(value: Any, dialect: Dialect) -> Node:
+    """A constant, written as the value of some key and cut out again."""
+    written = write_dialect(_dump({"k": value}), dialect)
+    return text(written[len("{k:") : -1])

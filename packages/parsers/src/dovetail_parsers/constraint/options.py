@@ -1,0 +1,149 @@
+"""A JSON schema taken apart: the constants and the single-typed schemas that it allows."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_parsers.arguments.schema import ANY, Schema, resolve_reference, type_of
+
+_COMBINED = ("anyOf", "oneOf")
+_SAYS_NOTHING = {"title", "description", "default", "examples", "deprecated", "$comment"}
+_MOST_STEPS = 20_000  # a few lines of references can describe more than any engine could hold
+_DEEPEST = 64
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: Any
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A schema of one type, references and combinations resolved. `any`: it does not say."""
+
+    kind: str
+    schema: Schema
+
+
+Option = Constant | Typed
+
+
+class Reader:
+    """Reads the schemas under one root, up to a limit: beyond it a schema says nothing."""
+
+    __slots__ = ("_left", "root")
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+        self._left = _MOST_STEPS
+
+    def options(self, schema: Schema, depth: int = 0) -> Iterator[Option]:
+        """Every way in which a value may satisfy the schema, as far as we can tell."""
+        schema = self.plain(schema, depth)
+        if depth > _DEEPEST or self._left <= 0:
+            yield Typed("any", {})
+            return
+        for name in _COMBINED:
+            combined = _schemas(schema.get(name))
+            if combined:
+                rest = {key: value for key, value in schema.items() if key != name}
+                for part in combined:
+                    yield from self.options(merge(rest, self.plain(part, depth)), depth + 1)
+                return
+        yield from _simple(schema)
+
+    def plain(self, schema: Schema, depth: int = 0) -> Schema:
+        """The schema with what it refers to, and all that it must satisfy, merged into it."""
+        self._left -= 1
+        if depth > _DEEPEST or self._left <= 0:
+            return {}
+        if "$ref" not in schema and "allOf" not in schema:
+            return schema
+        target = resolve_reference(schema.get("$ref"), self.root)
+        parts = [*([target] if target is not None else []), *_schemas(schema.get("allOf"))]
+        merged: Schema = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+        for part in parts:
+            merged = merge(merged, self.plain(part, depth + 1))
+        return merged
+
+
+def merge(one: Schema, other: Schema) -> Schema:
+    """Both at once: properties and required keys of both; else the first that says something.
+
+    The other itself, where the first says nothing: a schema that refers to itself is then met
+    again as the same object, and found to be so.
+    """
+    if one.keys() <= _SAYS_NOTHING:
+        return other
+    merged = {**other, **one}
+    if "properties" in one and "properties" in other:
+        merged["properties"] = {**properties(other), **properties(one)}
+    if "required" in one and "required" in other:
+        merged["required"] = list(dict.fromkeys([*required(other), *required(one)]))
+    return merged
+
+
+def properties(schema: Schema) -> Mapping[str, Any]:
+    """The properties that a schema names, its required ones among them."""
+    named = schema.get("properties")
+    found = dict(named) if isinstance(named, Mapping) else {}
+    return found | {name: {} for name in required(schema) if name not in found}
+
+
+def required(schema: Schema) -> list[str]:
+    names = schema.get("required")
+    if not isinstance(names, list | tuple):
+        return []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _simple(schema: Schema) -> Iterator[Option]:
+    kinds = _kinds(schema)
+    constants = _constants(schema)
+    if constants is not None:
+        allowed = [value for value in constants if not kinds or _fits(value, kinds)]
+        yield from map(Constant, allowed or constants)
+        if schema.get("nullable") is True and None not in constants:
+            yield Constant(None)
+        return
+    for kind in kinds or [_implied(schema)]:
+        yield Typed(kind, schema)
+
+
+def _constants(schema: Schema) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return list(values) if isinstance(values, list | tuple) and values else None
+
+
+def _fits(value: Any, kinds: list[str]) -> bool:
+    kind = type_of(value)
+    return kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def _kinds(schema: Schema) -> list[str]:
+    declared = schema.get("type")
+    names = [declared] if isinstance(declared, str) else declared
+    if not isinstance(names, list | tuple):
+        return []
+    kinds = [name.lower() for name in names if isinstance(name, str) and name.lower() in ANY]
+    if kinds and schema.get("nullable") is True:
+        kinds.append("null")
+    if "number" in kinds and "integer" in kinds:
+        kinds.remove("integer")
+    return list(dict.fromkeys(kinds))
+
+
+def _implied(schema: Schema) -> str:
+    if isinstance(schema.get("properties"), Mapping):
+        return "object"
+    if "items" in schema or "prefixItems" in schema:
+        return "array"
+    return "string" if "pattern" in schema else "any"
+
+
+def _schemas(value: object) -> list[Schema]:
+    if not isinstance(value, list | tuple):
+        return []
+    return [part for part in value if isinstance(part, Mapping)]

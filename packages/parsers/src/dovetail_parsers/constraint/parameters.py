@@ -1,0 +1,115 @@
+"""Parameters in tags: each by its name, its value between what the table puts around it."""
+
+from collections.abc import Mapping
+
+from dovetail_parsers.arguments.schema import Schema, type_of
+from dovetail_parsers.constraint.bodies import Tool
+from dovetail_parsers.constraint.form import Chars, Node, Rules, choice, sequence, several, text
+from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.notation import JSON
+from dovetail_parsers.constraint.options import Constant, Option, Typed, properties, required
+from dovetail_parsers.constraint.raw import raw_value
+from dovetail_parsers.constraint.schema import Values
+from dovetail_parsers.constraint.walk import Walk, edge_form, spelled
+from dovetail_parsers.grammar import Act, Channel, Mode
+from dovetail_parsers.write import is_value, value_edge
+
+_KINDS = ("string", "number", "boolean", "null", "object", "array")
+_ANY_KEY = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1, 64)
+
+
+def parameters_form(walk: Walk, name_mode: str, tool: Tool, rules: Rules) -> tuple[Node, str]:
+    """All that follows a tool's name up to the end of the call, and where it leads."""
+    return _Parameters(walk, tool, rules).form(name_mode)
+
+
+class _Parameters:
+    __slots__ = ("_key_mode", "_rules", "_tool", "_values", "_walk")
+
+    def __init__(self, walk: Walk, tool: Tool, rules: Rules) -> None:
+        self._walk = walk
+        self._tool = tool
+        self._rules = rules
+        self._values = Values(tool.schema, JSON, rules)
+        self._key_mode = ""
+
+    def form(self, name_mode: str) -> tuple[Node, str]:
+        first, self._key_mode = self._walk.go(name_mode, _is_key)
+        empty, behind = self._walk.go(name_mode, _never, Act.CLOSE)
+        args = self._behind_value()
+        frame = Frame(
+            first=first,
+            between=self._walk.go(args, _is_key)[0],
+            end=self._walk.go(args, _never, Act.CLOSE)[0],
+            empty=empty,
+        )
+        lists = [self._list(option, frame) for option in self._values.objects(self._tool.schema)]
+        return choice(*lists), behind
+
+    def _list(self, option: Typed, frame: Frame) -> Node:
+        """The parameters in the order of the schema; any, where it names none."""
+        named = properties(option.schema)
+        if not named and not isinstance(option.schema.get("properties"), Mapping):
+            one = self._rules.share("parameter", self._parameter(_ANY_KEY, {}))
+            some = sequence(frame.first, one, several(sequence(frame.between, one)), frame.end)
+            return choice(some, frame.empty)
+        must = required(option.schema)
+        spell = self._walk.modes[self._key_mode].spell
+        members = [
+            Member(self._parameter(spelled(spell, name), sub), name in must)
+            for name, sub in named.items()
+        ]
+        return ordered(members, frame, self._rules)
+
+    def _parameter(self, key: Node, schema: object) -> Node:
+        """A key and its value. Formats that say a value's type have a way for each."""
+        groups: dict[tuple[Node, str], list[Option]] = {}
+        options = self._values.options(schema if isinstance(schema, Mapping) else {})
+        for option in _each_kind(options):
+            groups.setdefault(self._way_to_value(_kind(option)), []).append(option)
+        ways = [
+            sequence(before, self._value(mode, group)) for (before, mode), group in groups.items()
+        ]
+        return sequence(key, choice(*ways))
+
+    def _way_to_value(self, kind: str) -> tuple[Node, str]:
+        found = value_edge(self._walk.modes, self._key_mode, kind)
+        if found is None:
+            return self._walk.go(self._key_mode, is_value)
+        return edge_form(*found), found[1].mode
+
+    def _value(self, mode: str, options: list[Option]) -> Node:
+        edges = self._walk.modes[mode].on
+        edge = next(iter(edges.values()))
+        closers = tuple(closer for closer, to in edges.items() if to == edge)
+        return sequence(raw_value(options, closers, self._values), text(edge.pad))
+
+    def _behind_value(self) -> str:
+        mode = self._way_to_value("string")[1]
+        return next(iter(self._walk.modes[mode].on.values())).mode
+
+
+def _each_kind(options: list[Option]) -> list[Option]:
+    """The options, with a value of any type taken apart."""
+    anything: Schema = {}
+    found: list[Option] = []
+    for option in options:
+        if isinstance(option, Typed) and option.kind == "any":
+            found += [Typed(kind, anything) for kind in _KINDS]
+        else:
+            found.append(option)
+    return found
+
+
+def _kind(option: Option) -> str:
+    """The type's name as the writer knows it."""
+    kind = type_of(option.value) if isinstance(option, Constant) else option.kind
+    return "number" if kind == "integer" else kind
+
+
+def _is_key(mode: Mode) -> bool:
+    return mode.channel is Channel.KEY
+
+
+def _never(_: Mode) -> bool:
+    return False

@@ -1,0 +1,180 @@
+"""Strings that must match a pattern: the part of regular expressions that schemas really use.
+
+Anchored patterns of literals, classes, groups, alternatives and bounded or unbounded repetition.
+A pattern with anything else is not enforced.
+"""
+
+from dovetail_parsers.arguments.schema import Schema
+from dovetail_parsers.constraint.form import (
+    Chars,
+    Choice,
+    Node,
+    Repeat,
+    Sequence,
+    choice,
+    sequence,
+    several,
+    text,
+)
+from dovetail_parsers.constraint.notation import PLAIN
+
+_FORMATS = {
+    "date": r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$",
+    "date-time": (
+        r"^[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9](\.[0-9]{1,9})?"
+        r"(Z|[+\-][0-2][0-9]:[0-5][0-9])$"
+    ),
+    "uuid": r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$",
+}
+_WORD = (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))
+_CLASSES = {"d": (("0", "9"),), "w": _WORD}
+_ESCAPABLE = frozenset("\\/.*+?()[]{}|^$-")
+_SPECIAL = frozenset("\\*+?()[]{}|^$.")
+_NEVER_PLAIN = ('"', "\\")  # in a JSON string
+_MOST = 100  # repetitions that are counted
+_LONGEST = 400
+
+
+class _NotSimple(Exception):
+    """The pattern is beyond what is read here."""
+
+
+def string_pattern(schema: Schema) -> Node | None:
+    """The string, quotes and all, that the schema's pattern or format allows; None if any."""
+    pattern = schema.get("pattern") or _FORMATS.get(str(schema.get("format")))
+    if not isinstance(pattern, str) or len(pattern) > _LONGEST:
+        return None
+    if not pattern.startswith("^") or not pattern.endswith("$") or pattern.endswith("\\$"):
+        return None
+    try:
+        return sequence(text('"'), _Reader(pattern[1:-1]).whole(), text('"'))
+    except (_NotSimple, RecursionError):
+        return None
+
+
+class _Reader:
+    """Reads a pattern without its anchors."""
+
+    __slots__ = ("_at", "_pattern")
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+
+    def whole(self) -> Node:
+        """One sequence: a bar outside a group would leave each side with one anchor only."""
+        form = self._sequence()
+        if self._at < len(self._pattern):
+            raise _NotSimple
+        return form
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]
+
+    def _take(self) -> str:
+        char = self._peek()
+        if not char:
+            raise _NotSimple
+        self._at += 1
+        return char
+
+    def _sequence(self) -> Node:
+        parts: list[Node] = []
+        while self._peek() not in ("", "|", ")"):
+            parts.append(self._repeated(self._one()))
+        return sequence(*parts)
+
+    def _one(self) -> Node:
+        char = self._take()
+        if char == "(":
+            return self._group()
+        if char == "[":
+            return self._class()
+        if char == ".":
+            return PLAIN
+        if char == "\\":
+            return Chars(self._escaped())
+        if char in _SPECIAL:
+            raise _NotSimple
+        return text(_plain(char))
+
+    def _group(self) -> Node:
+        if self._peek() == "?":
+            self._at += 1
+            if self._take() != ":":
+                raise _NotSimple
+        options = [self._sequence()]
+        while self._peek() == "|":
+            self._at += 1
+            options.append(self._sequence())
+        if self._take() != ")":
+            raise _NotSimple
+        return choice(*options)
+
+    def _class(self) -> Node:
+        negated = self._peek() == "^"
+        self._at += negated
+        ranges: list[tuple[str, str]] = []
+        while (char := self._take()) != "]":
+            if char == "\\":
+                ranges += self._escaped()
+            elif self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] != "]":
+                self._at += 1
+                ranges.append((_plain(char), _plain(self._take())))
+            else:
+                ranges.append((_plain(char), char))
+        if not ranges or any(low > high for low, high in ranges):
+            raise _NotSimple
+        if negated:
+            return Chars((*ranges, *PLAIN.ranges), negated=True)
+        if any(low < char < high for low, high in ranges for char in _NEVER_PLAIN):
+            raise _NotSimple
+        return Chars(tuple(ranges))
+
+    def _escaped(self) -> tuple[tuple[str, str], ...]:
+        char = self._take()
+        if char in _CLASSES:
+            return _CLASSES[char]
+        if char not in _ESCAPABLE:
+            raise _NotSimple
+        return ((_plain(char), char),)
+
+    def _repeated(self, part: Node) -> Node:
+        char = self._peek()
+        if not char or char not in "*+?{":
+            return part
+        self._at += 1
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self._counts()
+        lazy_or_twice = self._peek() and self._peek() in "?+*{"
+        if lazy_or_twice or _may_be_empty(part):  # engines refuse to repeat nothing
+            raise _NotSimple
+        return several(part, least, most)
+
+    def _counts(self) -> tuple[int, int | None]:
+        end = self._pattern.find("}", self._at)
+        low, comma, high = self._pattern[self._at : max(end, self._at)].partition(",")
+        if end < 0 or not low.isdigit() or not (high.isdigit() or not high):
+            raise _NotSimple
+        self._at = end + 1
+        least, most = int(low), int(high) if high else None if comma else int(low)
+        if max(least, most or 0) > _MOST or (most is not None and most < least):
+            raise _NotSimple
+        return least, most
+
+
+def _may_be_empty(node: Node) -> bool:
+    match node:
+        case Sequence():
+            return all(map(_may_be_empty, node.parts))
+        case Choice():
+            return any(map(_may_be_empty, node.options))
+        case Repeat():
+            return node.least == 0
+    return False
+
+
+def _plain(char: str) -> str:
+    """A character that stands for itself in a JSON string."""
+    if char in _NEVER_PLAIN or char < " ":
+        raise _NotSimple
+    return char

@@ -1,0 +1,185 @@
+"""A tool's JSON schema as a form, in the notation in which a family writes values.
+
+Properties come in the order in which the schema names them; only those, where it names any.
+Ranges of numbers and lengths of strings are left to the model.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail_parsers.arguments.schema import Schema
+from dovetail_parsers.constraint.form import (
+    NOTHING,
+    Node,
+    Rules,
+    choice,
+    optional,
+    sequence,
+    several,
+    text,
+)
+from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.notation import INTEGER, NUMBER, Notation
+from dovetail_parsers.constraint.options import (
+    Constant,
+    Option,
+    Reader,
+    Typed,
+    properties,
+    required,
+)
+from dovetail_parsers.constraint.pattern import string_pattern
+from dovetail_parsers.constraint.recursion import Known
+
+_MOST_ITEMS = 100  # more are not counted: engines write repetitions out
+MOST_VALUES = 3_000  # schemas of one tool that are followed: beyond, any value will do
+DEEPEST = 32
+
+
+class Values:
+    """Forms of the values under one root schema, in one notation."""
+
+    __slots__ = ("_count", "_known", "_notation", "_reader", "_rules")
+
+    def __init__(self, root: Schema, notation: Notation, rules: Rules) -> None:
+        self._reader = Reader(root)
+        self._notation = notation
+        self._rules = rules
+        self._known = Known(rules)
+        self._count = 0
+
+    def options(self, schema: Schema) -> list[Option]:
+        """The constants and the single-typed schemas that a schema allows."""
+        return list(self._reader.options(schema))
+
+    def value(self, schema: Schema, depth: int = 0) -> Node:
+        """Any value that satisfies the schema."""
+        self._count += 1
+        if self._count > MOST_VALUES or depth > DEEPEST:
+            return self.anything()
+        return choice(*(self.option(option, depth) for option in self._reader.options(schema)))
+
+    def option(self, option: Option, depth: int = 0) -> Node:
+        if isinstance(option, Constant):
+            return self._notation.literal(option.value)
+        hint = f"{self._notation.name}-{option.kind}"
+        return self._known.form(hint, option.schema, lambda: self._typed(option, depth))
+
+    def arguments(self, schema: Schema) -> Node:
+        """The arguments of a call: always an object."""
+        return choice(*map(self.option, self.objects(schema)))
+
+    def objects(self, schema: Schema) -> list[Typed]:
+        """The objects that a schema allows; any, if it speaks of none."""
+        found = [
+            option
+            for option in self.options(schema)
+            if isinstance(option, Typed) and option.kind == "object"
+        ]
+        return found or [Typed("object", {})]
+
+    def anything(self) -> Node:
+        """Any value at all."""
+        return self._rules.once(f"{self._notation.name}-any", self._anything)
+
+    def _typed(self, option: Typed, depth: int) -> Node:
+        match option.kind:
+            case "string":
+                return self._string(option.schema)
+            case "integer":
+                return INTEGER
+            case "number":
+                return NUMBER
+            case "boolean":
+                return choice(*map(text, self._notation.words[:2]))
+            case "null":
+                return text(self._notation.words[2])
+            case "array":
+                return self._array(option.schema, depth)
+            case "object":
+                return self._object(option.schema, depth)
+        return self.anything()
+
+    def _string(self, schema: Schema) -> Node:
+        pattern = string_pattern(schema) if self._notation.quoted else None
+        return self._notation.string if pattern is None else pattern
+
+    def _object(self, schema: Schema, depth: int) -> Node:
+        named = properties(schema)
+        if not named and not isinstance(schema.get("properties"), Mapping):
+            return self._map(schema.get("additionalProperties"), depth)
+        must = required(schema)
+        members = [
+            Member(sequence(self._key(name), self.value(_schema(sub), depth + 1)), name in must)
+            for name, sub in named.items()
+        ]
+        frame = Frame(between=self._comma())
+        return sequence(text("{"), ordered(members, frame, self._rules), text("}"))
+
+    def _key(self, name: str) -> Node:
+        return sequence(self._notation.key(name), text(":"), self._notation.space)
+
+    def _comma(self) -> Node:
+        return sequence(text(","), self._notation.space)
+
+    def _map(self, values: object, depth: int) -> Node:
+        """An object with any keys."""
+        if values is False:
+            return text("{}")
+        value = self.value(values, depth + 1) if isinstance(values, Mapping) else self.anything()
+        key = self._rules.share(f"{self._notation.name}-key", self._notation.any_key)
+        pair = sequence(key, text(":"), self._notation.space, value)
+        return sequence(text("{"), self._list(pair, 0, None), text("}"))
+
+    def _list(self, item: Node, least: int, most: int | None) -> Node:
+        """Items between commas."""
+        if most == 0:
+            return NOTHING
+        rest = None if most is None else most - 1
+        more = several(sequence(self._comma(), item), max(least - 1, 0), rest)
+        return sequence(item, more) if least else optional(sequence(item, more))
+
+    def _array(self, schema: Schema, depth: int) -> Node:
+        first = schema.get("prefixItems")
+        if isinstance(first, list | tuple) and first:
+            return self._tuple(first, schema, depth)
+        items = schema.get("items")
+        item = self.value(items, depth + 1) if isinstance(items, Mapping) else self.anything()
+        least, most = _limit(schema.get("minItems")) or 0, _limit(schema.get("maxItems"))
+        if most is not None and most < least:
+            most = None
+        return sequence(text("["), self._list(item, least, most), text("]"))
+
+    def _tuple(self, first: "list[Any] | tuple[Any, ...]", schema: Schema, depth: int) -> Node:
+        """All of the first items; more only where the schema says what they are."""
+        parts = [self.value(_schema(item), depth + 1) for item in first]
+        form: Node = parts[0]
+        for part in parts[1:]:
+            form = sequence(form, self._comma(), part)
+        items = schema.get("items")
+        if isinstance(items, Mapping):
+            more = sequence(self._comma(), self.value(items, depth + 1))
+            form = sequence(form, several(more))
+        return sequence(text("["), form, text("]"))
+
+    def _anything(self) -> Node:
+        words = map(text, self._notation.words)
+        hint = self._notation.name
+        return choice(
+            self._rules.share(f"{hint}-string", self._notation.string),
+            self._rules.share(f"{hint}-number", NUMBER),
+            sequence(text("["), self._list(self.anything(), 0, None), text("]")),
+            self._map(None, 0),
+            *words,
+        )
+
+
+def _schema(value: object) -> Schema:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _limit(value: object) -> int | None:
+    """A bound on the number of items, if it is one that can be written out."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_ITEMS:
+        return None
+    return value

@@ -1,0 +1,301 @@
+"""Grammars of all families: what the writer writes is accepted, what breaks a demand is not."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from casebook import TOOLS
+from gbnf_reader import Gbnf, read
+from generated import calls
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_model import (
+    InvalidRequest,
+    OutputBlock,
+    OutputFormat,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolChoice,
+    Unsupported,
+)
+from dovetail_parsers import constraint, families, parse, write
+from dovetail_parsers.family import Family
+
+BY_NAME = {family.name: family for family in families() if family.tools}
+EACH = pytest.mark.parametrize("name", BY_NAME)
+SETTINGS = settings(max_examples=25)
+
+REQUIRED = ToolChoice("required")
+ONE = ToolChoice("required", parallel=False)
+
+BOOK: dict[str, Any] = {
+    "name": "book",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "seat": {"enum": ["aisle", "window"]},
+            "meals": {"type": "array", "items": {"type": "string"}},
+            "guest": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "age": {"type": "number"}},
+                "required": ["name"],
+            },
+            "rush": {"type": "boolean"},
+        },
+        "required": ["city", "seat"],
+    },
+}
+CANCEL: dict[str, Any] = {
+    "name": "cancel",
+    "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
+}
+PATCH: dict[str, Any] = {"type": "custom", "custom": {"name": "apply_patch"}}
+OFFERED = [BOOK, CANCEL, PATCH]
+GOOD = {"city": "Paris", "days": 3, "seat": "aisle", "guest": {"name": "Ann"}, "rush": True}
+
+
+def text_of(family: Family, tools: list[Any], choice: ToolChoice, **more: Any) -> str | None:
+    more.setdefault("in_reasoning", False)
+    parsers = (family.tool_parser, family.reasoning_parser)
+    return constraint(*parsers, tools=tools, choice=choice, **more)
+
+
+@cache
+def grammar(name: str, choice: ToolChoice, inside: bool = False, thinks: bool = True) -> Gbnf:
+    found = text_of(BY_NAME[name], OFFERED, choice, in_reasoning=inside, thinks=thinks)
+    assert found is not None
+    return read(found)
+
+
+def call(arguments: dict[str, Any], name: str = "book") -> ToolCallBlock:
+    return ToolCallBlock("", name, json.dumps(arguments))
+
+
+def in_order(call: ToolCallBlock) -> ToolCallBlock:
+    """The call with its arguments in the order of the schema, as its tool is shown."""
+    if call.custom:
+        return call
+    spec = next(t["function"] for t in TOOLS if t.get("function", {}).get("name") == call.name)
+    value = _in_order(json.loads(call.arguments), spec["parameters"])
+    ascii_only = call.arguments.isascii()
+    return ToolCallBlock("", call.name, json.dumps(value, ensure_ascii=ascii_only))
+
+
+def _in_order(value: Any, schema: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_in_order(item, schema.get("items", {})) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = schema["properties"]
+    return {key: _in_order(value[key], known[key]) for key in known if key in value}
+
+
+@cache
+def casebook_grammar(name: str) -> Gbnf:
+    found = text_of(BY_NAME[name], TOOLS, REQUIRED)
+    assert found is not None
+    return read(found)
+
+
+@EACH
+@SETTINGS
+@given(data=st.data())
+def test_what_is_written_is_accepted(name: str, data: st.DataObject) -> None:
+    family = BY_NAME[name]
+    blocks: list[OutputBlock] = data.draw(st.lists(calls().map(in_order), min_size=1, max_size=3))
+    if family.reasoning_parser and data.draw(st.booleans()):
+        blocks.insert(0, ReasoningBlock("So <b>{[what] is</b> asked?\n"))
+    assert casebook_grammar(name).accepts(write(blocks, family))
+
+
+@EACH
+@SETTINGS
+@given(data=st.data())
+def test_what_is_accepted_is_read_as_calls(name: str, data: st.DataObject) -> None:
+    """Whatever a model does under the grammar, the parser finds calls that fit their schemas."""
+    family = BY_NAME[name]
+    inside = bool(family.reasoning_parser) and data.draw(st.booleans())
+    random = data.draw(st.randoms(use_true_random=False))
+    text = grammar(name, REQUIRED, inside).sample(random, data.draw(st.integers(0, 200)))
+    message = parse(
+        text,
+        tool_parser=family.tool_parser,
+        reasoning_parser=family.reasoning_parser,
+        tools=OFFERED,
+        in_reasoning=inside,
+    )
+    made = [block for block in message.blocks if block.type == "tool_call"]
+    assert made
+    assert {block.type for block in message.blocks} <= {"reasoning", "tool_call"}
+    assert all(block.complete and _fits(block) for block in made), text
+
+
+def _fits(block: ToolCallBlock) -> bool:
+    if block.custom:
+        return block.name == "apply_patch"
+    value = json.loads(block.arguments)
+    if block.name == "cancel":
+        return list(value) == ["id"] and type(value["id"]) is int
+    guest = value.get("guest", {"name": ""})
+    return (
+        block.name == "book"
+        and type(value["city"]) is str
+        and type(value.get("days", 0)) is int
+        and value["seat"] in ("aisle", "window")
+        and all(type(meal) is str for meal in value.get("meals", []))
+        and type(guest["name"]) is str
+        and type(guest.get("age", 0)) in (int, float)
+        and type(value.get("rush", True)) is bool
+        and value.keys() <= BOOK["parameters"]["properties"].keys()
+    )
+
+
+@EACH
+def test_a_call_is_required(name: str) -> None:
+    family, rules = BY_NAME[name], grammar(name, REQUIRED)
+    good = write([call(GOOD)], family)
+    assert rules.accepts(good)
+    assert rules.accepts(write([ToolCallBlock("", "apply_patch", "*** x", custom=True)], family))
+    assert not rules.accepts("")
+    assert not rules.accepts(good[:-12])
+    assert not rules.admits("Sure, let me book that.")
+    assert not rules.admits(good + "So")
+
+
+@EACH
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"city": "Paris"},
+        {"seat": "aisle"},
+        {"city": "Paris", "seat": "roof"},
+        {"city": "Paris", "days": "three", "seat": "aisle"},
+        {"city": "Paris", "days": 3.5, "seat": "aisle"},
+        {"city": "Paris", "seat": "aisle", "guest": {"age": 3}},
+        {"city": "Paris", "seat": "aisle", "guest": {"name": "Ann", "age": "old"}},
+        {"city": "Paris", "seat": "aisle", "rush": "perhaps"},
+        {"city": "Paris", "seat": "aisle", "colour": "red"},
+        {"seat": "aisle", "city": "Paris"},
+    ],
+    ids=json.dumps,
+)
+def test_arguments_follow_the_schema(name: str, arguments: dict[str, Any]) -> None:
+    assert not grammar(name, REQUIRED).accepts(write([call(arguments)], BY_NAME[name]))
+
+
+@EACH
+def test_only_offered_tools_with_their_own_arguments(name: str) -> None:
+    family, rules = BY_NAME[name], grammar(name, REQUIRED)
+    assert rules.accepts(write([call({"id": 1}, "cancel")], family))
+    assert not rules.accepts(write([call(GOOD, "cancel")], family))
+    assert not rules.accepts(write([call(GOOD, "nobody")], family))
+    named = grammar(name, ToolChoice("named", "cancel"))
+    assert named.accepts(write([call({"id": 1}, "cancel")], family))
+    assert not named.accepts(write([call(GOOD)], family))
+
+
+@EACH
+def test_one_call_where_one_is_allowed(name: str) -> None:
+    family = BY_NAME[name]
+    two = write([call(GOOD), call({"id": 1}, "cancel")], family)
+    assert grammar(name, REQUIRED).accepts(two)
+    assert not grammar(name, ONE).admits(two)
+    assert grammar(name, ONE).accepts(write([call(GOOD)], family))
+
+
+THINKERS = [name for name, family in BY_NAME.items() if family.reasoning_parser]
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_a_thought_may_come_first_and_an_open_one_is_closed(name: str) -> None:
+    family = BY_NAME[name]
+    thought = ReasoningBlock("They want a seat.")
+    with_thought = write([thought, call(GOOD)], family)
+    assert grammar(name, REQUIRED).accepts(with_thought)
+    assert not grammar(name, REQUIRED, thinks=False).admits(with_thought)
+    rest = with_thought[with_thought.index("They") :]
+    assert grammar(name, REQUIRED, inside=True).accepts(rest)
+    assert not grammar(name, REQUIRED, inside=True).accepts("They want a seat.")
+
+
+@EACH
+def test_prose_stays_free_and_calls_stay_sound(name: str) -> None:
+    """Auto with a strict tool, or with one call at most."""
+    family = BY_NAME[name]
+    found = text_of(family, [{**BOOK, "strict": True}], ToolChoice())
+    assert found is not None
+    rules = read(found)
+    prose = write([TextBlock("So: 1 < 2 is [true] and {so} on.")], family)
+    assert rules.accepts(prose)
+    assert rules.accepts(write([call(GOOD)], family))
+    assert not rules.accepts(write([call({"city": "Paris"})], family))
+    one = text_of(family, OFFERED, ToolChoice(parallel=False))
+    assert one is not None
+    rules = read(one)
+    assert rules.accepts(prose)
+    assert rules.accepts(write([call(GOOD)], family))
+    assert not rules.accepts(write([call(GOOD), call({"id": 1}, "cancel")], family))
+
+
+@EACH
+def test_no_call_where_none_is_allowed(name: str) -> None:
+    family = BY_NAME[name]
+    found = text_of(family, OFFERED, ToolChoice("none"))
+    assert found is not None
+    rules = read(found)
+    assert rules.accepts(write([TextBlock("So: 1 < 2 is [true] and {so} on.")], family))
+    assert not rules.accepts(write([call(GOOD)], family))
+
+
+@EACH
+def test_the_answer_is_json(name: str) -> None:
+    family = BY_NAME[name]
+    output = OutputFormat("json_schema", schema=CANCEL["parameters"])
+    alone = text_of(family, OFFERED, ToolChoice("none"), output=output)
+    both = text_of(family, OFFERED, ToolChoice(), output=output)
+    assert alone is not None
+    assert both is not None
+    good, bad = (write([TextBlock(t)], family) for t in ('{"id": 7}', '{"id": "x"}'))
+    booking = write([call(GOOD)], family)
+    for rules in (read(alone), read(both)):
+        assert rules.accepts(good)
+        assert not rules.accepts(bad)
+        assert not rules.admits("So")
+    assert read(both).accepts(booking)
+    assert not read(alone).accepts(booking)
+    any_object = text_of(family, [], ToolChoice(), output=OutputFormat("json_object"))
+    assert any_object is not None
+    free = '{"a": [1, {"b": null}], "c": -1.5e3}'
+    assert read(any_object).accepts(write([TextBlock(free)], family))
+    assert not read(any_object).accepts(write([TextBlock("[1]")], family))
+
+
+@EACH
+def test_the_same_request_gives_the_same_text_of_bounded_size(name: str) -> None:
+    first, second = (text_of(BY_NAME[name], OFFERED, REQUIRED) for _ in range(2))
+    assert first == second
+    many = [{**BOOK, "name": f"book{i}"} for i in range(100)]
+    grown = text_of(BY_NAME[name], many, REQUIRED)
+    assert first is not None
+    assert grown is not None
+    assert len(grown) < len(first) + 100 * 700
+
+
+def test_nothing_is_demanded() -> None:
+    assert constraint("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
+    none = ToolChoice("none")
+    assert constraint("hermes", None, tools=[], choice=none, in_reasoning=False) is None
+
+
+def test_what_cannot_be_met_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="nobody"):
+        constraint("hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False)
+    with pytest.raises(InvalidRequest, match="no tools"):
+        constraint("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
+    with pytest.raises(Unsupported, match="tool parser"):
+        constraint(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
