@@ -226,11 +226,13 @@ def grove(
     model: Model | None = None,
     keys: Keyring = KEYS,
     replicas: int = 1,
+    forgetful: bool = False,
 ) -> Grove:
-    """An empty one. Replicas share their keys and nothing else."""
+    """An empty one. Replicas share their keys and nothing else; forgetful ones have no cache."""
     model = model or small_model()
     settings = Settings(replay=replay)
-    ledgers = [Ledger(MemoryStore()) for _ in range(replicas)]
+    caches = {"cache_bytes": 1, "wholes_bytes": 1} if forgetful else {}
+    ledgers = [Ledger(MemoryStore(), **caches) for _ in range(replicas)]
     return Grove([Preparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 

@@ -242,9 +242,11 @@ class Histories:
         self.notes.update(prepared.prompt.notes)
 
 
-async def play_histories(dice: random.Random, count: int, replicas: int = 1) -> Histories:
+async def play_histories(
+    dice: random.Random, count: int, replicas: int = 1, *, forgetful: bool = False
+) -> Histories:
     """Histories out of one grove, which grows meanwhile: what was unique may get a double."""
-    made = grove(replicas=replicas)
+    made = grove(replicas=replicas, forgetful=forgetful)
     oracle, client, tally = Oracle(made), Client(made, dice), Histories()
     for at in range(count):
         if at < 12 or dice.random() < 0.05:

@@ -52,6 +52,11 @@ def test_histories_out_of_a_ledger_of_doubles(seed: int, replicas: int) -> None:
     assert tally.exact > 20  # it is not by refusing everything that nothing is false
 
 
+def test_histories_without_any_cache() -> None:
+    tally = run(play_histories(random.Random(9), 200, 2, forgetful=True))
+    assert tally.exact > 20
+
+
 def _thinks(thought: str, command: str = "ls") -> list[OutputBlock]:
     call = ToolCallBlock("", "run", f'{{"command": "{command}"}}')
     return [ReasoningBlock(f"I am {thought}."), call]
