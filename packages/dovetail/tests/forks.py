@@ -231,8 +231,8 @@ def grove(
     """An empty one. Replicas share their keys and nothing else; forgetful ones have no cache."""
     model = model or small_model()
     settings = Settings(replay=replay)
-    caches = {"cache_bytes": 1, "wholes_bytes": 1} if forgetful else {}
-    ledgers = [Ledger(MemoryStore(), **caches) for _ in range(replicas)]
+    room = 1 if forgetful else 1 << 26
+    ledgers = [Ledger(MemoryStore(), cache_bytes=room, wholes_bytes=room) for _ in range(replicas)]
     return Grove([Preparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 

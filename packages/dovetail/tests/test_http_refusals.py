@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from http_stage import NAME, Stage, run, serving
+from http_stage import NAME, Stage, run, service, serving
 
 from dovetail.engines.engine import EngineRequest, Health, TokenDelta
-from dovetail.http import HttpOptions, Keys
+from dovetail.http import App, HttpOptions, Keys
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]
 KEYS = Keys(["open-sesame"], [("team-a", sha256(b"key-a").digest())])
@@ -268,6 +269,14 @@ def test_the_document_names_every_address() -> None:
             assert len({one["operationId"] for one in operations}) == len(operations)
 
     run(scene)
+
+
+def test_the_page_names_every_address() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    made, _ = service()
+    for route in App(made).routes.all:
+        path = route.path + "{model}" if route.path == "/v1/models/" else route.path
+        assert f"`{route.method} {path}`" in page
 
 
 def test_the_messages_api_can_be_left_out() -> None:

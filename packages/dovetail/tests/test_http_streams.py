@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import resource
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from itertools import count
 from typing import Any
 
@@ -264,6 +265,17 @@ def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
     run(scene)
 
 
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Room for both ends of every connection: some systems allow 1024 files in all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
 def test_five_hundred_streams_at_once() -> None:
     streams = 500
 

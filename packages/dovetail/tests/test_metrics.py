@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dovetail.request_end import RequestEnd
 from dovetail.stability import REASONS
 from dovetail_model import Usage
 
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 SECRET = "the secret word is xylophone"
 BODY: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": SECRET}]}
 
@@ -174,6 +176,12 @@ def test_usage_is_told_only_where_known() -> None:
     end = RequestEnd(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
     assert request_fields(end)["output"] == 2
     assert "reasoning" not in request_fields(end)
+
+
+def test_the_page_names_every_number() -> None:
+    page = PAGE.read_text()
+    for family in Metrics().registry.collect():
+        assert f"`{family.name}`" in page or f"`{family.name}_total`" in page, family.name
 
 
 def test_openmetrics_where_the_client_asks_for_it() -> None:

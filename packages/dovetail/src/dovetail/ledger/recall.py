@@ -9,6 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Literal
 
 from dovetail.ledger.entry import Entry, unpack
@@ -18,7 +19,7 @@ from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import entry_id_of
 from dovetail.ledger.store.store import NEWEST, call_key
 from dovetail.ledger.visible import Digests, Seen, link
-from dovetail.ledger.walk import START, Found, Step, Walks, step
+from dovetail.ledger.walk import START, Found, Step, Walk, Walks, step
 from dovetail_model import ToolSpec, Turn
 
 Replay = Literal["auto", "exact", "client"]
@@ -32,7 +33,7 @@ class Recalled:
     `whole` its prompt with the turn itself; where `anchor`, its place, is given, the new prompt
     goes on from that whole. `base` is the prompt of a turn that answered a user, and its place:
     what stands before it has not changed since. `calls` counts the calls before anchor or base.
-    `begun` is the entry of a last turn that the model is to go on from.
+    `begun` is the entry of a last turn that the model is to go on from; `start` is the scope's.
     """
 
     chain: bytes = START
@@ -46,6 +47,7 @@ class Recalled:
     calls: int = 0
     base: "tuple[int, array[int]] | None" = None
     begun: Entry | None = None
+    start: int = 0
 
     def forgotten(self) -> "Recalled":
         """The same history with nothing to take from it but the parent's common beginning."""
@@ -85,13 +87,12 @@ class Recaller:
         if turns and turns[-1].role == "assistant":
             return await self._with_beginning(turns, scope)
         notes: list[str] = []
-        steps = await self._walk(turns, scope, notes)
-        ends = (steps[-1].chain, steps[-1].line) if steps else (START, START)
-        path = Recalled(*ends, digests=tuple(step.chain for step in steps))
-        places = [at for at, turn in enumerate(turns) if turn.role == "assistant"]
+        walk = await self._walk(turns, scope, notes)
+        ends = (walk.last.chain, walk.last.line) if walk.last is not None else (START, START)
+        path = Recalled(*ends, digests=tuple(walk.chains), start=scope.start)
         if self._replay == "client":
-            return (await self._with_parent(path, turns, places, steps, scope)).forgotten()
-        anchor = await self._as_it_was([at for at in places if at >= scope.start], steps, scope)
+            return (await self._with_parent(path, walk, scope)).forgotten()
+        anchor = await self._anchor(walk, scope)
         if anchor is not None:
             at, parent, whole = anchor
             return replace(
@@ -100,12 +101,12 @@ class Recaller:
                 anchor=at,
                 whole=whole,
                 parent=parent,
-                calls=steps[at].calls,
+                calls=walk.steps[at].calls,
                 notes=tuple(notes),
             )
-        known = await self._all_known(turns, places, steps, scope, notes)
+        known = await self._all_known(walk, scope, notes)
         path = replace(path, known=known, notes=tuple(notes))
-        return await self._with_parent(path, turns, places, steps, scope)
+        return await self._with_parent(path, walk, scope)
 
     async def _with_beginning(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
         """What is known of all turns but the last, and the last one's entry if it has one."""
@@ -118,30 +119,25 @@ class Recaller:
         entry = await self._ledger.get(scope.tenant, found.entry)
         return path if entry is None else replace(path, begun=entry)
 
-    async def _with_parent(
-        self,
-        path: Recalled,
-        turns: tuple[Turn, ...],
-        places: list[int],
-        steps: list[Step],
-        scope: Scope,
-    ) -> Recalled:
+    async def _with_parent(self, path: Recalled, walk: Walk, scope: Scope) -> Recalled:
         """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
         parent, whole = None, None
-        for at in reversed(places):
-            parent = await self._entry(steps[at], scope)
+        for at in reversed(walk.places):
+            parent = await self._entry(walk.steps[at], scope)
             whole = await self._ledger.whole(parent) if parent is not None else None
             if whole is not None:
                 break
         if parent is None or whole is None:
             return path
         path = replace(path, parent=parent, whole=whole)
-        answers = [at for at in places if at < scope.start and _answers_user(turns, at)]
-        for at in reversed(answers):
-            entry = await self._entry(steps[at], scope)
-            if entry is not None and _is_as_it_was(entry, steps[at], scope):
+        for at in reversed(walk.places):
+            if at >= scope.start or not _answers_user(walk.turns, at):
+                continue
+            entry = await self._entry(walk.steps[at], scope)
+            if entry is not None and _is_as_it_was(entry, walk.steps[at], scope):
                 prompt = await self._prompt(entry, parent, whole)
-                return replace(path, base=(at, prompt), calls=steps[at].calls) if prompt else path
+                calls = walk.steps[at].calls
+                return replace(path, base=(at, prompt), calls=calls) if prompt else path
         return path
 
     async def _prompt(self, entry: Entry, later: Entry, whole: "array[int]") -> "array[int] | None":
@@ -157,37 +153,33 @@ class Recaller:
             later = above
         return whole[:length]
 
-    async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> list[Step]:
+    async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> Walk:
         """The steps along the turns, from where the session's last walk still holds."""
         session = (scope.tenant, scope.session or "")
-        steps: list[Step] = []
+        walk = Walk(turns)
         if scope.session is not None:
-            steps = await self._still_true(self._walks.resume(session, turns), turns, scope)
-        for at in range(len(steps), len(turns)):
-            last = steps[-1] if steps else None
+            walk = await self._still_true(self._walks.resume(session, turns), scope)
+        for at in range(len(walk.steps), len(turns)):
+            last = walk.last
             seen = self._digests.of(turns[at])
             calls = last.calls + len(self._digests.of(turns[at - 1]).call_ids) if last else 0
-            found = Found(
-                link(scope.key, last.chain if last else START, seen.digest), None, "nothing"
-            )
+            before = last.chain if last is not None else START
+            found = Found(link(scope.key, before, seen.digest), None, "nothing")
             if turns[at].role == "assistant":
-                before = last.chain if last else START
                 found = await self._recognise(turns[at], before, found.chain, scope, notes)
-            steps.append(step(scope.key, last, calls, seen, found))
+            walk.add(step(scope.key, last, calls, seen, found))
         if scope.session is not None:
-            self._walks.keep(session, turns, steps)
-        return steps
+            self._walks.keep(session, walk)
+        return walk
 
-    async def _still_true(
-        self, steps: list[Step], turns: tuple[Turn, ...], scope: Scope
-    ) -> list[Step]:
-        """The steps up to the first turn that was known by its looks and has a double now."""
-        for at, one in enumerate(steps):
-            if one.found.by == "chain":
-                now = await self._by_chain(turns[at], one.chain, scope, [])
-                if now is None or now.id != one.found.entry:
-                    return steps[:at]
-        return steps
+    async def _still_true(self, walk: Walk, scope: Scope) -> Walk:
+        """The walk up to the first turn that was known by its looks and has a double now."""
+        for at in walk.looks:
+            one = walk.steps[at]
+            now = await self._by_chain(walk.turns[at], one.chain, scope, [])
+            if now is None or now.id != one.found.entry:
+                return walk.begun(walk.turns, at)
+        return walk
 
     async def _recognise(
         self, turn: Turn, before: bytes, chain: bytes, scope: Scope, notes: list[str]
@@ -248,13 +240,13 @@ class Recaller:
         ]
         return _only(fitting, notes)
 
-    async def _as_it_was(
-        self, places: list[int], steps: list[Step], scope: Scope
-    ) -> "tuple[int, Entry, array[int]] | None":
-        """The last of these turns that is known together with all that came before it."""
-        for at in reversed(places):
-            entry = await self._entry(steps[at], scope)
-            if entry is None or not _is_as_it_was(entry, steps[at], scope):
+    async def _anchor(self, walk: Walk, scope: Scope) -> "tuple[int, Entry, array[int]] | None":
+        """The last turn that is known together with all that came before it."""
+        for at in reversed(walk.places):
+            if at < scope.start:
+                return None
+            entry = await self._entry(walk.steps[at], scope)
+            if entry is None or not _is_as_it_was(entry, walk.steps[at], scope):
                 continue
             whole = await self._ledger.whole(entry)
             if whole is not None:
@@ -265,24 +257,17 @@ class Recaller:
         id = step.found.entry
         return None if id is None else await self._ledger.get(scope.tenant, id)
 
-    async def _all_known(
-        self,
-        turns: tuple[Turn, ...],
-        places: list[int],
-        steps: list[Step],
-        scope: Scope,
-        notes: list[str],
-    ) -> dict[int, Entry]:
+    async def _all_known(self, walk: Walk, scope: Scope, notes: list[str]) -> dict[int, Entry]:
         """The entries of all turns that may be spliced; from their seals, where none is stored."""
         known: dict[int, Entry] = {}
-        for at in places:
-            if at < scope.start:
-                continue
-            entry = await self._entry(steps[at], scope)
-            if entry is None and not await self._by_handles(self._digests.of(turns[at]), scope):
-                following = next((turns[later] for later in places if later > at), None)
+        places = [at for at in walk.places if at >= scope.start]
+        for at, later in zip_longest(places, places[1:]):
+            turn = walk.turns[at]
+            entry = await self._entry(walk.steps[at], scope)
+            if entry is None and not await self._by_handles(self._digests.of(turn), scope):
+                following = walk.turns[later] if later is not None else None
                 entry = self._restorer.restore(
-                    turns[at], following, scope.tenant, scope.model, scope.tools, notes
+                    turn, following, scope.tenant, scope.model, scope.tools, notes
                 )
             if entry is not None:
                 known[at] = entry

@@ -5,6 +5,7 @@ taken for: the entry, where one was recognised, else the client's own copy with 
 histories that look the same and were thought otherwise have the same chain and another line.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
@@ -51,26 +52,67 @@ def step(key: bytes, last: Step | None, calls: int, seen: Seen, found: Found) ->
     return Step(before, line, found, link(key, line, digest(seen.digest, taken)), calls)
 
 
+class Walk:
+    """The steps along a history, with what is asked of them kept beside: a session grows long.
+
+    `places` are those of assistant turns, `looks` of those known by their looks alone.
+    """
+
+    __slots__ = ("chains", "looks", "places", "steps", "turns")
+
+    def __init__(self, turns: tuple[Turn, ...]) -> None:
+        self.turns = turns
+        self.steps: list[Step] = []
+        self.chains: list[bytes] = []
+        self.places: list[int] = []
+        self.looks: list[int] = []
+
+    def begun(self, turns: tuple[Turn, ...], count: int) -> "Walk":
+        """A walk along other turns that begin with the same `count`."""
+        other = Walk(turns)
+        other.steps = self.steps[:count]
+        other.chains = self.chains[:count]
+        other.places = self.places[: bisect_left(self.places, count)]
+        other.looks = self.looks[: bisect_left(self.looks, count)]
+        return other
+
+    @property
+    def last(self) -> Step | None:
+        return self.steps[-1] if self.steps else None
+
+    def add(self, one: Step) -> None:
+        at = len(self.steps)
+        if self.turns[at].role == "assistant":
+            self.places.append(at)
+            if one.found.by == "chain":
+                self.looks.append(at)
+        self.steps.append(one)
+        self.chains.append(one.chain)
+
+
 class Walks:
     """The last walk of each session, to go on from."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], tuple[tuple[Turn, ...], list[Step]]] = (
-            OrderedDict()
-        )
+        self._known: OrderedDict[tuple[str, str], Walk] = OrderedDict()
 
-    def resume(self, session: tuple[str, str], turns: tuple[Turn, ...]) -> list[Step]:
-        """Steps that these turns begin with. Known turns are the same objects: it costs little."""
-        walked, steps = self._known.get(session, ((), []))
-        same = len(walked) - 2  # the last turns are looked up again: they may be known by now
-        while same > 0 and walked[:same] != turns[:same]:
+    def resume(self, session: tuple[str, str], turns: tuple[Turn, ...]) -> Walk:
+        """The steps that these turns begin with. Known turns are the same objects: it costs little.
+
+        The last turns are looked up again: they may be known by now.
+        """
+        known = self._known.get(session)
+        if known is None:
+            return Walk(turns)
+        same = min(len(known.turns) - 2, len(turns))
+        while same > 0 and known.turns[:same] != turns[:same]:
             same //= 2
-        return steps[: max(same, 0)]
+        return known.begun(turns, max(same, 0))
 
-    def keep(self, session: tuple[str, str], turns: tuple[Turn, ...], steps: list[Step]) -> None:
-        self._known[session] = (turns, steps)
+    def keep(self, session: tuple[str, str], walk: Walk) -> None:
+        self._known[session] = walk
         self._known.move_to_end(session)
         if len(self._known) > _SESSIONS:
             self._known.popitem(last=False)

@@ -90,7 +90,7 @@ class Renderer:
 
     def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
         """The prompt. `request` is stabilized, `recalled` what is known of its turns."""
-        start = self.start(request.turns, bool(request.tools))
+        start = recalled.start
         tools = self._once(request.tools, lambda: Tools(request.tools, self._kit.guard.protect))
         assembly = Assembly(self._kit, request, recalled, tools, switches, start)
         return assembly.prompt(self.head(request, switches))
