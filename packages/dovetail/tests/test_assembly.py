@@ -1,5 +1,6 @@
 """Prompts put together turn by turn, beside the template's own rendering of the whole."""
 
+from array import array
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,11 @@ from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, pa
 
 from dovetail.ledger.entry import pack
 from dovetail.ledger.recall import Recalled
+from dovetail.ledger.restore import REBUILT
+from dovetail.rendering.facts import Facts
 from dovetail.rendering.renderer import Renderer
+from dovetail.rendering.sources import CHATML
+from dovetail.rendering.template import ChatTemplate
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
 
@@ -89,3 +94,47 @@ def test_an_answer_that_is_known_among_turns_that_are_not(name: str) -> None:
     behind = tokenizer.decode(natural.ids).partition("That was it.")[2]
     assert behind.endswith(suffix)
     assert "And on." not in behind.removesuffix(suffix)
+
+
+@at_hand
+def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
+    renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
+    request = Request("m", SESSION, (), (TOOL,))
+    ours = pack(tokenizer.encode_plain("Ours."))
+    for finish, exact, written in (("stop", {PLACE}, set()), (REBUILT, set(), {PLACE})):
+        known = {PLACE: entry("e", generated=ours, finish=finish)}
+        made = renderer.render(request, Recalled(known=known), THINKING)
+        assert "Ours." in tokenizer.decode(made.ids)
+        assert (set(made.exact), set(made.written)) == (exact, written)
+
+
+@at_hand
+def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() -> None:
+    """Qwen3 drops the thoughts of a loop when the user speaks: that loop alone is rendered."""
+    renderer, tokenizer = _renderer("Qwen-Qwen3-0.6B")
+    asked = _turn("user", TextBlock("Last."))
+    request = Request("m", (*SESSION, asked), (), (TOOL,))
+    at = PLACE + 2  # the call that answers the second question
+    natural = renderer.render(request, Recalled(), THINKING)
+    before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), Recalled(), THINKING)
+    resumed = renderer.render(request, Recalled(base=(at, before.ids), calls=2), THINKING)
+    assert (resumed.how, resumed.ids) == ("resumed", natural.ids)
+    assert 0 < resumed.reused < len(before.ids)
+    other = before.ids + array("I", tokenizer.encode_plain("<thought>"))
+    whole = renderer.render(request, Recalled(base=(at, other), calls=2), THINKING)
+    assert (whole.how, whole.ids, whole.reused) == ("cold", natural.ids, 0)
+
+
+@at_hand
+def test_a_turn_that_cannot_be_spliced_is_left_to_the_template() -> None:
+    """The template does what it never did at load: it is counted, and nothing is lost."""
+    renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
+    broken = ChatTemplate(CHATML.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
+    renderer = Renderer(broken, Facts(), tokenizer, stops=["<|im_end|>"])
+    known = {PLACE: entry("e", generated=pack(tokenizer.encode_plain("Ours.")))}
+    request = Request("m", SESSION)
+    even = renderer.render(request, Recalled(known=known), {})
+    assert (set(even.exact), even.notes) == ({PLACE}, ())
+    odd = renderer.render(request, Recalled(known=known), {"odd": "?"})
+    assert (odd.how, set(odd.exact), odd.notes) == ("cold", set(), ("splice_failed",))
+    assert "That was it.?<|im_end|>" in tokenizer.decode(odd.ids)

@@ -188,6 +188,16 @@ def test_a_result_finds_its_call_by_letters_and_digits(rewritten: str) -> None:
     assert (shown[-1]["tool_call_id"], shown[-1]["name"]) == ("call_0", "read")
 
 
+def test_a_result_of_nobodys_call_is_told_by_the_user() -> None:
+    """Templates refuse it, or drop it. Calls of earlier turns have had their results."""
+    for turns in (
+        (_user("Go."), _results(("toolu_1", "1st"))),
+        (_user("Go."), _says(ONE), _results(("toolu_9", "1st"))),
+        (*LOOP, _says(ToolCallBlock("toolu_3", "read", "{}")), _results(("toolu_1", "1st"))),
+    ):
+        assert _written(Facts(), *turns)[-1] == {"role": "user", "content": "1st"}
+
+
 def test_the_models_own_ids() -> None:
     made = Conversation(Facts(call_ids="kimi"), _as_it_is, Names(()))
     numbered = made.number_calls(_says(ONE, TWO), ["functions.read:7", None])

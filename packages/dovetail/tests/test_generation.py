@@ -286,8 +286,11 @@ def test_a_stop_token_in_the_middle_of_a_character() -> None:
     assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah\ufffd"
 
 
-def test_a_stop_token_that_is_a_marker_ends_the_call() -> None:
-    """gpt-oss ends a call with the token that ends its turn."""
+@pytest.mark.parametrize(
+    ("body", "shown"), [('{"command": "ls"}', '{"command": "ls"}'), ("", "{}")]
+)
+def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> None:
+    """gpt-oss ends a call with the token that ends its turn; without it one of nothing is cut."""
     controls = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>", "<|constrain|>")
     tokenizer = ByteTokenizer(controls)
     stop = tokenizer.controls["<|call|>"]
@@ -295,17 +298,17 @@ def test_a_stop_token_that_is_a_marker_ends_the_call() -> None:
     made = _generation(voice)
     ids = tokenizer.encode(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-        "<|channel|>commentary to=functions.run <|constrain|>json<|message|>"
-        '{"command": "ls"}'
+        f"<|channel|>commentary to=functions.run <|constrain|>json<|message|>{body}"
     )
-    events = [*_feed(made, [*ids, stop]), *made.finish("stop")]
-    assert any(isinstance(event, CallClose) for event in events)
+    events = _feed(made, [*ids, stop])
+    assert any(isinstance(event, CallClose) for event in events), "it may run at once"
+    made.finish("stop")
     entry = made.entry()
     assert list(unpack(entry.generated)) == ids
     assert (entry.stop, entry.finish) == (stop, "tool_calls")
     assert [(s.kind, s.shown, s.complete) for s in entry.spans] == [
         ("reasoning", "Hm.", True),
-        ("call", '{"command": "ls"}', True),
+        ("call", shown, True),
     ]
     assert entry.spans[-1].tokens == len(ids)
 

@@ -88,6 +88,26 @@ def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) 
     run(scene)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "HOLD", 0.01)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            hangs(stage, after=0)
+            reader, writer = await stage.connect()
+            writer.write(request(path))
+            await reader.readuntil(b"assistant")  # the stream has begun, the model has not
+            writer.close()
+            end = await stage.ended.get()
+            assert end["status"] == 499
+            assert stage.engine.closed.is_set()
+
+    run(scene)
+
+
 def test_what_was_said_before_the_hang_up_is_known_afterwards() -> None:
     async def scene() -> None:
         async with serving() as stage:

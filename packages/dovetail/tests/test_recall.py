@@ -17,6 +17,7 @@ from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
 from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import Sealed, Sealer
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.store.store import NEWEST
 from dovetail.ledger.visible import link, see
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
@@ -123,7 +124,6 @@ def test_a_prompt_goes_on_from_the_last_turn(session: str | None) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "another tenant": {"tenant": "u"},
-    "another key": {"key": b"other"},
     "another model": {"model": "n"},
 }
 
@@ -133,7 +133,20 @@ def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
     async def main() -> None:
         desk = Desk()
         await desk.answer([GO], _says("Yes."), "e1", ids=[1])
-        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, **change))
+        await desk.answer([GO], _calls("c1"), "e2", ids=[2])
+        scope = replace(SCOPE, **change)
+        for last in (_says("Yes."), _says("Yes.", seal=_seal("e1")), _calls("c1")):
+            found = await desk.recall(GO, last, ON, scope=scope)
+            assert (found.known, found.anchor, found.parent) == ({}, None, None)
+
+    _run(main())
+
+
+def test_looks_are_compared_under_the_tenants_key() -> None:
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _says("Yes."), "e1", ids=[1])
+        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, key=b"other"))
         assert (found.known, found.anchor, found.parent) == ({}, None, None)
 
     _run(main())
@@ -205,6 +218,30 @@ def test_two_that_look_the_same_are_neither() -> None:
         found = await desk.recall(GO, _says("A.", thought="Y."), ON)
         assert found.parent is not None
         assert found.parent.id == "e2"
+
+    _run(main())
+
+
+def test_more_than_can_be_looked_at_are_none() -> None:
+    async def main() -> None:
+        desk = Desk()
+        for number in range(NEWEST):
+            await desk.answer([GO], _says("A."), f"e{number}", ids=[1])
+        found = await desk.recall(GO, _says("A."), ON)
+        assert (found.known, found.notes) == ({}, ("ambiguous_turn",))
+
+    _run(main())
+
+
+def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
+    """It was forgotten, one that looks the same was not. Ids of the client's own say nothing."""
+
+    async def main() -> None:
+        desk = Desk()
+        await desk.answer([GO], _calls("toolu_01"), "e1", ids=[1])
+        assert (await desk.recall(GO, _calls("toolu_01"), _result("toolu_01"))).anchor == 1
+        assert (await desk.recall(GO, _calls("toolu_02"), _result("toolu_02"))).anchor is None
+        assert (await desk.recall(GO, _calls("own"), _result("own"))).anchor == 1
 
     _run(main())
 

@@ -142,6 +142,17 @@ def test_made_up_templates(template: str, possible: bool) -> None:
     assert Resumption(ChatTemplate(template), Facts()).possible is possible
 
 
+def test_thoughts_are_tried_too() -> None:
+    """They stay from the fourth message on: a place that taking up again would change."""
+    text = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content if loop.index > 3 }}"
+        "{{ m.content }}|{% endfor %}<assistant>"
+    )
+    assert Resumption(ChatTemplate(text), Facts()).possible
+    thinking = Facts(reasoning_fields=("reasoning_content",))
+    assert not Resumption(ChatTemplate(text), thinking).possible
+
+
 def test_a_refusal_is_nothing() -> None:
     text = "{% if tools %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}>"
     resumption = Resumption(ChatTemplate(text), Facts())

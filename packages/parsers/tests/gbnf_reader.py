@@ -60,7 +60,9 @@ class Gbnf:
         while todo:
             top = todo.pop()
             if isinstance(top, Char):
-                text.append(random.choice([c for c in SAMPLES if top.takes(c)] or [top.ranges[0][0]]))
+                text.append(
+                    random.choice([c for c in SAMPLES if top.takes(c)] or [top.ranges[0][0]])
+                )
                 continue
             options = self.rules[top]
             if len(text) + len(todo) > size:
@@ -97,9 +99,7 @@ class Gbnf:
             self._tops[frame] = self._enter(way, at, below, inside)
         return self._tops[frame]
 
-    def _enter(
-        self, way: Sequence, at: int, below: int, inside: tuple[str, ...]
-    ) -> frozenset[int]:
+    def _enter(self, way: Sequence, at: int, below: int, inside: tuple[str, ...]) -> frozenset[int]:
         rule = way[at]
         assert isinstance(rule, str)
         if inside.count(rule) > 20:

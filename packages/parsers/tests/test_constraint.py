@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,8 +295,18 @@ def test_nothing_is_demanded() -> None:
 
 def test_what_cannot_be_met_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="nobody"):
-        constraint("hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False)
+        constraint(
+            "hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False
+        )
     with pytest.raises(InvalidRequest, match="no tools"):
         constraint("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
     with pytest.raises(Unsupported, match="tool parser"):
         constraint(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
+
+
+def test_the_docs_name_every_family_with_a_grammar() -> None:
+    page = Path(__file__).parents[3] / "docs" / "guided-decoding.md"
+    table = page.read_text().partition("## Families")[2].partition("## Schemas")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    named = [name.strip() for row in rows for name in row.split(",")]
+    assert sorted(named) == sorted(BY_NAME)

@@ -93,8 +93,8 @@ class _Speaker:
         begun = False
         finished: FinishReason | None = None
         try:
-            async with aclosing(self._deltas()) as deltas:
-                async for delta in _held(deltas, HOLD):
+            async with aclosing(self._deltas()) as deltas, aclosing(_held(deltas, HOLD)) as held:
+                async for delta in held:
                     events = self._hear(delta) if delta is not None else []
                     if not begun:
                         events.insert(0, self._usage())
@@ -195,6 +195,7 @@ async def _held(
         delta = await first
     finally:
         first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
     if delta is None:
         return
     yield delta

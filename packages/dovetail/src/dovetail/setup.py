@@ -20,6 +20,7 @@ from dovetail.stability import DEFAULT_PATTERNS, Stability
 from dovetail.weights import find_model
 from dovetail_model import Sampling
 
+TEMPLATES = Path(__file__).parent / "templates"
 Progress = Callable[[int, int | None], None]
 
 
@@ -31,7 +32,7 @@ def build(config: Config, progress: Progress | None = None) -> Service:
         path,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
-        custom_template=config.custom_jinja_template,
+        custom_template=config.custom_jinja_template or own_template(config.model),
         switches=config.chat_template_kwargs,
     )
     names = config.served_model_name or (config.model if path.name != config.model else model.name,)
@@ -46,6 +47,12 @@ def build(config: Config, progress: Progress | None = None) -> Service:
         defaults=Sampling(temperature=config.temperature, top_p=config.top_p, top_k=config.top_k),
     )
     return Service([served], aliases(config))
+
+
+def own_template(model: str) -> Path | None:
+    """Our template for a built-in model: SmolLM2 answers better without its own system text."""
+    path = TEMPLATES / f"{model}.jinja"
+    return path if path.is_file() else None
 
 
 def settings(config: Config) -> Settings:

@@ -88,7 +88,7 @@ def server(
         host=host,
         port=port,
         http=BoundedHttp,
-        loop="uvloop",
+        loop="auto",  # uvloop where it is installed
         ws="none",
         lifespan="on",
         log_config=None,

@@ -22,14 +22,14 @@ from dovetail_parsers.constraint.form import (
 
 # Bounded: models that lose their way repeat digits without end.
 _DIGIT = Chars((("0", "9"),))
-_WHOLE = sequence(
-    optional(text("-")), choice(text("0"), sequence(Chars((("1", "9"),)), several(_DIGIT, 0, 39)))
-)
+_COUNTING = sequence(Chars((("1", "9"),)), several(_DIGIT, 0, 39))
 _FRACTION = sequence(text("."), several(_DIGIT, 1, 39))
 _EXPONENT = sequence(any_of("eE"), optional(any_of("+-")), several(_DIGIT, 1, 4))
 
-INTEGER = _WHOLE
-NUMBER = sequence(_WHOLE, optional(_FRACTION), optional(_EXPONENT))
+INTEGER = choice(text("0"), sequence(optional(text("-")), _COUNTING))
+NUMBER = sequence(
+    optional(text("-")), choice(text("0"), _COUNTING), optional(_FRACTION), optional(_EXPONENT)
+)
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
 _ESCAPE = sequence(

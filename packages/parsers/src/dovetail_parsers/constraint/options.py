@@ -37,10 +37,16 @@ class Reader:
         self.root = root
         self._left = _MOST_STEPS
 
-    def options(self, schema: Schema, depth: int = 0) -> Iterator[Option]:
+    def options(self, schema: Schema) -> list[Option]:
         """Every way in which a value may satisfy the schema, as far as we can tell."""
-        schema = self.plain(schema, depth)
-        if depth > _DEEPEST or self._left <= 0:
+        return list(self._options(schema, ())) or [Typed("any", {})]
+
+    def _options(self, schema: Schema, around: tuple[int, ...]) -> Iterator[Option]:
+        """`around` are the schemas of which this one is an alternative: no news if it is one."""
+        schema = self.plain(schema)
+        if id(schema) in around:
+            return
+        if len(around) > _DEEPEST or self._left <= 0:
             yield Typed("any", {})
             return
         for name in _COMBINED:
@@ -48,7 +54,8 @@ class Reader:
             if combined:
                 rest = {key: value for key, value in schema.items() if key != name}
                 for part in combined:
-                    yield from self.options(merge(rest, self.plain(part, depth)), depth + 1)
+                    one = merge(rest, self.plain(part))
+                    yield from self._options(one, (*around, id(schema)))
                 return
         yield from _simple(schema)
 
@@ -77,7 +84,8 @@ def merge(one: Schema, other: Schema) -> Schema:
         return other
     merged = {**other, **one}
     if "properties" in one and "properties" in other:
-        merged["properties"] = {**properties(other), **properties(one)}
+        ours, theirs = properties(one), properties(other)
+        merged["properties"] = {**ours, **theirs, **ours}
     if "required" in one and "required" in other:
         merged["required"] = list(dict.fromkeys([*required(other), *required(one)]))
     return merged

@@ -50,7 +50,7 @@ class Values:
 
     def options(self, schema: Schema) -> list[Option]:
         """The constants and the single-typed schemas that a schema allows."""
-        return list(self._reader.options(schema))
+        return self._reader.options(schema)
 
     def value(self, schema: Schema, depth: int = 0) -> Node:
         """Any value that satisfies the schema."""

@@ -46,12 +46,6 @@ class _TreeForm:
         return self._known.form("tree", option.schema, lambda: self._object(option.schema))
 
     def _object(self, schema: Schema) -> Node:
-        self._depth += 1
-        form = ordered(self._members(schema), Frame(), self._rules)
-        self._depth -= 1
-        return form
-
-    def _members(self, schema: Schema) -> list[Member]:
         must = required(schema)
         members = []
         for name, sub in properties(schema).items():
@@ -60,11 +54,14 @@ class _TreeForm:
             needed = name in must and len(options) == len(self.values.options(_schema(sub)))
             if options:
                 members.append(Member(self._tag(name, options), needed))
-        return members
+        return ordered(members, Frame(), self._rules)
 
     def _tag(self, name: str, options: list[Option]) -> Node:
         opener = sequence(marker(self._token), text(f"<{name}>"))
-        return sequence(opener, choice(*self._contents(name, options)))
+        self._depth += 1
+        contents = choice(*self._contents(name, options))
+        self._depth -= 1
+        return sequence(opener, contents)
 
     def _contents(self, name: str, options: list[Option]) -> list[Node]:
         """What the tag holds, with its closer."""

@@ -82,7 +82,7 @@ class LlamaCppEngine:
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
         self._check_length(request)
-        slots, process, said = self._slots, self._process, array("i")
+        slots, process, said = self._slots, self._process, array(request.prompt.typecode)
         slot = await slots.take(request.session, request.prompt)
         reader = FrameReader(request, self._tokenizer, recovery)
         try:

@@ -15,7 +15,7 @@ class Slot:
 
     number: int
     session: str | None = None
-    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    ids: "array[int]" = field(default_factory=lambda: array("I"))
     used: int = 0
     busy: bool = False
 

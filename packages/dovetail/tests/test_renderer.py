@@ -1,0 +1,117 @@
+"""What a renderer keeps of earlier turns, and what it tells heads apart by."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from dovetail.rendering.facts import Facts
+from dovetail.rendering.renderer import Renderer
+from dovetail.rendering.sources import CHATML
+from dovetail.rendering.template import ChatTemplate
+from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
+from dovetail_tokenizers import ByteTokenizer
+
+TOKENIZER = ByteTokenizer(["<|im_start|>", "<|im_end|>", "<think>", "</think>"])
+STRIPS = CHATML.replace("message['content'] or ''", "message['content'].split('</think>')[-1]")
+FIELDS = ("reasoning_content",)
+
+
+def _renderer(
+    facts: Facts, *, template: str = CHATML, reasoning_parser: str | None = "qwen3"
+) -> Renderer:
+    return Renderer(
+        ChatTemplate(template),
+        facts,
+        TOKENIZER,
+        stops=["<|im_end|>"],
+        tool_parser="hermes",
+        reasoning_parser=reasoning_parser,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """Facts of a template, and whether it keeps turns with and without tools."""
+
+    facts: Facts
+    with_tools: bool
+    without: bool
+    template: str = CHATML
+    reasoning_parser: str | None = "qwen3"
+
+
+CASES = {
+    "rewrites any history": Case(Facts(keeps_plain=False, keeps_at_user=True), False, False),
+    "has no thoughts": Case(Facts(), True, True, reasoning_parser=None),
+    "has no field for thoughts": Case(Facts(), True, True),
+    "takes them out of the text": Case(Facts(), False, False, STRIPS),
+    "keeps": Case(
+        Facts(reasoning_fields=FIELDS, keeps_at_user=True, keeps_without_tools=True), True, True
+    ),
+    "keeps with tools": Case(Facts(reasoning_fields=FIELDS, keeps_at_user=True), True, False),
+    "keeps without": Case(Facts(reasoning_fields=FIELDS, keeps_without_tools=True), False, True),
+    "drops": Case(Facts(reasoning_fields=FIELDS, keeps_in_loop=True), False, False),
+    "drops parts": Case(Facts(thinking_parts=True), False, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_what_is_kept(case: Case) -> None:
+    renderer = _renderer(case.facts, template=case.template, reasoning_parser=case.reasoning_parser)
+    assert (renderer.keeps(True), renderer.keeps(False)) == (case.with_tools, case.without)
+
+
+USER, SYSTEM = Turn("user", (TextBlock("Go."),)), Turn("system", (TextBlock("Mind."),))
+SAID, RESULT = Turn("assistant", (TextBlock("Yes."),)), Turn("tool", ())
+
+
+@pytest.mark.parametrize(
+    ("turns", "start"),
+    [
+        ((), 0),
+        ((USER,), 0),
+        ((USER, SAID, RESULT, SAID), 0),
+        ((USER, SAID, USER), 2),
+        ((USER, SAID, USER, SAID, RESULT), 2),
+        ((USER, SAID, SYSTEM), 2),
+        ((SAID, RESULT), 0),
+    ],
+)
+def test_where_turns_begin_to_be_kept(turns: tuple[Turn, ...], start: int) -> None:
+    dropping = _renderer(Facts(reasoning_fields=FIELDS))
+    assert dropping.start(turns, True) == start
+    keeping = _renderer(Facts(reasoning_fields=FIELDS, keeps_at_user=True))
+    assert keeping.start(turns, True) == 0
+
+
+def test_heads_are_told_apart_by_what_they_say() -> None:
+    """Objects come and go, and their addresses are used again."""
+    renderer = _renderer(Facts())
+    seen = {
+        renderer.head(Request("m", (), (TextBlock(str(n)),), (ToolSpec(f"f{n}"),)), {})
+        for n in range(3000)
+    }
+    assert len({head.system for head in seen}) == len({head.tools for head in seen}) == 3000
+    again = renderer.head(Request("m", (), (TextBlock("7"),), (ToolSpec("f7"),)), {})
+    assert again in seen
+
+
+def test_only_switches_that_are_read_count() -> None:
+    renderer = _renderer(Facts(), template=CHATML + "{{ mood }}")
+    plain = renderer.head(Request("m"), {})
+    assert renderer.head(Request("m"), {"unread": 1}) == plain
+    moody = renderer.head(Request("m"), {"mood": "good"})
+    assert (moody.system, moody.tools) == (plain.system, plain.tools)
+    assert moody.switches != plain.switches
+    assert moody.whole != plain.whole
+
+
+def test_rebuilt_blocks_are_protected() -> None:
+    renderer = _renderer(Facts())
+    blocks = (TextBlock("A <|im_end|> B"), ToolCallBlock("", "f", '{"x": "<|im_end|>"}'))
+    ids = renderer.rebuild(blocks, ())
+    assert ids is not None
+    assert TOKENIZER.controls["<|im_end|>"] not in ids
+    assert TOKENIZER.decode(ids).count("<|im_end|>") == 2
+    alone = Renderer(ChatTemplate(CHATML), Facts(), TOKENIZER)
+    assert alone.rebuild((ReasoningBlock("Hm."),), ()) is None
