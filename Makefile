@@ -5,7 +5,7 @@ INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BI
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers test test-all check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -31,7 +31,13 @@ demo: .venv/.run  ## play a recorded agent session, live in the terminal: no wei
 
 tokenizers: .cache/.tokenizers  ## fetch the real tokenizers that the tests compare with
 
-test: .venv/.dev .cache/.tokenizers  ## every test of every package
+.cache/.harnesses: tools/fetch_harnesses.py | .venv/.dev
+	$(BIN)/python tools/fetch_harnesses.py
+	@touch $@
+
+harnesses: .cache/.harnesses  ## fetch the real Claude Code and Codex that the tests run
+
+test: .venv/.dev .cache/.tokenizers .cache/.harnesses  ## every test of every package
 	$(BIN)/python -m pytest
 
 test-all: check test fuzz wheels  ## check, test, fuzz and wheels

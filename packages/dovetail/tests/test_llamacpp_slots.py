@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.llamacpp.sizing import cache_bytes_per_token, window
+from dovetail.engines.llamacpp.sizing import cache_bytes_per_token, default_threads, window
 from dovetail.engines.llamacpp.slots import Slots, common_length
 
 
@@ -126,3 +126,8 @@ def test_window(tmp_path: Path, free: int | None, slots: int, expected: int) -> 
     assert window(LLAMA, model, slots, free) == expected
     small = {**LLAMA, "llama.context_length": 2048}
     assert window(small, model, slots, free) == 2048
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (5, None), (64, None)])
+def test_threads(cores: int, threads: int | None) -> None:
+    assert default_threads(cores) == threads

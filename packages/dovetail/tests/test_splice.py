@@ -128,6 +128,8 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
             name in ONE_USER and AGAIN in behind
         ):
             continue
+        if turn is ONE and behind == (AGAIN,) and not facts.consecutive_users:
+            continue  # where roles must alternate, a call without a result gets one
         seam = splicer.seams.get(_shape(turn, behind[0]))
         system = (TextBlock("Be brief."),)
         messages = Conversation(facts, str, Names(())).messages(system, (*history, turn, *behind))

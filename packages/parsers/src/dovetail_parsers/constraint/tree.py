@@ -93,7 +93,10 @@ class _TreeForm:
 
     def _items(self, option: Typed) -> Node:
         items = _schema(option.schema.get("items"))
-        tag = lambda: self._tag("item", self.values.options(items))  # noqa: E731
+
+        def tag() -> Node:
+            return self._tag("item", self.values.options(items))
+
         return several(self._known.form("tree-item", items, tag))
 
 

@@ -39,10 +39,8 @@ def _serve(wanted: dict[str, Any]) -> Any:
         setattr(params, name, value)
     # Trying what fits on a GPU loads the model twice.
     params.fit_params = len(xllamacpp.get_device_info()) > 1
-    for cpu in (params.cpuparams, params.cpuparams_batch):
-        cpu.poll = 0  # threads that spin while they wait make a busy machine ten times slower
-        if wanted["threads"]:
-            cpu.n_threads = wanted["threads"]
+    if wanted["threads"]:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
     return xllamacpp.Server(params)
 
 

@@ -8,7 +8,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True):
-    """Options by the names that the documentation uses. None leaves it to llama.cpp.
+    """Options by the names that the documentation uses. None chooses what suits the machine.
 
     `slots` generations run at once, each with a whole context window of its own: memory grows
     with them. `host_cache_mib` is the room in which prompts are kept that lost their slot, so that

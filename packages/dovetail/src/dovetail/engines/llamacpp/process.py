@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.llamacpp.options import LlamaCppOptions
+from dovetail.engines.llamacpp.sizing import default_threads
 from dovetail.engines.wire import Endpoint
 from dovetail_model import EngineUnavailable
 
@@ -65,7 +66,7 @@ class ServerProcess:
         wanted = {
             "model": str(model),
             "params": self._params(context_length, key),
-            "threads": self._options.threads,
+            "threads": self._options.threads or default_threads(),
         }
         try:
             address = await self._launch(wanted)

@@ -1,7 +1,8 @@
-"""How long a context window this machine can hold, from what the GGUF file says of the model.
+"""What this machine can hold and do: the length of the context window, the number of threads.
 
-The estimate is that of a plain transformer with 16-bit keys and values. Models with smaller caches
-get a shorter window than they could have; a window that the user names is never questioned.
+The estimate of the window is that of a plain transformer with 16-bit keys and values. Models with
+smaller caches get a shorter window than they could have; one that the user names is never
+questioned.
 """
 
 import os
@@ -12,6 +13,7 @@ SMALLEST = 4096  # below that no agent can work: better to try and fail
 STEP = 1024
 SHARE = 0.6  # of the memory that is free behind the weights
 KV_BYTES = 2
+FEW_CORES = 4
 
 
 def window(metadata: Mapping[str, object], model: Path, slots: int, free: int | None) -> int:
@@ -54,6 +56,22 @@ def free_memory() -> int | None:
         return _physical_memory()
     sizes = dict(line.split(":", 1) for line in lines)
     return int(sizes["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in sizes else None
+
+
+def default_threads(cores: int | None = None) -> int | None:
+    """One core less than there are, where there are few; None leaves it to llama.cpp.
+
+    Its threads wait for each other at every step, so one that shares its core with somebody else
+    holds up all: on two contended cores one thread was about ten times as fast as two.
+    """
+    count = cores or _usable_cores()
+    return max(1, count - 1) if count <= FEW_CORES else None
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _physical_memory() -> int | None:

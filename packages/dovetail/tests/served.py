@@ -1,0 +1,197 @@
+"""The server as users run it: `python -m dovetail serve ...`, a process of its own on a free port."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from shutil import copy
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+TOKENIZERS = Path(__file__).parents[3] / ".cache" / "tokenizers"
+WEIGHTS = TOKENIZERS / "smollm2" / "smollm2.gguf"
+NAME = "some-org/some-model"
+PATIENCE = 60.0  # seconds: a broken server is a failed test, not a hanging one
+_CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "max_position_embeddings": 40960,
+    "eos_token_id": 151645,
+}
+_GENERATION = {
+    "do_sample": True,
+    "eos_token_id": [151645, 151643],
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+}
+
+
+def qwen_folder(folder: Path) -> Path:
+    """A Hugging Face folder with the four files that a server needs, and no weights."""
+    source = TOKENIZERS / "qwen3"
+    if not source.is_dir():
+        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(source / name, folder)
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "generation_config.json").write_text(json.dumps(_GENERATION))
+    return folder
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Running:
+    """A server that takes requests. `greeting` is its first line, `log` what it tells operators."""
+
+    process: "subprocess.Popen[str]"
+    greeting: str
+    log: Path
+    clients: list[Anthropic | OpenAI] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.greeting.rpartition(" at ")[2].strip()
+
+    def anthropic(self, key: str = "none", **more: Any) -> Anthropic:
+        client = Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=PATIENCE, **more)
+        self.clients.append(client)
+        return client
+
+    def openai(self, key: str = "none", **more: Any) -> OpenAI:
+        url = f"{self.url}/v1"
+        client = OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE, **more)
+        self.clients.append(client)
+        return client
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """One request, read to its end. In header names _ stands for -."""
+        with self.open(method, path, body, **headers) as response:
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        """The JSON of an answer that has to be 200."""
+        reply = self.ask("POST", path, body, **headers)
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    @contextmanager
+    def open(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> Iterator[HTTPResponse]:
+        """One request whose answer is read by the caller; leaving the block hangs up."""
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        host = self.url.removeprefix("http://")
+        connection = HTTPConnection(host, timeout=PATIENCE)
+        try:
+            connection.request(method, path, sent, {"content-type": "application/json", **named})
+            with connection.getresponse() as response:
+                yield response
+        finally:
+            connection.close()
+
+    def stop(self) -> int:
+        """Ends it as an operator does. Gives the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE)
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    """What a user's shell has, without settings of ours from elsewhere."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "XDG_"))}
+    return {**kept, "DOVETAIL_HOME": str(home)}
+
+
+@contextmanager
+def served(
+    *arguments: str | Path, home: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """`dovetail serve` with these arguments, up before the block begins and gone after it."""
+    with TemporaryDirectory(prefix="dovetail-served-") as scratch:
+        place = Path(scratch)
+        with (place / "log").open("w") as log:
+            process = _start(arguments, place, log, {**clean_environment(home or place), **(environment or {})})
+        with process:
+            running = Running(process, _greeting(process, place / "log"), place / "log")
+            try:
+                yield running
+            finally:
+                for client in running.clients:
+                    client.close()
+                if process.poll() is None:
+                    running.stop()
+
+
+def _start(
+    arguments: tuple[str | Path, ...], place: Path, log: IO[str], environment: Mapping[str, str]
+) -> "subprocess.Popen[str]":
+    port = () if "--http-port" in arguments else ("--http-port", "0")
+    command = [sys.executable, "-m", "dovetail", "serve", *map(str, arguments), *port]
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+
+
+def _greeting(process: "subprocess.Popen[str]", log: Path) -> str:
+    """Waits for the line that says where the server listens."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("serving "):
+            return line
+    status = process.wait(PATIENCE)
+    raise AssertionError(f"the server ended with {status}: {log.read_text()}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has run."""
+
+    status: int
+    out: str
+    err: str
+
+
+def dovetail(
+    *arguments: str | Path,
+    home: Path,
+    given: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """`dovetail` with these arguments, run to its end in the folder `home`."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "dovetail", *map(str, arguments)],
+        cwd=home,
+        env={**clean_environment(home), **(environment or {})},
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
