@@ -97,7 +97,7 @@ def make_engine(config: Config, model: Model, path: Path) -> TokenEngine:
         tokenizer=model.tokenizer,
         model=path,
         url=config.engine_url,
-        context_length=config.context_length or model.context_length,
+        context_length=config.context_length,
         stop_ids=(*first, *(model.stop_ids - set(first))),
         options={key: value for key, value in options.items() if value is not None},
     )
