@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.catalog import Model, load_model
 from dovetail.config import Config
 from dovetail.engines.engine import TokenEngine
-from dovetail.engines.registry import EngineSetup, create_engine
+from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.folders import data_folder
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
@@ -101,7 +101,10 @@ def make_engine(config: Config, model: Model, path: Path) -> TokenEngine:
         stop_ids=(*first, *(model.stop_ids - set(first))),
         options={key: value for key, value in options.items() if value is not None},
     )
-    return create_engine(name, setup)
+    engine = create_engine(name, setup)
+    if not isinstance(engine, TokenEngine):
+        raise EngineSetupError(f"the engine {name!r} does not give tokens")
+    return engine
 
 
 def aliases(config: Config) -> dict[str, str]:

@@ -11,7 +11,7 @@ Rules for an engine:
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Abilities:
     context_length: int | None = None
 
 
+@runtime_checkable
 class TokenEngine(Protocol):
     """Ids in, ids out."""
 
