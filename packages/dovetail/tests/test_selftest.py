@@ -20,7 +20,6 @@ THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetim
 #: Templates that no pair of parsers can fit.
 EXCUSED = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "the prompt's last words are not kept in history",
-    "fireworks-ai-llama-3-firefunction-v2": "asks for the next turn unasked",
     "meetkai-functionary-medium-v3.1": "a format that none of the parser names means",
     "meetkai-functionary-medium-v3.2": "a format that none of the parser names means",
 }

@@ -316,3 +316,19 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": "x"}]}'),
+        ("tekken.json", '{"config": {}}'),
+        ("tekken.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=name):
+        load(tmp_path)

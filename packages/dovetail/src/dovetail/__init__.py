@@ -1,24 +1,5 @@
 """The application: what lies between an agent harness and an inference engine."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dovetail.http.app import App
+from dovetail.embedding import app
 
 __all__ = ["app"]
-
-
-def app(**settings: Any) -> "App":
-    """A server as an ASGI application, with the settings of `dovetail serve` by their names.
-
-    The environment and `dovetail.toml` count too; what is given here is stronger.
-    """
-    import os
-
-    from dovetail.config_sources import load
-    from dovetail.http.app import App
-    from dovetail.http.options import http_options
-    from dovetail.setup import build
-
-    config = load(settings, os.environ).config
-    return App(build(config), http_options(config))

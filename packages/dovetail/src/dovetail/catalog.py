@@ -167,10 +167,11 @@ def load_model(
 def _stops(
     files: ModelFiles, tokenizer: Tokenizer, speech: Speech, parsers: Parsers
 ) -> tuple[tuple[str, ...], frozenset[int]]:
-    named = {*files.stops, *(tokenizer.decode([id]) for id in files.stop_ids)}
+    given = [id for id in files.stop_ids if tokenizer.bytes_of(id)]
+    named = {*files.stops, *(tokenizer.decode([id]) for id in given)}
     known = markers(parsers.tool, parsers.reasoning)
     found = terminators(speech.template, speech.facts, tokenizer.controls, named, known)
-    ids = frozenset(files.stop_ids) | {tokenizer.controls[stop] for stop in found}
+    ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
     return tuple(sorted(found | named)), ids
 
 

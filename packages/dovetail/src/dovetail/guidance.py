@@ -1,26 +1,51 @@
 """What a request demands of the form of its answer, as a constraint that the engine can keep."""
 
+from collections import OrderedDict
+
+import msgspec
+
+from dovetail.catalog import Model
 from dovetail.engines.engine import Constraint
 from dovetail.preparation import Prepared
-from dovetail.service import Served
-from dovetail_model import InvalidRequest
 from dovetail_parsers import constraint
 
+_MOST = 256
 
-def guidance(served: Served, prepared: Prepared) -> Constraint | None:
-    """The constraint; None where nothing is demanded or the engine cannot keep any."""
-    request, model = prepared.request, served.model
-    if "gbnf" not in served.engine.abilities.constraints:
-        return None
-    try:
+
+class Guidance:
+    """The constraints of a model's requests. A session demands the same again and again."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._made: OrderedDict[tuple[object, ...], tuple[object, Constraint | None]] = (
+            OrderedDict()
+        )
+
+    def of(self, prepared: Prepared) -> Constraint | None:
+        """The constraint; None where nothing is demanded."""
+        request = prepared.request
+        thinks = self._model.reasoning_parser is not None and request.thinking.enabled is not False
+        in_reasoning = prepared.prompt.in_reasoning
+        form = msgspec.json.encode((request.tool_choice, request.output))
+        key = (id(request.tools), form, thinks, in_reasoning)
+        known = self._made.get(key)
+        if known is not None and known[0] is request.tools:
+            return known[1]
+        made = self._make(prepared, thinks)
+        self._made[key] = (request.tools, made)
+        if len(self._made) > _MOST:
+            self._made.popitem(last=False)
+        return made
+
+    def _make(self, prepared: Prepared, thinks: bool) -> Constraint | None:
+        request = prepared.request
         text = constraint(
-            model.tool_parser,
-            model.reasoning_parser,
+            self._model.tool_parser,
+            self._model.reasoning_parser,
             tools=request.tools,
             choice=request.tool_choice,
             output=request.output,
             in_reasoning=prepared.prompt.in_reasoning,
+            thinks=thinks,
         )
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="tool_choice") from error
-    return None if text is None else Constraint("gbnf", text)
+        return None if text is None else Constraint("gbnf", text)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.generation import Generation
-from dovetail.guidance import guidance
 from dovetail.preparation import Prepared
 from dovetail.service import Served
 from dovetail_model import (
@@ -148,7 +147,7 @@ class _Speaker:
             max_tokens=self._limit - len(said),
             sampling=served.sampling(request.sampling),
             stop_ids=served.model.stop_ids,
-            constraint=None if said else guidance(served, self._prepared),
+            constraint=None if said else served.constraint(self._prepared),
             session=request.identity.session,
             priority=request.hints.priority or 0,
             cache_salt=request.hints.cache_salt,

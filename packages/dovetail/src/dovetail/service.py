@@ -10,8 +10,9 @@ from functools import cached_property
 import msgspec
 
 from dovetail.catalog import Model
-from dovetail.engines.engine import TokenEngine
-from dovetail.preparation import Preparer
+from dovetail.engines.engine import Constraint, TokenEngine
+from dovetail.guidance import Guidance
+from dovetail.preparation import Prepared, Preparer
 from dovetail.rendering.writing import TurnWriter
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
@@ -52,6 +53,16 @@ class Served:
         writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
         return self.model.tokenizer.encode(writer.thought_closing())
 
+    @cached_property
+    def _guidance(self) -> Guidance:
+        return Guidance(self.model)
+
+    def constraint(self, prepared: Prepared) -> Constraint | None:
+        """What the answer must look like; None where the engine could not see to it anyway."""
+        if "gbnf" not in self.engine.abilities.constraints:
+            return None
+        return self._guidance.of(prepared)
+
     def sampling(self, asked: Sampling) -> Sampling:
         """The request's values, then the operator's, then the model's own."""
         values = {
@@ -79,9 +90,10 @@ class Service:
         self.memory = Memory()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in served for name in one.names}
-        unknown = [a for a, name in self._aliases.items() if name not in self._by_name]
-        if unknown:
-            raise ValueError(f"aliases of models that are not served: {', '.join(unknown)}")
+        for alias, name in self._aliases.items():
+            if name not in self._by_name:
+                known = ", ".join(self._by_name)
+                raise ValueError(f"the alias {alias!r} is of {name!r}, but served is {known}")
 
     def find(self, name: str) -> Served:
         """The model of a name: its own, an alias, or an alias with wildcards."""

@@ -70,7 +70,7 @@ def settings(config: Config) -> Settings:
 
 
 def open_ledger(config: Config, folder: Path) -> Ledger:
-    return Ledger(_store(config.store, folder), shared=config.store.startswith("redis"))
+    return Ledger(_store(config.store, folder), shared=config.store != "memory")
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:

@@ -16,11 +16,22 @@ FILES = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "*.ggu
 
 
 def load(folder_or_file: str | Path, controls: Iterable[str] = ()) -> Tokenizer:
-    """Read the tokenizer in a folder, or the file itself."""
+    """Read the tokenizer in a folder, or the file itself.
+
+    A file that is damaged, or something else, is a `ValueError` that names it.
+    """
     path = Path(folder_or_file)
     file = _find(path) if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
+    try:
+        return _read(file, controls)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        fault = f"{type(error).__name__} {error}"
+        raise ValueError(f"{file} is not a tokenizer, or is damaged: {fault}") from error
+
+
+def _read(file: Path, controls: Iterable[str]) -> Tokenizer:
     if file.suffix == ".gguf":
         return from_gguf(file, controls)
     if file.suffix == ".tiktoken" or file.name == "tiktoken.model":

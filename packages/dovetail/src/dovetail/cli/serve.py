@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -41,35 +42,64 @@ def serve(settings: Settings) -> None:
     configure(level=config.log_level)
     try:
         options = http_options(config)
-    except (OSError, ValueError) as error:
+        # Before the model is loaded: a port that is taken is told at once.
+        place = _bind(config.http_host, config.http_port)
+    except (OSError, OverflowError, ValueError) as error:
         _fail(str(error))
     service = _build(config)
-    warning = exposure(config.http_host, options.keys)
-    if warning:
-        _err.print(f"warning: {warning}", style="yellow")
-    serving = server(
-        App(service, options),
-        config.http_host,
-        config.http_port,
-        tls_cert=config.tls_cert_path,
-        tls_key=config.tls_key_path,
-    )
+    _warn(service, exposure(config.http_host, options.keys))
+    tls = {"tls_cert": config.tls_cert_path, "tls_key": config.tls_key_path}
+    serving = server(App(service, options), config.http_host, config.http_port, **tls)
+    try:
+        serving.config.load()
+    except (OSError, ValueError) as error:
+        _fail(f"the certificate {config.tls_cert_path} and its key cannot be used: {error}")
+    address = _address(place, "https" if serving.config.is_ssl else "http")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(serving, lambda address: _greet(address, service)))
+        runner.run(_run(serving, place, lambda: _greet(address, service)))
     if not serving.started:
         _fail("the server could not be started; what went wrong is told above")
 
 
-async def _run(serving: uvicorn.Server, ready: Callable[[str], None]) -> None:
-    """Serves until told to stop. Says the address once it is known: the port may be a free one."""
-    task = asyncio.create_task(serving.serve())
+def _bind(host: str, port: int) -> socket.socket:
+    """A place to listen, where nobody listens yet."""
+    place: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = found[0]
+        place = socket.socket(family, kind, number)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except (OSError, OverflowError) as error:
+        if place is not None:
+            place.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise OSError(f"cannot listen on {host}, port {port}: {reason}") from error
+    return place
+
+
+def _address(place: socket.socket, scheme: str) -> str:
+    """Where clients on this machine reach it. The port may be a free one."""
+    host, port = place.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[], None]) -> None:
+    """Serves until told to stop. Says when it is ready."""
+    task = asyncio.create_task(serving.serve([place]))
     while not serving.started and not task.done():
         await asyncio.wait({task}, timeout=0.05)
     if serving.started:
-        host, port = serving.servers[0].sockets[0].getsockname()[:2]
-        scheme = "https" if serving.config.is_ssl else "http"
-        ready(f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}")
+        ready()
     await task
+
+
+def _warn(service: Service, exposed: str | None) -> None:
+    """What an operator should know before the first request."""
+    told = [warning for one in service.served for warning in one.model.warnings]
+    for warning in [*told, *([exposed] if exposed else [])]:
+        _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
 def _build(config: Config) -> Service:
@@ -79,7 +109,8 @@ def _build(config: Config) -> Service:
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    with Progress(*columns, console=_err, transient=True) as progress:
+    quiet = not _err.is_terminal
+    with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
         task = progress.add_task(f"fetching {config.model}", total=None, visible=False)
 
         def tell(done: int, total: int | None) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from dovetail.rendering.facts import Facts
@@ -175,7 +176,16 @@ def _render(pairing: Pairing, turns: list[Message]) -> tuple[str, str]:
     template, switches = pairing.template, pairing.switches
     asking = messages[: len(messages) - len(turns)]
     prompt = template.render(asking, tools, generation=True, switches=switches)
-    return prompt, template.render(messages, tools, generation=False, switches=switches)
+    text = template.render(messages, tools, generation=False, switches=switches)
+    if prompt == template.render(asking, tools, generation=False, switches=switches):
+        text = _without_shared_end(text, prompt)  # it asks for a turn whether told to or not
+    return prompt, text
+
+
+def _without_shared_end(text: str, prompt: str) -> str:
+    pairs = zip(reversed(text), reversed(prompt), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return text[: len(text) - same]
 
 
 def _content(facts: Facts, text: str) -> str | list[Message]:

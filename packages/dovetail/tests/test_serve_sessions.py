@@ -1,0 +1,153 @@
+"""Whole tool loops over HTTP, as harnesses run them: the engine's own count tells what was exact."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from agents import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw, read
+from served import NAME, Reply, Running, qwen_folder, served
+
+STEPS = 6
+BLOCK = 16  # tokens of a block in the scripted engine's cache
+
+
+class Used(NamedTuple):
+    """What an answer says of its tokens. `prompt` counts the cached ones, too."""
+
+    prompt: int
+    generated: int
+    cached: int
+
+    @property
+    def kept(self) -> int:
+        """What an engine has of it in whole blocks: all but the token that was sampled last."""
+        return (self.prompt + self.generated - 1) // BLOCK * BLOCK
+
+
+def _coder(command: str) -> str:
+    return (
+        "<tool_call>\n<function=run_command>\n"
+        f"<parameter=command>\n{command}\n</parameter>\n<parameter=timeout>\n10.0\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+
+
+def _hermes(command: str) -> str:
+    arguments = {"timeout": 10.0, "command": command}
+    return f"<tool_call>\n{json.dumps({'name': 'run_command', 'arguments': arguments})}\n</tool_call>"
+
+
+CALLS = {"qwen3_coder": _coder, "hermes": _hermes}
+
+
+def _script(folder: Path, parser: str) -> Path:
+    """Five calls, each behind a thought, and an answer."""
+    call = CALLS[parser]
+    turns = [
+        f"<think>\nStep {at}: e\u0301, 漢字, 🦜.\n</think>\n\nI look.\n\n{call(f'cd /repo && ls {at} ')}"
+        for at in range(STEPS - 1)
+    ]
+    path = folder / f"{parser}.yaml"
+    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    path.write_text(json.dumps({"turns": [{"text": text} for text in said], "end": "fail"}))
+    return path
+
+
+def _arguments(folder: Path, parser: str) -> list[str | Path]:
+    """The command that people script, and a name that the agents know the model by."""
+    model = folder / "model"
+    return [
+        *(model if model.is_dir() else qwen_folder(model), "--engine", "scripted"),
+        *("--script", _script(folder, parser), "--served-model-name", NAME),
+        *("--tool-call-parser", parser, "--reasoning-parser", "qwen3"),
+        *("--http-host", "127.0.0.1", "--model-alias", f"m={NAME}"),
+    ]
+
+
+@pytest.fixture(scope="module", params=list(CALLS))
+def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Running]:
+    with served(*_arguments(tmp_path_factory.mktemp("sessions"), request.param)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=lambda kind: kind.name)
+def test_every_step_of_a_tool_loop_finds_all_that_came_before_it_in_the_cache(
+    server: Running, kind: type[Agent]
+) -> None:
+    agent = _agent(kind)
+    used = [_step(server, agent, at)[1] for at in range(STEPS)]
+    assert [later.cached for later in used[1:]] == [before.kept for before in used[:-1]]
+    assert used[0].cached < BLOCK * 2  # of another agent's session, no more than the head
+    assert used[-1].prompt > used[0].prompt + STEPS * BLOCK
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenClaw], ids=lambda kind: kind.name)
+def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Agent]) -> None:
+    agent, home = _agent(kind), tmp_path / "home"
+    with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
+        used = [_step(running, agent, at)[1] for at in range(3)]
+        assert running.stop() == 0
+    with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
+        reply, again = _step(running, agent, 3)
+        assert reply.headers["x-dovetail-prefix-reason"] == "first"  # the statistics are new
+        assert again.cached == 0  # and so is the engine
+        # What the agent does not have is what the server wrote down: the prompt has grown by as
+        # much as it did before.
+        assert again.prompt - used[2].prompt == used[2].prompt - used[1].prompt
+        assert 'kind="exact"} 3.0' in _replayed(running)
+        _, after = _step(running, agent, 4)
+        assert after.cached == again.kept
+
+
+def _agent(kind: type[Agent]) -> Agent:
+    """Each with words of its own: the engine's cache is shared."""
+    agent = kind(session=f"session of {kind.name}", system=f"{kind.name} is who you are.")
+    agent.ask("What is the answer?")
+    return agent
+
+
+def _step(running: Running, agent: Agent, at: int) -> tuple[Reply, Used]:
+    body = agent.body()
+    if "messages" in body and not isinstance(agent, MessagesAgent):
+        body["stream_options"] = {"include_usage": True}
+    headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
+    path = _PATHS[agent.codec.call_id_prefix, "input" in body]
+    reply = running.ask("POST", path, body, **headers, x_dovetail_debug="prefix")
+    assert reply.status == 200, reply.body
+    heard = agent.hear(reply.body)
+    assert len(heard) == (1 if at < STEPS - 1 else 0)
+    agent.answer([(call, f"file {at}.txt") for call in heard])
+    return reply, _used(reply.body)
+
+
+_PATHS = {
+    ("toolu_", False): "/v1/messages?beta=true",
+    ("call_", True): "/v1/responses",
+    ("call_", False): "/v1/chat/completions",
+}
+
+
+def _used(frames: bytes) -> Used:
+    """The last word on tokens in a stream of any API."""
+    found: list[Used] = []
+    for event in read(frames):
+        usage = event.get("usage") or event.get("response", {}).get("usage")
+        if usage is None:
+            continue
+        if "cache_read_input_tokens" in usage:
+            cached = usage["cache_read_input_tokens"]
+            found.append(Used(usage["input_tokens"] + cached, usage["output_tokens"], cached))
+        elif "input_tokens" in usage:
+            cached = usage["input_tokens_details"]["cached_tokens"]
+            found.append(Used(usage["input_tokens"], usage["output_tokens"], cached))
+        else:
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            found.append(Used(usage["prompt_tokens"], usage["completion_tokens"], cached))
+    return found[-1]
+
+
+def _replayed(running: Running) -> str:
+    metrics = running.ask("GET", "/metrics").body.decode()
+    return "\n".join(line for line in metrics.splitlines() if "replayed_turns_total" in line)
