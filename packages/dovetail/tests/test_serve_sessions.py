@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Ag
     agent, home = _agent(kind), tmp_path / "home"
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
         used = [_step(running, agent, at)[1] for at in range(3)]
-        assert running.stop() == 0
+        assert running.stop() == -SIGTERM
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
         reply, again = _step(running, agent, 3)
         assert reply.headers["x-dovetail-prefix-reason"] == "first"  # the statistics are new

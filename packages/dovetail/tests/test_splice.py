@@ -245,3 +245,34 @@ def test_a_template_that_writes_something_new_is_not_spliced() -> None:
     behind: list[Message] = [{"role": "user", "content": "On."}]
     assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
     assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {"extra": "?"}) is None
+
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+COUNTED = "{{ messages | selectattr('tool_calls', 'defined') | list | length }}"
+RESULTS = "{{ messages | selectattr('role', 'equalto', 'tool') | map(attribute='content') | join }}"
+
+
+@pytest.mark.parametrize(
+    ("ending", "hangs_on"),
+    [
+        ("", "nothing"),
+        (COUNTED, "calls"),
+        (RESULTS, "history"),
+        ("{{ messages | length }}", "history"),
+        ("{{ messages[0].content }}", "history"),
+        ("{{ tools | length }}", "history"),
+    ],
+    ids=["nothing", "the number of calls", "results", "messages", "system text", "tools"],
+)
+def test_what_a_suffix_hangs_on(ending: str, hangs_on: str) -> None:
+    splicer = Splicer(ChatTemplate(TURNS + ending + "<|assistant|>"), Facts(), STOPS)
+    assert splicer.seams[SAID].hangs_on == hangs_on
+
+
+def test_the_longest_of_two_ends_that_begin_alike() -> None:
+    stops = Stops(["<|end", "<|end|>"], [], frozenset())
+    assert stops.first("said<|end|>next", "next") == "<|end|>"
+
+
+def test_an_end_behind_what_must_come_behind_it_is_none() -> None:
+    assert STOPS.first("said next<|end|>", "next") is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.rendering.facts import Facts
-from dovetail.rendering.thinking import USUAL, ThinkingMemory, switches
+from dovetail.rendering.thinking import USUAL, merged, switches
 from dovetail_model import Thinking
 
 MODE = Facts(
@@ -94,25 +94,12 @@ def test_a_switch_that_is_an_effort() -> None:
 
 
 def test_silence_means_what_was_said() -> None:
-    memory = ThinkingMemory()
     said = Thinking(enabled=True, effort="high", keep="all", template_kwargs={"a": 1})
-    assert memory.recall("s", said) == said
-    assert memory.recall("s", Thinking()) == said
-    assert memory.recall("s", Thinking(effort="low")).effort == "low"
-    assert memory.recall("s", Thinking()).effort == "low"
-    assert memory.recall("s", Thinking(enabled=False)).enabled is False
-    assert memory.recall("other", Thinking()) == Thinking()
-    assert memory.recall(None, Thinking()) == Thinking()
-
-
-def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = ThinkingMemory(limit=2)
-    for session in ("a", "b"):
-        memory.recall(session, Thinking(enabled=True))
-    memory.recall("a", Thinking())
-    memory.recall("c", Thinking(enabled=True))
-    assert memory.recall("a", Thinking()).enabled is True
-    assert memory.recall("b", Thinking()).enabled is None
+    assert merged(None, said) == said
+    assert merged(said, Thinking()) == said
+    assert merged(said, Thinking(effort="low")).effort == "low"
+    assert merged(said, Thinking(enabled=False)).enabled is False
+    assert merged(None, Thinking()) == Thinking()
 
 
 THOUGHTS = st.builds(
@@ -126,7 +113,8 @@ THOUGHTS = st.builds(
 
 @given(st.lists(THOUGHTS, min_size=1, max_size=5))
 def test_silent_turns_never_change_the_switches(said: list[Thinking]) -> None:
-    memory = ThinkingMemory()
+    line: Thinking | None = None
     for thinking in said:
-        before = _switches(memory.recall("s", thinking))
-    assert _switches(memory.recall("s", Thinking())) == before
+        line = merged(line, thinking)
+    assert line is not None
+    assert _switches(merged(line, Thinking())) == _switches(line)

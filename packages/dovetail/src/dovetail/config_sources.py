@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -127,7 +127,16 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     try:
         return msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name} ({origin}): {error}") from error
+        choices = [repr(one) for one in _choices(_TYPES[name])]
+        told = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
+        raise ConfigError(f"{name} ({origin}): {told}") from error
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a setting that has only a few."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(one for inner in get_args(kind) for one in _choices(inner))
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -93,6 +93,7 @@ class Generation:
             in_reasoning=prompt.in_reasoning,
             special=voice.special,
         )
+        self._thinking = msgspec.json.encode(request.thinking)
         stops = request.sampling.stop
         self._stop_text = StopText(stops) if any(stops) else None
         self._fold = Fold()
@@ -209,6 +210,8 @@ class Generation:
             finish=message.finish,
             created=created,
             line=prompt.recalled.line,
+            opening=prompt.opening,
+            thinking=self._thinking,
         )
 
     def _parse(self, pieces: Iterable[Piece]) -> list[Event]:

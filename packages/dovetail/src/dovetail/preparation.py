@@ -6,13 +6,14 @@ Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ P
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
+from dovetail.ledger.entry import Entry
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
@@ -21,11 +22,11 @@ from dovetail.ledger.seal import Sealer
 from dovetail.renderers import Renderers
 from dovetail.rendering.prompt import Prompt
 from dovetail.rendering.template import RenderError
-from dovetail.rendering.thinking import ThinkingMemory, switches
+from dovetail.rendering.thinking import merged, switches
 from dovetail.stability import Stability, Stabilizer
 from dovetail.stability.diagnosis import Diagnosis
 from dovetail.stability.doctor import Doctor, Sighting
-from dovetail_model import InvalidRequest, ReasoningBlock, Request, TextBlock, Turn
+from dovetail_model import InvalidRequest, ReasoningBlock, Request, TextBlock, Thinking, Turn
 
 CallIds = Callable[[], str]
 
@@ -70,7 +71,6 @@ class Preparer:
         self._clock = clock
         self._sealer = Sealer(keyring)
         self._stabilizer = Stabilizer(self._settings.stability)
-        self._thinking = ThinkingMemory()
         self._renderers = Renderers(model)
         restorer = Restorer(self._sealer, self._renderers.usual.rebuild)
         self._recaller = Recaller(ledger, restorer, replay=self._settings.replay)
@@ -86,10 +86,6 @@ class Preparer:
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
         """The request as the model gets it. `harness` names the client, for comparisons."""
-        identity = request.identity
-        speaker = f"{identity.tenant}/{identity.session}/{identity.agent}"
-        said = self._thinking.recall(speaker if identity.session else None, request.thinking)
-        request = msgspec.structs.replace(request, thinking=said)
         request, prompt, owner, cleared = await self._render(request)
         sighting = _sighting(request, prompt, harness, deliberate=cleared)
         return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
@@ -108,19 +104,21 @@ class Preparer:
         request = self._stabilizer.stabilize(request)
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
-        steering = self._switches(request)
-        renderer = self._renderers.of(bool(request.tools), steering)
         owner = self._owner(request.identity.tenant)
         scope = Scope(
             tenant=owner.tenant,
             key=owner.key,
             model=self._model.fingerprint,
-            head=renderer.head(request, steering).whole,
             tools=request.tools,
-            start=renderer.start(request.turns, bool(request.tools)),
             session=request.identity.session,
         )
-        recalled = await self._recaller.recall(request.turns, scope)
+        walk = await self._recaller.walk(request.turns, scope)
+        request = _thinking_on(request, await self._recaller.last(walk, scope))
+        steering = self._switches(request)
+        renderer = self._renderers.of(bool(request.tools), steering)
+        head = renderer.head(request, steering).whole
+        start = renderer.start(request.turns, bool(request.tools))
+        recalled = await self._recaller.recall(walk, replace(scope, head=head, start=start))
         clears = self._clears_thoughts(request, recalled)
         if clears:
             request, recalled = _without_thoughts(request), recalled.forgotten()
@@ -176,6 +174,14 @@ class Preparer:
             default_mode=self._settings.default_thinking,
             server_switches=self._settings.template_switches,
         )
+
+
+def _thinking_on(request: Request, last: Entry | None) -> Request:
+    """The request with what it leaves unsaid about thoughts as the line that it goes on had it."""
+    if last is None or not last.thinking:
+        return request
+    before = msgspec.json.decode(last.thinking, type=Thinking)
+    return msgspec.structs.replace(request, thinking=merged(before, request.thinking))
 
 
 def _without_thoughts(request: Request) -> Request:

@@ -42,6 +42,8 @@ def serve(settings: Settings) -> None:
     configure(level=config.log_level)
     try:
         options = http_options(config)
+        if config.tls_key_path is not None and config.tls_cert_path is None:
+            raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
         # Before the model is loaded: a port that is taken is told at once.
         place = _bind(config.http_host, config.http_port)
     except (OSError, OverflowError, ValueError) as error:
@@ -52,7 +54,7 @@ def serve(settings: Settings) -> None:
     serving = server(App(service, options), config.http_host, config.http_port, **tls)
     try:
         serving.config.load()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         _fail(f"the certificate {config.tls_cert_path} and its key cannot be used: {error}")
     address = _address(place, "https" if serving.config.is_ssl else "http")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -65,11 +67,11 @@ def _bind(host: str, port: int) -> socket.socket:
     """A place to listen, where nobody listens yet."""
     place: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
         family, kind, number, _, address = found[0]
         place = socket.socket(family, kind, number)
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
+        place.bind((address[0], port, *address[2:]))
     except (OSError, OverflowError) as error:
         if place is not None:
             place.close()

@@ -37,7 +37,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     An entry's whole is its prompt and what was generated, without the token that ended it.
     `before` and `chain` are the hash chain over the visible messages, without and with this turn;
     `line` is the chain over what those messages were taken for, thoughts and all; `head` is the
-    hash of system text, tools and template switches.
+    hash of system text, tools and template switches. `opening` is how the prompt ended behind its
+    last role marker, where that can be told; `thinking` what was asked about thoughts, as JSON.
     """
 
     id: str
@@ -55,6 +56,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish: str = "stop"
     created: float = 0.0
     line: bytes = b""
+    opening: str | None = None
+    thinking: bytes = b""
 
     @property
     def call_ids(self) -> tuple[str, ...]:

@@ -56,12 +56,15 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Scope:
-    """Where and for whom to look. Turns before `start` are rendered anew in any case."""
+    """Where and for whom to look. Turns before `start` are rendered anew in any case.
+
+    `head` and `start` are not needed to recognise turns, only to say what can be taken from them.
+    """
 
     tenant: str
     key: bytes
     model: str
-    head: bytes
+    head: bytes = b""
     tools: Sequence[ToolSpec] = ()
     start: int = 0
     session: str | None = None
@@ -82,22 +85,40 @@ class Recaller:
         # A client's copy, where it stands -> what it was recognised as, if that was by a handle.
         self._handled: OrderedDict[bytes, Found] = OrderedDict()
 
-    async def recall(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
-        """What is known of these turns. A last one that the model is to go on from stands apart."""
-        if turns and turns[-1].role == "assistant":
-            return await self._with_beginning(turns, scope)
-        notes: list[str] = []
-        walk = await self._walk(turns, scope, notes)
+    async def walk(self, turns: tuple[Turn, ...], scope: Scope) -> Walk:
+        """The turns recognised, but for a last one that the model is to go on from."""
+        begun = turns[-1] if turns and turns[-1].role == "assistant" else None
+        if begun is None:
+            return await self._walk(turns, scope)
+        walk = await self._walk(turns[:-1], replace(scope, session=None))
+        before = walk.last.chain if walk.last is not None else START
+        chain = link(scope.key, before, self._digests.of(begun).digest)
+        walk.begun_turn = await self._recognise(begun, before, chain, scope, [])
+        return walk
+
+    async def last(self, walk: Walk, scope: Scope) -> Entry | None:
+        """The entry of the nearest turn that has one."""
+        for at in reversed(walk.places):
+            entry = await self._entry(walk.steps[at].found, scope)
+            if entry is not None:
+                return entry
+        return None
+
+    async def recall(self, walk: Walk, scope: Scope) -> Recalled:
+        """What can be taken from the turns of a walk."""
+        notes = list(walk.notes)
         ends = (walk.last.chain, walk.last.line) if walk.last is not None else (START, START)
         path = Recalled(*ends, digests=tuple(walk.chains), start=scope.start)
         if self._replay == "client":
             return (await self._with_parent(path, walk, scope)).forgotten()
+        begun = await self._entry(walk.begun_turn, scope) if walk.begun_turn is not None else None
+        path = replace(path, begun=begun)
         anchor = await self._anchor(walk, scope)
         if anchor is not None:
             at, parent, whole = anchor
             return replace(
                 path,
-                known={at: parent},
+                known=await self._all_known(walk, replace(scope, start=at), notes),
                 anchor=at,
                 whole=whole,
                 parent=parent,
@@ -108,22 +129,11 @@ class Recaller:
         path = replace(path, known=known, notes=tuple(notes))
         return await self._with_parent(path, walk, scope)
 
-    async def _with_beginning(self, turns: tuple[Turn, ...], scope: Scope) -> Recalled:
-        """What is known of all turns but the last, and the last one's entry if it has one."""
-        begun = turns[-1]
-        path = await self.recall(turns[:-1], replace(scope, session=None))
-        chain = link(scope.key, path.chain, self._digests.of(begun).digest)
-        found = await self._recognise(begun, path.chain, chain, scope, [])
-        if found.entry is None or self._replay == "client":
-            return path
-        entry = await self._ledger.get(scope.tenant, found.entry)
-        return path if entry is None else replace(path, begun=entry)
-
     async def _with_parent(self, path: Recalled, walk: Walk, scope: Scope) -> Recalled:
         """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
         parent, whole = None, None
         for at in reversed(walk.places):
-            parent = await self._entry(walk.steps[at], scope)
+            parent = await self._entry(walk.steps[at].found, scope)
             whole = await self._ledger.whole(parent) if parent is not None else None
             if whole is not None:
                 break
@@ -133,7 +143,7 @@ class Recaller:
         for at in reversed(walk.places):
             if at >= scope.start or not _answers_user(walk.turns, at):
                 continue
-            entry = await self._entry(walk.steps[at], scope)
+            entry = await self._entry(walk.steps[at].found, scope)
             if entry is not None and _is_as_it_was(entry, walk.steps[at], scope):
                 prompt = await self._prompt(entry, parent, whole)
                 calls = walk.steps[at].calls
@@ -153,7 +163,7 @@ class Recaller:
             later = above
         return whole[:length]
 
-    async def _walk(self, turns: tuple[Turn, ...], scope: Scope, notes: list[str]) -> Walk:
+    async def _walk(self, turns: tuple[Turn, ...], scope: Scope) -> Walk:
         """The steps along the turns, from where the session's last walk still holds."""
         session = (scope.tenant, scope.session or "")
         walk = Walk(turns)
@@ -166,7 +176,7 @@ class Recaller:
             before = last.chain if last is not None else START
             found = Found(link(scope.key, before, seen.digest), None, "nothing")
             if turns[at].role == "assistant":
-                found = await self._recognise(turns[at], before, found.chain, scope, notes)
+                found = await self._recognise(turns[at], before, found.chain, scope, walk.notes)
             walk.add(step(scope.key, last, calls, seen, found))
         if scope.session is not None:
             self._walks.keep(session, walk)
@@ -245,7 +255,7 @@ class Recaller:
         for at in reversed(walk.places):
             if at < scope.start:
                 return None
-            entry = await self._entry(walk.steps[at], scope)
+            entry = await self._entry(walk.steps[at].found, scope)
             if entry is None or not _is_as_it_was(entry, walk.steps[at], scope):
                 continue
             whole = await self._ledger.whole(entry)
@@ -253,8 +263,8 @@ class Recaller:
                 return at, entry, whole
         return None
 
-    async def _entry(self, step: Step, scope: Scope) -> Entry | None:
-        id = step.found.entry
+    async def _entry(self, found: Found, scope: Scope) -> Entry | None:
+        id = found.entry
         return None if id is None else await self._ledger.get(scope.tenant, id)
 
     async def _all_known(self, walk: Walk, scope: Scope, notes: list[str]) -> dict[int, Entry]:
@@ -263,7 +273,7 @@ class Recaller:
         places = [at for at in walk.places if at >= scope.start]
         for at, later in zip_longest(places, places[1:]):
             turn = walk.turns[at]
-            entry = await self._entry(walk.steps[at], scope)
+            entry = await self._entry(walk.steps[at].found, scope)
             if entry is None and not await self._by_handles(self._digests.of(turn), scope):
                 following = walk.turns[later] if later is not None else None
                 entry = self._restorer.restore(

@@ -55,10 +55,11 @@ def step(key: bytes, last: Step | None, calls: int, seen: Seen, found: Found) ->
 class Walk:
     """The steps along a history, with what is asked of them kept beside: a session grows long.
 
-    `places` are those of assistant turns, `looks` of those known by their looks alone.
+    `places` are those of assistant turns, `looks` of those known by their looks alone. `begun_turn`
+    is what a turn behind them was recognised as that the model is to go on from.
     """
 
-    __slots__ = ("chains", "looks", "places", "steps", "turns")
+    __slots__ = ("begun_turn", "chains", "looks", "notes", "places", "steps", "turns")
 
     def __init__(self, turns: tuple[Turn, ...]) -> None:
         self.turns = turns
@@ -66,6 +67,8 @@ class Walk:
         self.chains: list[bytes] = []
         self.places: list[int] = []
         self.looks: list[int] = []
+        self.notes: list[str] = []
+        self.begun_turn: Found | None = None
 
     def begun(self, turns: tuple[Turn, ...], count: int) -> "Walk":
         """A walk along other turns that begin with the same `count`."""

@@ -60,11 +60,11 @@ class Kit:
                 break
         return self.guard.encode(text, first=False)
 
-    def end_of(self, text: str) -> str:
-        """The end of a prompt behind its last role marker."""
+    def opening_of(self, text: str) -> str | None:
+        """How a prompt ends behind its last role marker; None where there is none in reach."""
         end = text[-200:]
         roles = list(self.roles.finditer(end)) if self.roles is not None else []
-        return end[roles[-1].end() :] if roles else end[-40:]
+        return end[roles[-1].end() :] if roles else None
 
 
 class Tools:
@@ -101,6 +101,7 @@ class Assembly:
         self._tools = tools.definitions
         self._switches = switches
         self._end = ""  # the end of the prompt so far
+        self._opening: str | None = None  # the same from its last role marker on
         self._is_resumed = False
         self._reused = 0
         self._notes: list[str] = []
@@ -132,6 +133,7 @@ class Assembly:
             written=frozenset(places) - exact,
             reused=self._reused,
             dropped=self._start > 0,
+            opening=self._opening,
             notes=(*self._recalled.notes, *self._notes),
         )
 
@@ -167,14 +169,14 @@ class Assembly:
         for at, end in pairwise([*places, len(self._turns)]):
             if not (anchored and at == places[0]):
                 said = self._said(at)
-                if said is None:
+                if said is None or not self._reopen(ids, at):
                     return at
                 ids.extend(said)
             suffix = self._suffix(at, end)
             if suffix is None:
                 return at
             ids.extend(self._kit.guard.encode(suffix, first=False))
-            self._end = self._kit.end_of(suffix)
+            self._note_end(suffix)
         return ids
 
     def _natural(self, until: int) -> "array[int]":
@@ -186,7 +188,7 @@ class Assembly:
         messages = self._plain(messages, self._tools)
         tools = self._tools if self._kit.facts.renders_tools else ()
         text = self._kit.template.render(messages, tools, switches=self._switches)
-        self._end = self._kit.end_of(text)
+        self._note_end(text)
         return array(IDS, self._kit.guard.encode(text, first=True))
 
     def _resumed(self, until: int) -> "array[int] | None":
@@ -207,8 +209,29 @@ class Assembly:
         if not tail or known[-len(tail) :] != tail:
             return None
         self._is_resumed, self._reused = True, len(known) - len(tail)
-        self._end = self._kit.end_of(text)
+        self._note_end(text)
         return known[: -len(tail)] + array(IDS, self._kit.guard.encode(text, first=False))
+
+    def _reopen(self, ids: "array[int]", at: int) -> bool:
+        """Puts the turn's own opening before it, where a switch has changed that since.
+
+        False if that cannot be done: the tokens would stand behind words they did not follow.
+        """
+        entry = self._recalled.known.get(at)
+        if entry is None or entry.opening is None or entry.opening == self._opening:
+            return True
+        if self._opening is None:
+            return False
+        tail = array(IDS, self._kit.guard.encode(self._opening, first=False))
+        if len(tail) and ids[-len(tail) :] != tail:
+            return False
+        del ids[len(ids) - len(tail) :]
+        ids.extend(self._kit.guard.encode(entry.opening, first=False))
+        return True
+
+    def _note_end(self, text: str) -> None:
+        self._opening = self._kit.opening_of(text)
+        self._end = text[-40:] if self._opening is None else self._opening
 
     def _said(self, at: int) -> "Sequence[int] | None":
         """The tokens of a turn: the model's own, or those of its notation."""
@@ -264,6 +287,7 @@ class Assembly:
         if entry is not None:
             ids.extend(unpack(entry.generated))
             self._end += "".join(span.raw for span in entry.spans)
+            self._opening = None
             return
         protect = self._kit.guard.protect
         text = self._kit.writer.begin(prefill, self._names, protect, self._end)
@@ -272,6 +296,7 @@ class Assembly:
             return
         ids.extend(self._kit.guard.encode(text, first=False))
         self._end += text
+        self._opening = None
 
     def _seam(self, at: int) -> Seam | None:
         turn = self._turns[at]

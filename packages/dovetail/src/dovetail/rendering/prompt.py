@@ -29,6 +29,7 @@ class Prompt:
     `exact` are the places of turns that stand in it with the tokens the model gave them, `written`
     of those put into the model's own notation. `reused` leading ids were taken as they were.
     `dropped`: turns before the last user's are left to the template, which drops thoughts there.
+    `opening` is how it ends behind the last role marker.
     """
 
     ids: "array[int]"
@@ -40,4 +41,5 @@ class Prompt:
     written: frozenset[int] = frozenset()
     reused: int = 0
     dropped: bool = False
+    opening: str | None = None
     notes: tuple[str, ...] = ()

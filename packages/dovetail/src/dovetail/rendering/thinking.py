@@ -4,7 +4,6 @@ From the weakest to the strongest: what is usual with a reasoning parser, the se
 `--default-thinking-mode`, the server's own switches, the request, the request's template arguments.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -46,29 +45,20 @@ def switches(
     return {**chosen, **thinking.template_kwargs}
 
 
-class ThinkingMemory:
-    """What sessions said about thinking: a request that says nothing means what was said before.
+def merged(before: Thinking | None, now: Thinking) -> Thinking:
+    """What a request asks, and where it says nothing, what was asked on the turn before.
 
-    Templates write these switches into the head of the prompt, so that forgetting one between two
-    turns would cost the whole prefix.
+    Templates write these switches into the head of the prompt: forgetting one between two turns
+    would cost the whole prefix.
     """
-
-    __slots__ = ("_limit", "_said")
-
-    def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
-        self._said: OrderedDict[str, Thinking] = OrderedDict()
-
-    def recall(self, session: str | None, thinking: Thinking) -> Thinking:
-        """The request's controls, those it leaves out as the session last had them."""
-        if session is None:
-            return thinking
-        merged = _merge(self._said.get(session), thinking)
-        self._said[session] = merged
-        self._said.move_to_end(session)
-        if len(self._said) > self._limit:
-            self._said.popitem(last=False)
-        return merged
+    if before is None:
+        return now
+    unsaid = {
+        name: getattr(before, name)
+        for name in Thinking.__struct_fields__
+        if getattr(now, name) == getattr(_SILENT, name)
+    }
+    return msgspec.structs.replace(now, **unsaid)
 
 
 def _turned(on: bool, facts: Facts) -> dict[str, Any]:
@@ -97,17 +87,6 @@ def _nearest(effort: str, known: tuple[str, ...]) -> str:
         return effort
     place = _LEVELS.index(effort)
     return min(levels, key=lambda level: (abs(_LEVELS.index(level) - place), -_LEVELS.index(level)))
-
-
-def _merge(before: Thinking | None, now: Thinking) -> Thinking:
-    if before is None:
-        return now
-    unsaid = {
-        name: getattr(before, name)
-        for name in Thinking.__struct_fields__
-        if getattr(now, name) == getattr(_SILENT, name)
-    }
-    return msgspec.structs.replace(now, **unsaid)
 
 
 _SILENT = Thinking()
