@@ -38,8 +38,20 @@ class Pair:
         return bool(self.added)
 
 
-_GEMMA: tuple[str, ...] = ("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", '<|"|>')
-_GEMMA += ("<|tool_response>", "<tool_response|>", "<|channel>", "<channel|>", "<|think|>")
+_GEMMA: tuple[str, ...] = (
+    "<|turn>",
+    "<turn|>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|channel>",
+    "<channel|>",
+    "<|think|>",
+)
 _MINIMAX = ("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>")
 _NEMOTRON = ("<SPECIAL_12>",)
 

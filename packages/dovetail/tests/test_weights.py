@@ -210,10 +210,12 @@ class Hub(types.ModuleType):
 
     files = ("README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
 
-    def list_repo_files(self, id: str) -> list[str]:
+    def model_info(self, id: str, timeout: float) -> types.SimpleNamespace:
         if id == "some-org/unknown":
             raise OSError("no network\nsecond line")
-        return [*self.files] if "GGUF" in id else ["config.json"]
+        names = [*self.files] if "GGUF" in id else ["config.json"]
+        files = [types.SimpleNamespace(rfilename=name) for name in names]
+        return types.SimpleNamespace(siblings=files)
 
     def hf_hub_download(self, id: str, file: str) -> str:
         return f"/cache/{id}/{file}"

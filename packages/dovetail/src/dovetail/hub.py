@@ -4,6 +4,7 @@ The hub's own package does the downloading, where it is installed. Of a reposito
 one file is taken; of another everything but the weights, which its engine fetches by itself.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 #: `organisation/name`, and which of its GGUF files: `organisation/name:Q4_K_M`.
 HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<which>[\w.-]+))?")
+PATIENCE = 5.0  # seconds for the hub to say what a model has
 WEIGHT_FILES = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
 
 
@@ -63,8 +65,11 @@ def _download(id: str, which: str | None) -> Path:
             "Dovetail download it; without one, name a GGUF file or a model folder"
         )
     hub = import_module("huggingface_hub")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells every retry twice
     try:
-        files = [file for file in hub.list_repo_files(id) if file.endswith(".gguf")]
+        # Asked for like this, an unreachable hub is told at once; its other calls try for long.
+        found = hub.model_info(id, timeout=PATIENCE).siblings or ()
+        files = [one.rfilename for one in found if one.rfilename.endswith(".gguf")]
         if files or which is not None:
             return Path(hub.hf_hub_download(id, _choose(id, which, files)))
         return Path(hub.snapshot_download(id, ignore_patterns=WEIGHT_FILES))

@@ -40,6 +40,7 @@ class Settings:
     default_thinking: Literal["enabled", "disabled"] | None = None
     template_switches: Mapping[str, Any] = field(default_factory=dict)
     resume_drop_thinking: float | None = None
+    hide_unusable_tools: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class Preparer:
         request = self._stabilizer.stabilize(request)
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
+        if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
+            request = msgspec.structs.replace(request, tools=())
         owner = self._owner(request.identity.tenant)
         scope = Scope(
             tenant=owner.tenant,

@@ -66,6 +66,7 @@ def settings(config: Config) -> Settings:
         default_thinking=config.default_thinking_mode,
         template_switches=config.chat_template_kwargs,
         resume_drop_thinking=config.resume_drop_thinking,
+        hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
     )
 
 
