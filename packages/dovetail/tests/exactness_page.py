@@ -143,11 +143,16 @@ def headline(rows: Sequence[Row]) -> str:
     said, on = sum(step.generated for step in kept), sum(step.again for step in kept)
     off, clean = sum(step.again_off for step in kept), sum(step.again_clean for step in kept)
     sessions = sum(len(row.cells) for row in rows)
+    left = [s for row in rows for cell in row.cells for s in cell.steps if not s.kept]
+    policy_off, policy_on = sum(s.again_off for s in left), sum(s.again for s in left)
     return (
         f"**Over all {sessions} sessions the models generated {said:,} tokens that the next prompt "
         f"keeps. Without the ledger {off:,} tokens are prefilled again for them "
         f"({_share(off, said)}; {_share(clean, said)} if the models write cleanly), with it "
-        f"{on:,}.**\n"
+        f"{on:,}.** In the steps that a policy does not keep it is {policy_off:,} without and "
+        f"{policy_on:,} with: there the thoughts of a loop are dropped which a client that loses "
+        f"them would never have sent. All steps together: {off + policy_off:,} without, "
+        f"{on + policy_on:,} with.\n"
     )
 
 

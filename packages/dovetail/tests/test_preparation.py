@@ -1,7 +1,7 @@
 """Requests prepared from end to end: switches, policies, and what the doctor says of them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +67,30 @@ def _request(**changes: Any) -> Request:
     return Request(**{"model": "m", "turns": HI, **changes})
 
 
-def test_silence_about_thinking_means_what_the_session_said() -> None:
+def test_silence_about_thinking_means_what_the_turn_before_was_asked() -> None:
+    """Claude Code's agents leave `thinking` out, and other requests share their session."""
+
     async def main() -> None:
         served = _model("Qwen3")
-        preparer = _player(served).preparer
-        off, silent = Thinking(enabled=False), Thinking()
+        player, agent = _player(served), Switching()
 
-        async def end(thinking: Thinking, session: str | None, agent: str | None = None) -> str:
-            identity = Identity(session=session, agent=agent)
-            made = await preparer.prepare(_request(thinking=thinking, identity=identity))
-            return served.tokenizer.decode(made.prompt.ids[-12:])
+        def closed(ids: Sequence[int]) -> bool:
+            return "</think>" in served.tokenizer.decode(ids[-8:])
 
-        opened, closed = await end(silent, None), await end(off, None)
-        assert "</think>" not in opened
-        assert "</think>" in closed
-        assert await end(silent, "s") == opened
-        assert await end(off, "s") == closed
-        assert await end(silent, "s") == closed
-        assert await end(silent, "s", "agent-1") == opened
-        assert await end(silent, "other") == opened
-        assert await end(Thinking(enabled=True), "s") == opened
-        assert await end(silent, "s") == opened
-        assert await end(silent, None) == opened
+        agent.ask("Go.")
+        agent.thinking_type = "disabled"
+        first = await _step(player, agent, CALL)
+        assert closed(first.prepared.prompt.ids)
+        agent.thinking_type = None
+        silent = await player.prepare(agent)
+        assert closed(silent.prompt.ids)
+        assert (silent.prompt.how, silent.diagnosis.reason) == ("grown", None)
+        beside = Switching(agent.session)
+        beside.thinking_type = None
+        beside.ask("A title, please.")
+        assert not closed((await player.prepare(beside)).prompt.ids)
+        agent.thinking_type = "adaptive"
+        assert not closed((await player.prepare(agent)).prompt.ids)
 
     _run(main())
 
@@ -167,10 +169,9 @@ def test_a_tool_step_is_grown_and_tells_so() -> None:
         (lambda agent: agent.restate("Another system text."), "header"),
         (lambda agent: agent.tools.pop("edit_file"), "tools"),
         (lambda agent: agent.history[0].update(content="Something else."), "history"),
-        (lambda agent: setattr(agent, "thinking_type", "disabled"), "switches"),
         (lambda agent: None, None),
     ],
-    ids=["header", "tools", "history", "switches", "nothing"],
+    ids=["header", "tools", "history", "nothing"],
 )
 def test_the_doctor_names_the_change(change: Callable[[Any], Any], reason: str | None) -> None:
     async def main() -> None:
@@ -190,10 +191,26 @@ def test_the_doctor_names_the_change(change: Callable[[Any], Any], reason: str |
 class Switching(MessagesAgent):
     """Says each time whether it wants thoughts."""
 
-    thinking_type = "adaptive"
+    thinking_type: str | None = "adaptive"
 
     def body(self) -> dict[str, Any]:
-        return {**super().body(), "thinking": {"type": self.thinking_type}}
+        body = super().body()
+        body.pop("thinking")
+        return {**body, "thinking": {"type": self.thinking_type}} if self.thinking_type else body
+
+
+def test_thinking_turned_off_costs_nothing_where_only_the_end_of_the_prompt_tells_it() -> None:
+    async def main() -> None:
+        player, agent = _player(_model("Qwen3")), Switching()
+        agent.ask("Go.")
+        await _step(player, agent, THINK, CALL)
+        last = await _step(player, agent, THINK, CALL)
+        agent.thinking_type = "disabled"
+        made = await player.prepare(agent)
+        assert made.prompt.ids[: len(last.whole)] == last.whole
+        assert (made.diagnosis.reason, set(made.prompt.exact)) == (None, {1, 3})
+
+    _run(main())
 
 
 def test_tenants_do_not_share_turns() -> None:

@@ -52,7 +52,7 @@ class Desk:
         self.recaller = Recaller(self.ledger, Restorer(), replay=replay)
 
     async def recall(self, *turns: Turn, scope: Scope = SCOPE) -> Recalled:
-        return await self.recaller.recall(turns, scope)
+        return await self.recaller.recall(await self.recaller.walk(turns, scope), scope)
 
     async def answer(
         self, turns: Sequence[Turn], said: Turn, id: str, *, ids: Sequence[int], **changes: Any
@@ -178,8 +178,8 @@ def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
         two = await desk.answer([GO, _calls("c1"), _result("c1")], _calls("c2"), "e2", ids=[2])
         edited = [GO, _calls("c1"), _result("c1", "Edited."), _calls("c2"), _result("c2")]
         found = await desk.recall(*edited)
-        assert found.anchor == 1
-        assert found.known == {1: one}
+        assert (found.anchor, found.parent) == (1, one)
+        assert found.known == {1: one, 3: two}
         other = replace(SCOPE, head=b"other")
         assert (await desk.recall(*edited, scope=other)).known == {1: one, 3: two}
 

@@ -385,7 +385,7 @@ def test_what_is_too_long_is_told_in_each_dialect(folder: Path) -> None:
         with pytest.raises(openai.BadRequestError):
             small.openai().completions.create(model=NAME, prompt=text)
         full = small.anthropic().messages.create(
-            model=NAME, max_tokens=1000, messages=asks("alphabet " * 20)
+            model=NAME, max_tokens=1000, messages=asks("alphabet " * 40)
         )
         assert full.stop_reason == "model_context_window_exceeded"
 

@@ -1,0 +1,251 @@
+"""A real model behind the real command: answers, forced calls, exact second turns, faults.
+
+One server for all: each test leaves it as it found it, but for the last.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import WEIGHTS, Running, served
+
+NAME = "smollm2"
+PARIS = "The capital of France is Paris."
+QUESTION = "What is the capital of France?"
+WEATHER = "What is the weather in Oslo?"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SHAPE = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "big": {"type": "boolean"}},
+    "required": ["city", "big"],
+    "additionalProperties": False,
+}
+ANTHROPIC_TOOL: Any = {"name": "get_weather", "input_schema": PARAMETERS}
+FUNCTION = {"name": "get_weather", "parameters": PARAMETERS}
+CHAT_TOOL: Any = {"type": "function", "function": FUNCTION}
+RESPONSES_TOOL: Any = {"type": "function", **FUNCTION}
+LONG = "Write a very long story about the sea, with many chapters."
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that has the weights already."""
+    if not WEIGHTS.exists():
+        pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
+    if find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed")
+    place = tmp_path_factory.mktemp("home")
+    (place / "models").mkdir()
+    (place / "models" / "smollm2.gguf").symlink_to(WEIGHTS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[Running]:
+    """What `make run` starts, with one slot and a small window: tests share two cores."""
+    with served("--slots", "1", "--context-length", "1024", "--threads", "2", home=home) as running:
+        yield running
+
+
+def asks(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_first_answer_in_all_three(server: Running) -> None:
+    assert server.greeting.startswith("serving smollm2 at http://127.0.0.1:")
+    greedy: Any = {"model": NAME, "temperature": 0}
+    message = server.anthropic().messages.create(
+        **greedy, max_tokens=30, messages=asks(QUESTION)
+    )
+    text: Any = message.content[0]
+    assert text.text == PARIS
+    client = server.openai()
+    completion = client.chat.completions.create(**greedy, messages=asks(QUESTION))
+    assert completion.choices[0].message.content == PARIS
+    with client.responses.stream(**greedy, input=QUESTION) as stream:
+        assert stream.get_final_response().output_text == PARIS
+
+
+def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
+    client = server.anthropic()
+    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [ANTHROPIC_TOOL]}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        choice["disable_parallel_tool_use"] = True
+        first = client.messages.create(**asked, messages=asks(WEATHER), tool_choice=choice)
+        assert first.stop_reason == "tool_use"
+        use: Any = first.content[-1]
+        assert (use.type, use.name, set(use.input)) == ("tool_use", "get_weather", {"city"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny, 20 degrees."}
+    history: Any = [
+        *asks(WEATHER),
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result]},
+    ]
+    second = client.messages.create(**asked, messages=history)
+    usage = first.usage
+    whole = usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens
+    assert whole - 2 <= (second.usage.cache_read_input_tokens or 0) <= whole
+    assert second.content
+
+
+def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
+    client = server.openai()
+    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [CHAT_TOOL]}
+    asked["parallel_tool_calls"] = False
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    choices: tuple[Any, ...] = ("required", named)
+    for choice in choices:
+        first = client.chat.completions.create(
+            **asked, messages=asks(f"{WEATHER} Now?"), tool_choice=choice
+        )
+        calls: Any = first.choices[0].message.tool_calls
+        assert len(calls) == 1
+        assert set(json.loads(calls[0].function.arguments)) == {"city"}
+    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "Sunny, 20 degrees."}
+    said = first.choices[0].message.model_dump(exclude_none=True)
+    second: Any = client.chat.completions.create(
+        **asked, messages=[*asks(f"{WEATHER} Now?"), said, result]
+    )
+    assert first.usage is not None
+    whole = first.usage.total_tokens
+    assert whole - 2 <= second.usage.prompt_tokens_details.cached_tokens <= whole
+
+
+def test_a_forced_call_and_its_result_by_responses(server: Running) -> None:
+    client = server.openai()
+    asked: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 120}
+    asked |= {"tools": [RESPONSES_TOOL], "parallel_tool_calls": False}
+    choices: tuple[Any, ...] = ("required", {"type": "function", "name": "get_weather"})
+    for choice in choices:
+        first = client.responses.create(**asked, input=f"{WEATHER} Soon?", tool_choice=choice)
+        call: Any = first.output[-1]
+        assert call.type == "function_call"
+        assert set(json.loads(call.arguments)) == {"city"}
+    history = [*asks(f"{WEATHER} Soon?"), *(item.model_dump() for item in first.output)]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+    second: Any = client.responses.create(**asked, input=[*history, result])
+    assert first.usage is not None
+    whole = first.usage.total_tokens
+    assert whole - 2 <= second.usage.input_tokens_details.cached_tokens <= whole
+
+
+def test_an_answer_by_schema_is_of_its_shape_in_all_three(server: Running) -> None:
+    greedy: Any = {"model": NAME, "temperature": 0}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SHAPE}}
+    completion = server.openai().chat.completions.create(
+        **greedy, messages=asks("Name a city."), response_format=form
+    )
+    text: Any = {"format": {"type": "json_schema", "name": "place", "schema": SHAPE}}
+    response = server.openai().responses.create(**greedy, input="Name a city.", text=text)
+    message = server.anthropic().messages.create(
+        **greedy,
+        max_tokens=60,
+        messages=asks("Name a city."),
+        output_config={"format": {"type": "json_schema", "schema": SHAPE}},
+    )
+    block: Any = message.content[-1]
+    for said in (completion.choices[0].message.content, response.output_text, block.text):
+        place = json.loads(said or "")
+        assert {name: type(value) for name, value in place.items()} == {"city": str, "big": bool}
+
+
+def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> None:
+    """There is one slot: while a story is told nobody else gets an answer."""
+    for path, body in _long():
+        with server.open("POST", path, body) as response:
+            _read_until(response, b"delta")
+        # Without the hang-up this would wait for a thousand tokens.
+        message = server.anthropic().messages.create(
+            model=NAME, temperature=0, max_tokens=30, messages=asks(QUESTION)
+        )
+        assert message.usage.output_tokens == 8
+    lines = [line for line in server.log.read_text().splitlines() if "disconnected=true" in line]
+    assert len(lines) == 3
+    assert all(int(found[1]) < 200 for line in lines if (found := re.search(r"output=(\d+)", line)))
+
+
+def test_a_prompt_beyond_the_window(server: Running) -> None:
+    reply = server.ask(
+        "POST",
+        "/v1/messages",
+        {"model": NAME, "max_tokens": 9, "messages": asks("word " * 1100)},
+    )
+    assert reply.status == 400
+    assert "prompt is too long" in reply.json["error"]["message"]
+
+
+def test_an_engine_that_is_killed_is_told_to_every_client_and_in_health(home: Path) -> None:
+    flags = ["--slots", "3", "--context-length", "1024", "--threads", "2"]
+    with served(*flags, home=home) as running:
+        assert running.ask("GET", "/health").json["status"] == "ready"
+        _kill_under_three_streams(running)
+        health = running.ask("GET", "/health")
+        assert health.status == 503
+        assert "killed" in health.json["engines"][0]["detail"]
+        assert running.ask("GET", "/live").status == 200
+        after = running.ask(
+            "POST", "/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)}
+        )
+        assert after.status in (502, 503)
+        assert "killed" in after.json["error"]["message"]
+
+
+def _kill_under_three_streams(running: Running) -> None:
+    """Each API streams; then llama.cpp is gone. Every stream ends with an error in its form."""
+    (path, body), *rest = _long()
+    with running.open("POST", path, body) as first:
+        begun = _read_until(first, b"delta")
+        (path, body), (other_path, other_body) = rest
+        with (
+            running.open("POST", path, body) as second,
+            running.open("POST", other_path, other_body) as third,
+        ):
+            begun_second = _read_until(second, b"delta")
+            begun_third = _read_until(third, b"delta")
+            os.kill(_engine_of(running.process.pid), signal.SIGKILL)
+            assert b"event: error" in begun + first.read()
+            assert b"event: response.failed" in begun_second + second.read()
+            assert b'"error"' in begun_third + third.read()
+
+
+def _engine_of(parent: int) -> int:
+    """The one child of a server."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    if not children.exists():
+        pytest.skip("this system does not tell the children of a process")
+    found = children.read_text().split()
+    assert len(found) == 1
+    return int(found[0])
+
+
+def _long() -> list[tuple[str, Any]]:
+    """A long answer by each API, streamed."""
+    more = {"model": NAME, "stream": True, "temperature": 0.9}
+    return [
+        ("/v1/messages", {**more, "max_tokens": 900, "messages": asks(LONG)}),
+        ("/v1/responses", {**more, "input": LONG}),
+        ("/v1/chat/completions", {**more, "messages": asks(LONG)}),
+    ]
+
+
+def _read_until(response: HTTPResponse, mark: bytes) -> bytes:
+    """The stream up to a few tokens."""
+    assert response.status == 200
+    read = b""
+    while read.count(mark) < 4:
+        line = response.readline()
+        assert line, "the stream ended early"
+        read += line
+    return read
