@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.catalog import Model, Speech
 from dovetail.rendering.probe import probe
+from dovetail.rendering.probe.thoughts import SWITCHES
 from dovetail.rendering.renderer import Renderer
 from dovetail.rendering.template import RenderError
 
@@ -58,10 +59,11 @@ class Renderers:
 
 
 def _setting(speech: Speech, switches: Mapping[str, Any]) -> str:
-    """The switches that the template reads. A number sets a limit, never what is kept."""
+    """The switches that the template reads. Numbers and words of others set no policy."""
     read = {k: v for k, v in switches.items() if k in speech.template.reads}
-    plain = {
-        k: "number" if isinstance(v, int | float) and not isinstance(v, bool) else v
-        for k, v in read.items()
-    }
+    plain = {k: v if _counts(k, v) else type(v).__name__ for k, v in read.items()}
     return json.dumps(plain, sort_keys=True, default=str)
+
+
+def _counts(name: str, value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and name in SWITCHES)

@@ -165,7 +165,9 @@ class Recaller:
 
     async def _walk(self, turns: tuple[Turn, ...], scope: Scope) -> Walk:
         """The steps along the turns, from where the session's last walk still holds."""
-        session = (scope.tenant, scope.session or "")
+        # A harness sends titles and sub-agents under one session: each line has its own walk.
+        first = self._digests.of(turns[0]).digest if turns else b""
+        session = (scope.tenant, scope.session or "", first)
         walk = Walk(turns)
         if scope.session is not None:
             walk = await self._still_true(self._walks.resume(session, turns), scope)

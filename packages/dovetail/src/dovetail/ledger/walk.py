@@ -14,7 +14,9 @@ from dovetail.ledger.visible import SIZE, Seen, digest, link
 from dovetail_model import Turn
 
 START = bytes(SIZE)
-_SESSIONS = 256
+_LINES = 256
+Line = tuple[str, str, bytes]
+"""Tenant, session, and the digest of the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,14 @@ class Walk:
 
 
 class Walks:
-    """The last walk of each session, to go on from."""
+    """The last walk of each line of a session, to go on from."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], Walk] = OrderedDict()
+        self._known: OrderedDict[Line, Walk] = OrderedDict()
 
-    def resume(self, session: tuple[str, str], turns: tuple[Turn, ...]) -> Walk:
+    def resume(self, session: Line, turns: tuple[Turn, ...]) -> Walk:
         """The steps that these turns begin with. Known turns are the same objects: it costs little.
 
         The last turns are looked up again: they may be known by now.
@@ -114,8 +116,8 @@ class Walks:
             same //= 2
         return known.begun(turns, max(same, 0))
 
-    def keep(self, session: tuple[str, str], walk: Walk) -> None:
+    def keep(self, session: Line, walk: Walk) -> None:
         self._known[session] = walk
         self._known.move_to_end(session)
-        if len(self._known) > _SESSIONS:
+        if len(self._known) > _LINES:
             self._known.popitem(last=False)

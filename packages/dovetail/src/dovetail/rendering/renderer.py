@@ -11,7 +11,7 @@ import msgspec
 from dovetail.ledger.recall import Recalled
 from dovetail.ledger.visible import digest
 from dovetail.rendering.assembly import Assembly, Kit, Tools
-from dovetail.rendering.conversation import Names
+from dovetail.rendering.conversation import Names, protected
 from dovetail.rendering.facts import Facts
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail.rendering.resume import Resumption
@@ -91,6 +91,7 @@ class Renderer:
     def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
         """The prompt. `request` is stabilized, `recalled` what is known of its turns."""
         start = recalled.start
+        switches = protected(switches, self._kit.guard.protect)  # their words are a client's, too
         tools = self._once(request.tools, lambda: Tools(request.tools, self._kit.guard.protect))
         assembly = Assembly(self._kit, request, recalled, tools, switches, start)
         return assembly.prompt(self.head(request, switches))

@@ -21,7 +21,7 @@ _MEANING: dict[Reason, str] = {
     "history": "the history was edited",
     "policy": "the template dropped thoughts",
     "resume": "thoughts were cleared on purpose at a resume",
-    "retokenization": "the same text became other tokens",
+    "retokenization": "the same request became other tokens",
 }
 
 

@@ -6,7 +6,7 @@ a user wrote or a tool returned is never touched. `^` and `$` match at every lin
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _AMOUNT = r"-?\$?\d[\d,.]*[kKmM]?"
 _COUNTERS = (
@@ -22,7 +22,7 @@ DEFAULT_PATTERNS: tuple[str, ...] = tuple(
     for counter in _COUNTERS
 )
 
-_REMINDER = re.compile(r"^[ \t]*<(system-reminder|system_warning)>.*?</\1>", re.M | re.S)
+_OPENER = re.compile(r"^[ \t]*<(system-reminder|system_warning)>", re.M)
 _REMINDER_MARK = "<system"
 
 
@@ -49,10 +49,25 @@ class Volatile:
         if _REMINDER_MARK not in text:
             return text
         for pattern in self._patterns:
-            reminders = _REMINDER.finditer(text)
-            found = [m for at in reminders for m in pattern.finditer(text, at.start(), at.end())]
+            found = [
+                m for start, end in _reminders(text) for m in pattern.finditer(text, start, end)
+            ]
             text = _without(text, found)
         return text
+
+
+def _reminders(text: str) -> Iterator[tuple[int, int]]:
+    """Where reminders stand. Each closer is looked for once: openers without one are cheap."""
+    at, none_left = 0, set[str]()
+    while (opener := _OPENER.search(text, at)) is not None:
+        closer = f"</{opener[1]}>"
+        end = -1 if closer in none_left else text.find(closer, opener.end())
+        if end < 0:
+            none_left.add(closer)
+            at = opener.end()
+        else:
+            at = end + len(closer)
+            yield opener.start(), at
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -34,6 +34,12 @@ _KEEPING: tuple[Switches, ...] = (
     {"include_thinking": True},
 )
 _EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+#: Every switch that may change what a template does with a history.
+SWITCHES = frozenset(
+    [name for name, _, _ in _THINKING]
+    + [name for one in _KEEPING for name in one]
+    + [*_EFFORT_NAMES]
+)
 _USUAL_EFFORTS = ("low", "medium", "high")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
