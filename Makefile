@@ -38,7 +38,7 @@ tokenizers: .cache/.tokenizers  ## fetch the real tokenizers that the tests comp
 harnesses: .cache/.harnesses  ## fetch the real Claude Code and Codex that the tests run
 
 test: .venv/.dev .cache/.tokenizers .cache/.harnesses  ## every test of every package
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: check test fuzz wheels  ## check, test, fuzz and wheels
 

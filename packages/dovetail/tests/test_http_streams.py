@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
-from dovetail import pipeline
+from dovetail import speaker
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
@@ -92,7 +92,7 @@ def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) 
 def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "HOLD", 0.01)
+    monkeypatch.setattr(speaker, "HOLD", 0.01)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -260,7 +260,7 @@ def test_an_engine_that_fails_in_the_middle_of_a_whole_answer_is_a_status(path: 
 def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
     path: str, template: str | None, sign: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "HOLD", 0.01)
+    monkeypatch.setattr(speaker, "HOLD", 0.01)
     more: dict[str, Any] = {} if template is None else {"template": template}
 
     async def scene() -> None:

@@ -36,6 +36,7 @@ ANTHROPIC_TOOL: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 FUNCTION = {"name": "get_weather", "parameters": PARAMETERS}
 CHAT_TOOL: Any = {"type": "function", "function": FUNCTION}
 RESPONSES_TOOL: Any = {"type": "function", **FUNCTION}
+GREEDY = {"temperature": 0}  # the SDK has no name for it any more
 LONG = "Write a very long story about the sea, with many chapters."
 
 
@@ -55,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Running]:
     """What `make run` starts, with one slot and a small window: tests share two cores."""
-    with served("--slots", "1", "--context-length", "1024", "--threads", "2", home=home) as running:
+    with served("--slots", "1", "--context-length", "1024", home=home) as running:
         yield running
 
 
@@ -67,7 +68,7 @@ def test_the_first_answer_in_all_three(server: Running) -> None:
     assert server.greeting.startswith("serving smollm2 at http://127.0.0.1:")
     greedy: Any = {"model": NAME, "temperature": 0}
     message = server.anthropic().messages.create(
-        **greedy, max_tokens=30, messages=asks(QUESTION)
+        model=NAME, max_tokens=30, messages=asks(QUESTION), extra_body=GREEDY
     )
     text: Any = message.content[0]
     assert text.text == PARIS
@@ -80,7 +81,8 @@ def test_the_first_answer_in_all_three(server: Running) -> None:
 
 def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
     client = server.anthropic()
-    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [ANTHROPIC_TOOL]}
+    asked: Any = {"model": NAME, "extra_body": GREEDY, "max_tokens": 120}
+    asked["tools"] = [ANTHROPIC_TOOL]
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         choice["disable_parallel_tool_use"] = True
         first = client.messages.create(**asked, messages=asks(WEATHER), tool_choice=choice)
@@ -150,8 +152,9 @@ def test_an_answer_by_schema_is_of_its_shape_in_all_three(server: Running) -> No
     text: Any = {"format": {"type": "json_schema", "name": "place", "schema": SHAPE}}
     response = server.openai().responses.create(**greedy, input="Name a city.", text=text)
     message = server.anthropic().messages.create(
-        **greedy,
+        model=NAME,
         max_tokens=60,
+        extra_body=GREEDY,
         messages=asks("Name a city."),
         output_config={"format": {"type": "json_schema", "schema": SHAPE}},
     )
@@ -168,7 +171,7 @@ def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> 
             _read_until(response, b"delta")
         # Without the hang-up this would wait for a thousand tokens.
         message = server.anthropic().messages.create(
-            model=NAME, temperature=0, max_tokens=30, messages=asks(QUESTION)
+            model=NAME, max_tokens=30, messages=asks(QUESTION), extra_body=GREEDY
         )
         assert message.usage.output_tokens == 8
     lines = [line for line in server.log.read_text().splitlines() if "disconnected=true" in line]
@@ -187,7 +190,7 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
 
 
 def test_an_engine_that_is_killed_is_told_to_every_client_and_in_health(home: Path) -> None:
-    flags = ["--slots", "3", "--context-length", "1024", "--threads", "2"]
+    flags = ["--slots", "3", "--context-length", "1024"]
     with served(*flags, home=home) as running:
         assert running.ask("GET", "/health").json["status"] == "ready"
         _kill_under_three_streams(running)

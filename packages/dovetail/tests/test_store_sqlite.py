@@ -221,3 +221,15 @@ def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     assert first is None
     assert last is None
     assert isinstance(bad, StoreError)
+
+
+def test_the_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
+    async def write() -> None:
+        store = SqliteStore(tmp_path / "new" / "turns.sqlite")
+        await store.put(turn("a"))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
+        await store.close()
+        assert set(modes.values()) == {0o600}, modes
+
+    asyncio.run(write())
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700

@@ -2,7 +2,18 @@
 
 import typer
 
-from dovetail.cli import chat, config, demo, inspect, parse, render, serve, tokenize
+from dovetail.cli import (
+    chat,
+    config,
+    demo,
+    engine,
+    inspect,
+    models,
+    parse,
+    render,
+    serve,
+    tokenize,
+)
 
 app = typer.Typer(
     name="dovetail",
@@ -22,6 +33,8 @@ app.command("inspect")(inspect.inspect)
 app.command("render")(render.render)
 app.command("parse")(parse.parse)
 app.command("tokenize")(tokenize.tokenize)
+app.command("models")(models.models)
+app.add_typer(engine.app, name="engine")
 
 
 def main() -> None:

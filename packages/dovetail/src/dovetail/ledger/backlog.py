@@ -64,4 +64,5 @@ class Backlog:
 
     def _lose(self, error: BaseException) -> None:
         self.lost += 1
-        _log.error("ledger.write_failed lost=%d error=%s", self.lost, error)
+        if self.lost.bit_count() == 1:  # the first, and then ever more seldom
+            _log.error("ledger.write_failed lost=%d error=%s", self.lost, error)

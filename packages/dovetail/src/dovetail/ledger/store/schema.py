@@ -1,5 +1,6 @@
 """The SQLite file of the ledger: its tables, its version, and how it is opened."""
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -49,7 +50,9 @@ def connect(path: Path) -> sqlite3.Connection:
     """The file, made if it is missing. StoreError names a file that is not ours or is damaged."""
     connection: sqlite3.Connection | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # It holds what people said: for its owner alone, like the files SQLite puts beside it.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(
             path, timeout=BUSY, isolation_level=None, check_same_thread=False
         )

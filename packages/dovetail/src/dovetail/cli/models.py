@@ -1,0 +1,77 @@
+"""`dovetail models`: what can be served by name, and which parsers there are."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.folders import data_folder
+from dovetail.weights import BUILT_IN, Weights
+from dovetail_parsers import families
+
+Rows = list[dict[str, Any]]
+
+
+def models(
+    by_family: Annotated[
+        bool, typer.Option("--families", help="List the parsers by the families of models.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where weights are kept; by default the data folder.")
+    ] = None,
+) -> None:
+    """List the models that are fetched by name; with --families, the names of all parsers.
+
+    Any GGUF file, model folder or hub id can be served besides.
+    """
+    rows = _families() if by_family else _built_in(data_dir or data_folder())
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    table = Table(*(name.replace("_", " ") for name in rows[0]), box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*map(_shown, row.values()))
+    Console().print(table)
+
+
+def _built_in(folder: Path) -> Rows:
+    return [
+        {
+            "name": weights.name,
+            "download_mb": round(weights.download / 1e6),
+            "context": weights.context_length,
+            "licence": weights.licence,
+            "fetched": _is_fetched(weights, folder),
+            "about": weights.about,
+        }
+        for weights in BUILT_IN.values()
+    ]
+
+
+def _is_fetched(weights: Weights, folder: Path) -> bool:
+    file = folder / "models" / f"{weights.name}.gguf"
+    return file.is_file() and file.stat().st_size == weights.size
+
+
+def _families() -> Rows:
+    return [
+        {
+            "family": family.name,
+            "tool_parsers": list(family.tool_names),
+            "reasoning_parsers": list(family.reasoning_names),
+            "reasoning_beside_it": family.reasoning_parser if family.tool_names else None,
+        }
+        for family in sorted(families(), key=lambda family: family.name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
+    return f"{value:,}" if isinstance(value, int) else str(value or "-")

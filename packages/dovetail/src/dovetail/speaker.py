@@ -1,0 +1,138 @@
+"""One choice of an answer: the engine's tokens in, batches of events out."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.generation import Generation
+from dovetail.preparation import Prepared
+from dovetail.service import Served
+from dovetail.streams import held
+from dovetail_model import DovetailError, Event, FinishReason, InternalError, Logprobs, Usage
+
+HOLD = 1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who wants to know what happens to a request, for metrics, logs and headers."""
+
+    prepared: Callable[[Prepared], None] = lambda prepared: None
+    inexact: Callable[[], None] = lambda: None
+
+
+class Speaker:
+    """One choice of an answer."""
+
+    def __init__(
+        self,
+        served: Served,
+        prepared: Prepared,
+        new_call_id: Callable[[], str],
+        limit: int,
+        watch: Watch,
+    ) -> None:
+        self._served = served
+        self._prepared = prepared
+        self._generation: Generation = served.preparer.generation(prepared, new_call_id)
+        asked = prepared.request.sampling.max_tokens
+        self._limit = limit if asked is None else min(asked, limit)
+        self._clamped = self._limit == limit
+        self._watch = watch
+        self._cached = 0
+        self._exact = True
+
+    async def speak(self) -> AsyncGenerator[list[Event]]:
+        """Batches of events: the true input tokens first, the final count and the finish last."""
+        begun = False
+        finished: FinishReason | None = None
+        try:
+            async with aclosing(self._deltas()) as deltas, aclosing(held(deltas, HOLD)) as spoken:
+                async for delta in spoken:
+                    events = self._hear(delta) if delta is not None else []
+                    if not begun:
+                        events.insert(0, self._usage())
+                    begun = True
+                    if events:
+                        yield events
+                    if delta is not None and delta.finish is not None:
+                        finished = delta.finish
+            yield self._end(finished)
+        except DovetailError as error:
+            if not begun:
+                raise
+            yield [self._usage(), error.failure()]
+        except Exception as error:
+            if not begun:
+                raise
+            yield [self._usage(), InternalError(f"{type(error).__name__}").failure()]
+            raise
+        finally:
+            await self._record()
+
+    async def _deltas(self) -> AsyncGenerator[TokenDelta]:
+        """The engine's deltas; where a thought has spent its budget, it is closed for the model."""
+        budget = self._prepared.request.thinking.budget
+        closing = self._served.thought_closing
+        while True:
+            over = False
+            async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
+                async for delta in deltas:
+                    yield delta
+                    if self._generation.stopped:
+                        return
+                    over = bool(
+                        budget is not None
+                        and closing
+                        and self._generation.thinking
+                        and len(self._generation.ids) >= budget
+                    )
+                    if over and delta.finish is None:
+                        break
+                else:
+                    return
+            yield TokenDelta(ids=closing)
+
+    def _engine_request(self) -> EngineRequest:
+        request, said = self._prepared.request, self._generation.ids
+        served, prompt = self._served, self._prepared.prompt
+        return EngineRequest(
+            id=self._generation.entry_id,
+            prompt=prompt.ids + said if said else prompt.ids,
+            max_tokens=self._limit - len(said),
+            sampling=served.sampling(request.sampling),
+            stop_ids=served.model.stop_ids,
+            constraint=None if said else served.constraint(self._prepared),
+            session=request.identity.session,
+            priority=request.hints.priority or 0,
+            cache_salt=request.hints.cache_salt,
+        )
+
+    def _hear(self, delta: TokenDelta) -> list[Event]:
+        self._cached = delta.cached if delta.cached is not None else self._cached
+        if not delta.exact and self._exact:
+            self._exact = False
+            self._watch.inexact()
+        events = self._generation.feed(delta.ids)
+        return [Logprobs(delta.logprobs), *events] if delta.logprobs else events
+
+    def _usage(self) -> Usage:
+        spoken = self._generation.ids
+        return Usage(
+            input_tokens=len(self._prepared.prompt.ids),
+            output_tokens=len(spoken) + (self._generation.stopped and bool(spoken)),
+            cached_tokens=self._cached,
+            reasoning_tokens=self._generation.thought_tokens,
+        )
+
+    def _end(self, finished: FinishReason | None) -> list[Event]:
+        if finished == "length" and self._clamped:
+            finished = "context_window"
+        *events, finish = self._generation.finish(finished)
+        return [*events, self._usage(), finish]
+
+    async def _record(self) -> None:
+        """Also what was said before a client hung up: it may come back with that."""
+        if self._exact and self._generation.ids:
+            await self._served.preparer.record(self._prepared, self._generation)
