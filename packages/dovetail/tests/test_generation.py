@@ -167,7 +167,7 @@ def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
         assert told.removeprefix(spelled).strip() == ""
 
 
-def test_thoughts_are_sealed_with_the_turn_up_to_them() -> None:
+def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
     made = _generation()
     ids = [*BYTES.encode(WHOLE), STOP]
     ends = [e for e in _feed(made, ids) if isinstance(e, SpanEnd) and e.kind == "reasoning"]
@@ -180,7 +180,8 @@ def test_thoughts_are_sealed_with_the_turn_up_to_them() -> None:
         assert sealed.thought == number
         assert (sealed.before, sealed.head, sealed.parent) == (b"c" * 16, b"head", None)
         spelled = BYTES.decode(unpack(sealed.generated))
-        expected = FIRST if number == 0 else FIRST + LOOK + "\n" + LS + SECOND
+        expected = FIRST if number == 0 else LOOK + "\n" + LS + SECOND
+        assert sealed.start == (0 if number == 0 else len(BYTES.encode(FIRST.rstrip())))
         assert spelled.strip() == expected.strip()
         assert "".join(span.raw for span in sealed.spans).strip() == expected.strip()
     assert SEALER.open(ends[0].seal or "", "u", "model-1") != sealed

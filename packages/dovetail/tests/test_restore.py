@@ -20,12 +20,14 @@ GENERATED = [1, 2, 3, 4, 5, 6]
 
 
 def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
-    ids = (3, 6)[number]
+    """The first seal of a turn holds its thought, the second what came since."""
+    start, end = ((0, 3), (3, 6))[number]
     given: dict[str, Any] = {
         "entry": "e1",
         "parent": None,
-        "generated": pack(GENERATED[:ids]),
-        "spans": ((THOUGHT,), (THOUGHT, TEXT, CALL))[number],
+        "generated": pack(GENERATED[start:end]),
+        "spans": ((THOUGHT,), (TEXT, CALL))[number],
+        "start": start,
         "before": b"before",
         "head": b"head",
         "thought": number,
@@ -81,17 +83,24 @@ def test_what_no_seal_holds_is_rebuilt_and_says_so() -> None:
     assert [(s.kind, s.shown) for s in entry.spans[1:]] == [("text", "Look."), ("call", '{"a": 1}')]
 
 
-def test_a_seal_behind_all_needs_nothing_more() -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "moved"])
+def test_the_seals_of_a_turn_make_it_together(order: tuple[int, int]) -> None:
+    first, second = (_seal(number) for number in order)
+    turn = Turn("assistant", (*_turn(first).blocks, ReasoningBlock("", second)))
+    entry, notes = _restore(turn, rebuild=None)
+    assert notes == []
+    assert list(unpack(entry.generated)) == GENERATED
+    assert entry.spans == (THOUGHT, TEXT, CALL)
+
+
+def test_a_turn_whose_first_seal_is_lost_is_not_restored() -> None:
     turn = Turn("assistant", (*_turn(None).blocks, ReasoningBlock("", _seal(1))))
-    entry, _ = _restore(turn, rebuild=None)
-    assert list(unpack(entry.generated)) == GENERATED
+    assert _restore(turn) == (None, ["seal_incomplete"])
 
 
-def test_the_last_seal_of_a_turn_counts_and_the_first_of_the_next() -> None:
-    blocks = _turn(_seal()).blocks
-    turn = Turn("assistant", (*blocks, ReasoningBlock("", _seal(1))))
-    entry, _ = _restore(turn, rebuild=None)
-    assert list(unpack(entry.generated)) == GENERATED
+def test_seals_of_two_turns_make_none() -> None:
+    turn = Turn("assistant", (*_turn(_seal()).blocks, ReasoningBlock("", _seal(1, entry="e2"))))
+    assert _restore(turn) == (None, ["seal_incomplete"])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +176,8 @@ def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
         return [99]
 
     later = ToolCallBlock("c2", "list", "{}")
-    turn = Turn("assistant", (*_turn(_seal(1)).blocks, TextBlock("More."), later))
+    blocks = (*_turn(_seal()).blocks, ReasoningBlock("", _seal(1)))
+    turn = Turn("assistant", (*blocks, TextBlock("More."), later))
     entry, _ = _restore(turn, rebuild=rebuild)
     assert asked == [TextBlock("More."), later]
     assert list(unpack(entry.generated)) == [*GENERATED, 99]

@@ -110,6 +110,7 @@ class Generation:
         self._calls: dict[int, int] = {}  # a call's index -> its block's place
         self._open = ""  # the kind of span that is open
         self._thoughts = 0
+        self._sealed = (0, 0)  # ids and spans that the turn's seals hold so far
 
     @property
     def stopped(self) -> bool:
@@ -277,21 +278,25 @@ class Generation:
                 self._open = ""
 
     def _seal(self) -> str | None:
-        """The seal of the thought that has just ended, with the turn up to there."""
+        """The seal of the thought that has just ended, with the turn since the seal before it."""
         self._thoughts += 1
         if self._owner.sealer is None:
             return None
         recalled = self._prompt.recalled
+        ids, spans = self._sealed
+        blocks = self._fold.message().blocks
         sealed = Sealed(
             entry=self.entry_id,
             parent=recalled.parent.id if recalled.parent is not None else None,
-            generated=self._ids[: self._reach[-1]].tobytes(),
-            spans=self._spans(self._fold.message().blocks),
+            generated=self._ids[ids : self._reach[-1]].tobytes(),
+            spans=self._spans(blocks)[spans:],
             before=recalled.chain,
             head=self._prompt.head.whole,
             thought=self._thoughts - 1,
-            previous=_tail(recalled.parent),
+            previous=_tail(recalled.parent) if self._thoughts == 1 else None,
+            start=ids,
         )
+        self._sealed = (self._reach[-1], len(blocks))
         return self._owner.sealer.seal(sealed, self._owner.tenant, self._voice.fingerprint)
 
     def _ids_within(self, characters: int) -> int:

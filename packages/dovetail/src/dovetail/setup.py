@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dovetail.catalog import Model, load_model
 from dovetail.config import Config
 from dovetail.engines.engine import TokenEngine
@@ -21,6 +23,10 @@ from dovetail.weights import find_model
 from dovetail_model import Sampling
 
 TEMPLATES = Path(__file__).parent / "templates"
+TURNS = "turns.sqlite"  # in the data folder
+
+#: What the makers of built-in models advise; the files of their weights do not say.
+ADVISED = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
 Progress = Callable[[int, int | None], None]
 
 
@@ -44,7 +50,7 @@ def build(config: Config, progress: Progress | None = None) -> Service:
         ),
         engine=make_engine(config, model, path),
         max_context=config.context_length,
-        defaults=Sampling(temperature=config.temperature, top_p=config.top_p, top_k=config.top_k),
+        defaults=default_sampling(config),
     )
     return Service([served], aliases(config))
 
@@ -53,6 +59,13 @@ def own_template(model: str) -> Path | None:
     """Our template for a built-in model: SmolLM2 answers better without its own system text."""
     path = TEMPLATES / f"{model}.jinja"
     return path if path.is_file() else None
+
+
+def default_sampling(config: Config) -> Sampling:
+    """What holds where a request does not say: the operator's values, then what is advised."""
+    advised = ADVISED.get(config.model, Sampling())
+    given = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})
 
 
 def settings(config: Config) -> Settings:
@@ -123,7 +136,7 @@ def _store(name: str, folder: Path) -> Store:
     if name == "memory":
         return MemoryStore()
     if name == "sqlite":
-        return SqliteStore(folder / "turns.sqlite")
+        return SqliteStore(folder / TURNS)
     if name.startswith(("redis://", "rediss://", "unix://")):
         from dovetail.ledger.store.redis import RedisStore
 

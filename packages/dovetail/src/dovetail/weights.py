@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,11 +157,11 @@ def _watch(child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress
 def _weight(folder: Path) -> int:
     """The bytes in a folder whose files come and go."""
     weight = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            weight += path.stat().st_size
-        except FileNotFoundError:
-            continue
+    for place, _, names in os.walk(folder):  # what is gone when it comes to it is left out
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    weight += os.path.getsize(os.path.join(place, name))
     return weight
 
 

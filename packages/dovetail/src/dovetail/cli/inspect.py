@@ -11,15 +11,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.catalog import CatalogError, Model, load_model
+from dovetail.catalog import CatalogError, Model
+from dovetail.cli.loading import load
 from dovetail.rendering.facts import Facts
 from dovetail.rendering.selftest import Outcome
+from dovetail.weights import WeightsError
 
 
 def inspect(
     path: Annotated[
-        Path,
-        typer.Argument(help="A model folder (tokenizer and template are enough) or a GGUF file."),
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A built-in name, a GGUF file, a hub id, or a model folder (tokenizer and "
+            "template are enough).",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     tool_call_parser: Annotated[
@@ -40,13 +46,13 @@ def inspect(
     No weights are needed.
     """
     try:
-        model = load_model(
+        model = load(
             path,
             tool_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
             custom_template=custom_jinja_template,
         )
-    except CatalogError as error:
+    except (CatalogError, WeightsError) as error:
         typer.echo(f"dovetail inspect: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:

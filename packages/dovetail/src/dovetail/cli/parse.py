@@ -22,7 +22,9 @@ def parse(
     in_reasoning: Annotated[
         bool | None, typer.Option(help="Whether the prompt ended inside an open thought.")
     ] = None,
-    chunk: Annotated[int, typer.Option(help="Characters a piece; 0 feeds the whole at once.")] = 0,
+    chunk: Annotated[
+        int, typer.Option(min=0, help="Characters a piece; 0 feeds the whole at once.")
+    ] = 0,
     events: Annotated[
         bool, typer.Option("--events", help="Print the events as they come.")
     ] = False,
@@ -31,7 +33,11 @@ def parse(
 
     One JSON object a line. With --events the stream itself, as a client would get it.
     """
-    text = file.read_text("utf-8") if file is not None else sys.stdin.read()
+    try:
+        text = file.read_text("utf-8") if file is not None else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        typer.echo(f"dovetail parse: {file or 'standard input'}: {error}", err=True)
+        raise typer.Exit(1) from error
     tool, reasoning = _pair(tool_call_parser, reasoning_parser)
     try:
         parser = Parser(tool, reasoning, in_reasoning=in_reasoning)

@@ -10,13 +10,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dovetail.catalog import CatalogError, Model, load_model
+from dovetail.catalog import CatalogError, Model
+from dovetail.cli.loading import load
 from dovetail.config import Config
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Prepared, Preparer
-from dovetail.setup import open_keyring, open_ledger
+from dovetail.setup import TURNS, open_keyring, open_ledger
+from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
@@ -31,7 +33,7 @@ _CODECS = {Api.messages: MESSAGES, Api.responses: RESPONSES, Api.chat: CHAT}
 
 
 def render(  # noqa: PLR0913 - each is a flag
-    model: Annotated[Path, typer.Argument(help="A model folder or a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")],
     request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
     api: Annotated[Api, typer.Option(help="The API that the request speaks.")] = Api.messages,
     tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
@@ -47,9 +49,9 @@ def render(  # noqa: PLR0913 - each is a flag
     With --data-dir the turns that a server recorded there are recognised as it would do itself.
     """
     try:
-        loaded = load_model(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+        loaded = load(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
         prepared = asyncio.run(_prepare(loaded, request.read_bytes(), api, data_dir))
-    except (CatalogError, DovetailError, OSError) as error:
+    except (CatalogError, WeightsError, DovetailError, OSError) as error:
         typer.echo(f"dovetail render: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
@@ -62,6 +64,8 @@ async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -
     if data_dir is None:
         ledger, keyring = Ledger(MemoryStore()), Keyring([bytes(32)])
     else:
+        if not (data_dir / TURNS).is_file():
+            raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {TURNS}")
         config = Config(data_dir=data_dir)
         ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)
     preparer = Preparer(model, ledger, keyring)

@@ -2,16 +2,17 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dovetail.catalog import CatalogError, load_model
+from dovetail.catalog import CatalogError
+from dovetail.cli.loading import load
+from dovetail.weights import WeightsError
 
 
 def tokenize(
-    model: Annotated[Path, typer.Argument(help="A model folder or a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")],
     text: Annotated[
         str | None, typer.Argument(help="The text; standard input if not given.")
     ] = None,
@@ -22,8 +23,8 @@ def tokenize(
 ) -> None:
     """Print the tokens of a text, one a line: id, what it stands for, `control` if it is one."""
     try:
-        tokenizer = load_model(model).tokenizer
-    except CatalogError as error:
+        tokenizer = load(model).tokenizer
+    except (CatalogError, WeightsError) as error:
         typer.echo(f"dovetail tokenize: {error}", err=True)
         raise typer.Exit(1) from error
     given = sys.stdin.read() if text is None else text

@@ -1,10 +1,13 @@
 """Turns that no store knows, restored from the seals that the client kept.
 
-A seal holds its turn up to the thought it was sent with; the seal of the next turn holds what came
-behind. Only what no seal holds is rebuilt from the client's copy.
+A seal holds its turn from the seal before it up to the thought it was sent with; the first seal of
+the next turn holds what came behind the last. Only what no seal holds is rebuilt from the client's
+copy.
 """
 
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from dovetail.ledger.entry import Entry, Span, pack, unpack
 from dovetail.ledger.meaning import same_turn
@@ -37,11 +40,8 @@ class Restorer:
         notes: list[str],
     ) -> Entry | None:
         """The turn's entry, without a prompt: its tokens may be spliced, its prompt is unknown."""
-        sealed = self._open(turn, tenant, model, notes, last=True)
+        sealed = _joined(self._open(turn, tenant, model, notes), notes)
         if sealed is None:
-            return None
-        if {"spans", "ids"} & set(sealed.lacks):
-            notes.append("seal_incomplete")
             return None
         tail, finish = self._tail(sealed, following, tenant, model), "stop"
         if tail is None:
@@ -70,20 +70,19 @@ class Restorer:
         notes.append("edited_turn")
         return None
 
-    def _open(
-        self, turn: Turn, tenant: str, model: str, notes: list[str], *, last: bool
-    ) -> Sealed | None:
-        """What the turn's last seal holds, or its first."""
+    def _open(self, turn: Turn, tenant: str, model: str, notes: list[str]) -> list[Sealed]:
+        """What the turn's seals hold."""
         if self._sealer is None:
-            return None
-        seals = [b.seal for b in turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
-        for seal in reversed(seals) if last else seals:
-            opened = self._sealer.open(seal, tenant, model)
-            if not isinstance(opened, Refused):
-                return opened
-            if opened.reason != "not_ours":
-                notes.append(f"seal_{opened.reason}")
-        return None
+            return []
+        opened: list[Sealed] = []
+        for block in turn.blocks:
+            if isinstance(block, ReasoningBlock) and block.seal:
+                found = self._sealer.open(block.seal, tenant, model)
+                if not isinstance(found, Refused):
+                    opened.append(found)
+                elif found.reason != "not_ours":
+                    notes.append(f"seal_{found.reason}")
+        return opened
 
     def _tail(
         self, sealed: Sealed, following: Turn | None, tenant: str, model: str
@@ -91,8 +90,8 @@ class Restorer:
         """What came behind the last seal, from the first seal of the next turn."""
         if following is None:
             return None
-        after = self._open(following, tenant, model, [], last=False)
-        end = after.previous if after is not None else None
+        held = [one.previous for one in self._open(following, tenant, model, [])]
+        end = next((one for one in held if one is not None), None)
         if end is None or (end.entry, end.start) != (sealed.entry, len(unpack(sealed.generated))):
             return None
         return end.generated, end.spans
@@ -106,6 +105,25 @@ class Restorer:
             return b"", ()
         ids = self._rebuild(blocks, tools) if self._rebuild is not None else None
         return None if ids is None else (pack(ids), tuple(map(_span, blocks)))
+
+
+def _joined(parts: list[Sealed], notes: list[str]) -> Sealed | None:
+    """The turn up to its last seal. Each seal holds what came since the one before it."""
+    whole: Sealed | None = None
+    for part in sorted(parts, key=lambda part: part.start):
+        covered = len(unpack(whole.generated)) if whole is not None else 0
+        if part.start != covered or (whole is not None and part.entry != whole.entry):
+            notes.append("seal_incomplete")
+            return None
+        if whole is None:
+            whole = part
+        else:
+            generated, spans = whole.generated + part.generated, whole.spans + part.spans
+            whole = msgspec.structs.replace(whole, generated=generated, spans=spans)
+        if "ids" in part.lacks:
+            notes.append("seal_incomplete")
+            return None
+    return whole
 
 
 def _behind(sealed: Sealed, turn: Turn) -> list[OutputBlock]:

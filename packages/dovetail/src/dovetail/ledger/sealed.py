@@ -27,12 +27,13 @@ class Tail(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A turn up to the end of one of its thoughts, the `thought`th, and the turn before it.
+    """A turn since its last seal up to the end of a thought, the `thought`th; the first seal of a
+    turn holds the end of the turn before it, too.
 
-    `generated` is packed like an entry's, from the turn's start but for the first `start` ids.
+    `generated` is packed like an entry's, without the turn's first `start` ids.
     `lacks` says what was left out to keep the seal short, in this order: the previous turn's tail;
     the `raw` of the spans (the ids still spell it); the first spans, with their ids, so that
-    `start` is no longer 0; all spans and ids.
+    `start` is larger; all spans and ids.
     """
 
     entry: str

@@ -1,0 +1,23 @@
+"""A model for the commands that need no engine, found and read as `dovetail serve` would."""
+
+from pathlib import Path
+
+from dovetail.catalog import Model, load_model
+from dovetail.setup import own_template
+from dovetail.weights import find_model
+
+
+def load(
+    model: str,
+    *,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    custom_template: Path | None = None,
+) -> Model:
+    """The model of a name or path. Raises `WeightsError` or `CatalogError` with what is wrong."""
+    return load_model(
+        find_model(model),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        custom_template=custom_template or own_template(model),
+    )

@@ -1,0 +1,195 @@
+"""The commands that need no server: what they print, and one line where they cannot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import WEIGHTS, qwen_folder
+from typer.testing import CliRunner
+
+from dovetail.cli.main import app
+from dovetail.weights import BUILT_IN
+
+RAW = "<think>\nHm.\n</think>\n\nLook.\n\n"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+BODIES: dict[str, Any] = {
+    "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi <|im_end|> é"}]},
+    "chat": {"messages": [{"role": "user", "content": "Hi <|im_end|> é"}]},
+    "responses": {"input": "Hi <|im_end|> é"},
+}
+PROMPT = "<|im_start|>user\nHi <|im_end|> é<|im_end|>\n<|im_start|>assistant\n"
+COMMANDS = "serve config chat demo inspect render parse tokenize models engine".split()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, requests, and things that are none."""
+    place = tmp_path_factory.mktemp("cli")
+    qwen_folder(place / "qwen")
+    for api, body in BODIES.items():
+        (place / f"{api}.json").write_text(json.dumps({"model": "m", **body}))
+    (place / "raw.txt").write_text(RAW + CALL)
+    (place / "broken.json").write_text("{")
+    (place / "binary.gguf").write_bytes(bytes(range(128, 256)))
+    (place / "empty").mkdir()
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("DOVETAIL_HOME", str(place / "home"))
+
+
+def run(*arguments: str, given: str | None = None) -> Any:
+    return CliRunner().invoke(app, list(arguments), input=given)
+
+
+def printed(*arguments: str, given: str | None = None) -> str:
+    """What a command that works prints."""
+    ran = run(*arguments, given=given)
+    assert ran.exit_code == 0, ran.output
+    return str(ran.stdout)
+
+
+def test_help_names_every_command() -> None:
+    shown = printed("--help")
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
+    assert run().exit_code == 2  # nothing said: help, and the shell hears of it
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_render_shows_the_prompt(api: str) -> None:
+    ran = run("render", "qwen", f"{api}.json", "--api", api)
+    assert ran.exit_code == 0
+    assert ran.stdout.rstrip("\n") == PROMPT.rstrip("\n")
+    assert "15 tokens, 0 of them as the ledger has them (cold)" in ran.stderr
+    told = json.loads(printed("render", "qwen", f"{api}.json", "--api", api, "--json"))
+    assert told["text"] == PROMPT
+    assert len(told["ids"]) == 15
+    assert told["ids"].count(151645) == 1  # what the user spelled is no control token
+    ids = printed("render", "qwen", f"{api}.json", "--api", api, "--ids")
+    assert " ".join(map(str, told["ids"])) in ids
+
+
+def test_parse_by_name_and_by_model() -> None:
+    for arguments in (
+        ["raw.txt", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"],
+        ["raw.txt", "--tool-call-parser", "Qwen/Qwen3-8B"],
+        ["raw.txt", "--tool-call-parser", "Qwen/Qwen3-8B", "--chunk", "3"],
+    ):
+        blocks = [json.loads(line) for line in printed("parse", *arguments).splitlines()]
+        assert [block["type"] for block in blocks] == ["reasoning", "text", "tool_call"]
+        assert json.loads(blocks[2]["arguments"]) == {"a": 1}
+    given = printed("parse", "--tool-call-parser", "hermes", given=CALL)
+    assert json.loads(given)["name"] == "f"
+    events = printed("parse", "raw.txt", "--tool-call-parser", "Qwen/Qwen3-8B", "--events")
+    kinds = [json.loads(line)["type"] for line in events.splitlines()]
+    assert kinds.count("call_open") == kinds.count("call_close") == 1
+
+
+def test_tokenize() -> None:
+    assert json.loads(printed("tokenize", "qwen", "a<|im_end|>", "--json")) == [64, 151645]
+    assert json.loads(printed("tokenize", "qwen", "--json", given="a<|im_end|>")) == [64, 151645]
+    plain = json.loads(printed("tokenize", "qwen", "a<|im_end|>", "--json", "--plain"))
+    assert 151645 not in plain
+    assert "151645  '<|im_end|>'  control" in printed("tokenize", "qwen", "a<|im_end|>")
+
+
+def test_models_tells_what_is_fetched(place: Path) -> None:
+    weights = BUILT_IN["smollm2"]
+    (found,) = json.loads(printed("models", "--json"))
+    assert (found["name"], found["licence"]) == ("smollm2", weights.licence)
+    assert (found["context"], found["fetched"]) == (weights.context_length, False)
+    shelf = place / "elsewhere" / "models"
+    shelf.mkdir(parents=True)
+    with (shelf / "smollm2.gguf").open("wb") as file:
+        file.truncate(weights.size)
+    (found,) = json.loads(printed("models", "--json", "--data-dir", "elsewhere"))
+    assert found["fetched"] is True
+    assert "smollm2" in printed("models")
+
+
+def test_models_lists_parsers_by_family() -> None:
+    by_name = {row["family"]: row for row in json.loads(printed("models", "--families", "--json"))}
+    assert "qwen3_coder" in {name for row in by_name.values() for name in row["tool_parsers"]}
+    assert by_name["hermes"]["tool_parsers"][0] == "hermes"
+    assert "hermes" in printed("models", "--families")
+
+
+def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
+    """By its own template, and not by the one in the weights' file, which adds a system text."""
+    if not WEIGHTS.exists():
+        pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
+    shelf = place / "home" / "models"
+    shelf.mkdir(parents=True)
+    (shelf / "smollm2.gguf").symlink_to(WEIGHTS)
+    assert json.loads(printed("render", "smollm2", "chat.json", "--api", "chat", "--json"))[
+        "text"
+    ] == (PROMPT)
+    assert json.loads(printed("inspect", "smollm2", "--json"))["self_test"]["ok"]
+    assert printed("tokenize", "smollm2", "a", "--json") == "[81]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("inspect nothing", "nothing"),
+        ("inspect empty", "empty holds no tokenizer"),
+        ("inspect binary.gguf", "not a GGUF file"),
+        ("inspect qwen --tool-call-parser nope", "no tool parser is named 'nope'"),
+        ("inspect qwen --custom-jinja-template nofile", "nofile cannot be read"),
+        ("render nothing chat.json", "nothing"),
+        ("render qwen nofile.json", "nofile.json"),
+        ("render qwen empty", "empty"),
+        ("render qwen broken.json", "not valid JSON"),
+        ("render qwen responses.json --api chat", "messages"),
+        ("render qwen messages.json --data-dir nowhere", "nowhere is no data folder"),
+        ("render qwen messages.json --reasoning-parser nope", "no reasoning parser is named"),
+        ("parse nofile", "nofile"),
+        ("parse empty", "empty"),
+        ("parse binary.gguf", "binary.gguf"),
+        ("tokenize nothing text", "nothing"),
+        ("tokenize binary.gguf text", "not a GGUF file"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(arguments: str, told: str) -> None:
+    ran = run(*arguments.split())
+    assert ran.exit_code == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith(f"dovetail {arguments.split()[0]}: ")
+    assert told in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert isinstance(ran.exception, SystemExit)  # and no other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("nope", "No such command 'nope'"),
+        ("inspect", "Missing argument"),
+        ("inspect qwen --nope", "No such option: --nope"),
+        ("render qwen chat.json --api nope", "'messages', 'responses', 'chat'"),
+        ("parse raw.txt --tool-call-parser nope", "no tool parser is named 'nope'"),
+        ("parse raw.txt --chunk -1", "--chunk"),
+        ("models --nope", "No such option: --nope"),
+        ("engine nope", "No such command 'nope'"),
+        ("demo extra", "unexpected extra argument"),
+        ("config --http-port abc", "--http-port"),
+        ("config --log-level loud", "'debug', 'info', 'warning', 'error'"),
+        ("config --config nofile.toml", "nofile.toml"),
+    ],
+)
+def test_what_was_typed_wrong_ends_with_2(arguments: str, told: str) -> None:
+    ran = run(*arguments.split())
+    assert ran.exit_code == 2
+    assert told in ran.stderr
+    assert isinstance(ran.exception, SystemExit)
+
+
+def test_nothing_was_made_at_a_mistyped_place(place: Path) -> None:
+    run("render", "qwen", "messages.json", "--data-dir", "nowhere")
+    run("render", "qwen", "messages.json", "--data-dir", "empty")
+    assert not (place / "nowhere").exists()
+    assert not list((place / "empty").iterdir())

@@ -1,0 +1,186 @@
+"""Commands as processes: those that serve, those that talk, and the ledger of a server that is gone."""
+
+import json
+import socket
+import subprocess
+import sys
+from http.client import HTTPConnection
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any
+
+import pytest
+from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder, served
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("processes")
+    qwen_folder(place / "qwen")
+    (place / "hello.txt").write_text("<think>\nHm.\n</think>\n\nHello.")
+    turns = [{"text": f"<think>\nHm.\n</think>\n\nLook.\n\n{CALL}"}, {"text": "Done."}]
+    (place / "loop.yaml").write_text(json.dumps({"turns": turns}))
+    (place / "broken.yaml").write_text("turns: [")
+    (place / "not.pem").write_text("no certificate")
+    return place
+
+
+def scripted(script: str = "hello.txt") -> list[str]:
+    return ["qwen", "--engine", "scripted", "--script", script]
+
+
+def test_the_demo_is_exact(tmp_path: Path) -> None:
+    ran = dovetail("demo", "--fast", home=tmp_path)
+    assert ran.status == 0, ran.err
+    assert "token for token, in the next prompt: yes" in ran.out
+    assert ran.err == ""
+
+
+def test_chat_answers_line_by_line(place: Path) -> None:
+    ran = dovetail("chat", *scripted(), home=place, given="Hi\nAgain\n")
+    assert ran.status == 0, ran.err
+    assert ran.out.count("Hello.") == 2
+    assert "tokens in" in ran.out
+
+
+def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: Path) -> None:
+    """The whole second prompt but for the tool's result is as the ledger has it."""
+    body: dict[str, Any] = {"model": NAME, "max_tokens": 500, "tools": [TOOL]}
+    body["messages"] = [{"role": "user", "content": "Go."}]
+    arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "loop.yaml"))[1:]]
+    with served(*arguments, "--served-model-name", NAME, home=tmp_path) as running:
+        first = running.post("/v1/messages", body)
+        use = first["content"][-1]
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "42"}
+        body["messages"] += [
+            {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        count = running.post("/v1/messages/count_tokens", body)["input_tokens"]
+    (tmp_path / "second.json").write_text(json.dumps(body))
+    known = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
+    command = ["render", str(place / "qwen"), "second.json", "--data-dir", "."]
+    told = json.loads(dovetail(*command, "--json", home=tmp_path).out)
+    assert (len(told["ids"]), told["reused_tokens"], told["how"]) == (count, known, "grown")
+    shown = dovetail(*command, home=tmp_path)
+    assert f"{count} tokens, {known} of them as the ledger has them (grown)" in shown.err
+    cold = json.loads(dovetail(*command[:3], "--json", home=tmp_path).out)
+    assert cold["reused_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "the built-in models are smollm2"),
+        (["qwen"], "needs a GGUF file"),
+        (["qwen", "--engine", "nope"], "the engines are llamacpp, scripted"),
+        (["qwen", "--engine", "scripted"], "--script FILE"),
+        (scripted("nofile.txt"), "nofile.txt"),
+        ([*scripted(), "--tool-call-parser", "nope"], "no tool parser is named 'nope'"),
+        ([*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"], "not fit"),
+        ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
+        ([*scripted(), "--model-alias", "x=y"], "'y'"),
+        ([*scripted(), "--store", "nope"], "--store nope"),
+        ([*scripted(), "--api-key-file", "nofile"], "nofile"),
+        ([*scripted(), "--seal-key-file", "nofile"], "nofile"),
+        ([*scripted(), "--http-port", "99999"], "port 99999"),
+        ([*scripted(), "--http-host", "999.1.1.1"], "999.1.1.1"),
+        ([*scripted(), "--tls-key-path", "not.pem"], "--tls-cert-path"),
+        ([*scripted(), "--volatile-pattern", "("], "volatile pattern"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(
+    place: Path, arguments: list[str], told: str
+) -> None:
+    ran = dovetail("serve", *arguments, home=place)
+    assert ran.status == 1
+    assert ran.out == ""
+    assert ran.err.startswith("dovetail serve: ")
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([*scripted("broken.yaml")], "broken.yaml: not YAML"),
+        ([*scripted(), "--tls-cert-path", "not.pem"], "not.pem"),
+    ],
+)
+def test_longer_stories_have_no_traceback(place: Path, arguments: list[str], told: str) -> None:
+    ran = dovetail("serve", *arguments, home=place)
+    assert ran.status == 1
+    assert told in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = dovetail("serve", "nothing", "--http-port", str(port), home=place)
+    assert ran.status == 1
+    assert ran.err == (
+        f"dovetail serve: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
+    )
+
+
+def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
+    """Of a parser that does not fit the template, and of a door that stands open."""
+    flags = ["--tool-call-parser", "qwen3_coder", "--http-host", "0.0.0.0"]
+    arguments = [place / "qwen", *scripted(str(place / "hello.txt"))[1:], *flags]
+    with served(*arguments, home=tmp_path) as running:
+        log = running.log.read_text()
+        assert "warning: template and parsers do not fit" in log
+        assert "warning: listening on 0.0.0.0 without API keys" in log
+        assert running.url.startswith("http://127.0.0.1:")
+        assert running.ask("GET", "/live").status == 200
+
+
+@pytest.mark.parametrize(("signal", "status"), [(SIGINT, 130), (SIGTERM, -SIGTERM)])
+def test_an_operator_ends_it_without_a_fuss(place: Path, signal: int, status: int) -> None:
+    with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:]) as running:
+        running.process.send_signal(signal)
+        assert running.process.wait(PATIENCE) == status
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_the_scripted_engine_as_a_process(place: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "engine", "scripted", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--script", "hello.txt", "--model", "qwen"],
+        cwd=place,
+        env=clean_environment(place),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip().rpartition("http://")[2]
+            body = {"model": "qwen", "prompt": [1, 2, 3], "max_tokens": 50}
+            answer = _post(address, "/v1/completions", body)
+            assert answer["choices"][0]["text"].endswith("Hello.")
+            assert answer["usage"]["prompt_tokens"] == 3
+        finally:
+            process.send_signal(SIGTERM)
+            process.wait(PATIENCE)
+
+
+def test_the_scripted_engine_tells_its_own_mistakes(place: Path) -> None:
+    ran = dovetail("engine", "scripted", "--script", "nofile.txt", home=place)
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "nofile.txt" in ran.err
+    assert "--script" in dovetail("engine", "scripted", "--help", home=place).out
+
+
+def _post(address: str, path: str, body: Any) -> Any:
+    connection = HTTPConnection(address, timeout=PATIENCE)
+    try:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", path, json.dumps(body).encode(), headers)
+        with connection.getresponse() as response:
+            return json.loads(response.read())
+    finally:
+        connection.close()

@@ -1,0 +1,145 @@
+"""Settings: three sources, one precedence, and errors that say where the mistake is."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dovetail.cli.main import app
+from dovetail.config import Config
+from dovetail.config_sources import ConfigError, dump, load
+
+FILE = """
+model = "from-file"
+served-model-name = ["a/b", "c"]
+log_prefix = true
+
+[http]
+http-port = 8201
+max_body_bytes = 1000
+
+[chat-template-kwargs]
+enable_thinking = false
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str, name: str = "dovetail.toml") -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    settings = load({}, {})
+    assert settings.config == Config()
+    assert settings.origins == {}
+
+
+def test_flags_are_stronger_than_the_environment_and_that_than_the_file() -> None:
+    written(FILE)
+    environment = {"DOVETAIL_HTTP_PORT": "8301", "DOVETAIL_MODEL": "from-environment"}
+    settings = load({"model": "from-flag", "threads": None}, environment)
+    config = settings.config
+    assert (config.model, config.http_port, config.max_body_bytes) == ("from-flag", 8301, 1000)
+    assert config.served_model_name == ("a/b", "c")
+    assert config.chat_template_kwargs == {"enable_thinking": False}
+    assert config.log_prefix is True
+    assert settings.origins["model"] == "flag"
+    assert settings.origins["http_port"] == "environment"
+    assert settings.origins["max_body_bytes"] == "dovetail.toml"
+    assert "threads" not in settings.origins
+
+
+def test_another_file_can_be_named() -> None:
+    written(FILE)
+    other = written('model = "other"', "other.toml")
+    assert load({}, {}, other).config.model == "other"
+    assert load({}, {"DOVETAIL_CONFIG": "other.toml"}).config.model == "other"
+    assert load({}, {"DOVETAIL_CONFIG": "other.toml"}, Path("dovetail.toml")).config.model == (
+        "from-file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("SERVED_MODEL_NAME", "a/b, c", "served_model_name", ("a/b", "c")),
+        ("LOG_PREFIX", "yes", "log_prefix", True),
+        ("ENABLE_ANTHROPIC_API", "off", "enable_anthropic_api", False),
+        ("CHAT_TEMPLATE_KWARGS", '{"a": 1}', "chat_template_kwargs", {"a": 1}),
+        ("TEMPERATURE", "0.5", "temperature", 0.5),
+        ("SCRIPT", "a.yaml", "script", Path("a.yaml")),
+        ("SCRIPT", "~/a.yaml", "script", Path.home() / "a.yaml"),
+        ("REPLAY", "exact", "replay", "exact"),
+        ("THREADS", "", "threads", None),  # set to nothing is not set
+    ],
+)
+def test_variables(variable: str, text: str, name: str, value: Any) -> None:
+    assert getattr(load({}, {f"DOVETAIL_{variable}": text}).config, name) == value
+
+
+def test_other_variables_are_not_settings() -> None:
+    environment = {"DOVETAIL_HOME": "/x", "DOVETAIL_TEMPLATES": "/y", "PATH": "/bin"}
+    assert load({}, environment).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "told"),
+    [
+        ({}, {"DOVETAIL_NOPE": "1"}, None, "DOVETAIL_NOPE.*'nope'"),
+        ({}, {"DOVETAIL_HTTP_PORT": "abc"}, None, "http_port.*environment"),
+        ({}, {"DOVETAIL_LOG_PREFIX": "perhaps"}, None, "log_prefix.*environment"),
+        ({"replay": "x"}, {}, None, "replay.*flag.*'auto', 'exact', 'client'.*'x'"),
+        ({"default_thinking_mode": "on"}, {}, None, "'enabled', 'disabled'"),
+        ({"chat_template_kwargs": "{"}, {}, None, "chat_template_kwargs.*flag.*JSON"),
+        ({"chat_template_kwargs": "[1]"}, {}, None, "chat_template_kwargs.*flag"),
+        ({}, {}, "nope = 1", r"dovetail\.toml.*'nope'"),
+        ({}, {}, "[http]\nnope = 1", r"dovetail\.toml.*'nope'"),
+        ({}, {}, "model = ", r"dovetail\.toml"),
+        ({}, {}, "http-port = 'abc'", r"http_port.*dovetail\.toml"),
+        ({}, {}, "served-model-name = 'a'", r"served_model_name.*dovetail\.toml"),
+        ({}, {"DOVETAIL_CONFIG": "nofile.toml"}, None, r"nofile\.toml"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(
+    flags: dict[str, Any], environment: dict[str, str], file: str | None, told: str
+) -> None:
+    if file is not None:
+        written(file)
+    with pytest.raises(ConfigError, match=told):
+        load(flags, environment)
+
+
+def test_keys_are_not_shown() -> None:
+    settings = load({"api_key": ["secret", "other"]}, {})
+    assert dump(settings)["api_key"] == ["***", "***"]
+    assert dump(settings, secrets=True)["api_key"] == ["secret", "other"]
+
+
+def test_every_setting_is_a_flag_with_help() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).output
+    for one in fields(Config):
+        flag = "[MODEL]" if one.name == "model" else f"--{one.name.replace('_', '-')}"
+        assert flag in shown
+        assert one.metadata["help"]
+
+
+def test_the_command_shows_values_and_where_they_come_from() -> None:
+    written(FILE)
+    given = ["config", "some-model", "--threads", "2", "--api-key", "secret"]
+    ran = CliRunner().invoke(app, given, env={"DOVETAIL_HTTP_PORT": "8301", "COLUMNS": "200"})
+    assert ran.exit_code == 0
+    rows = {row[0]: row[1:] for row in map(str.split, ran.output.splitlines())}
+    assert rows["model"] == ['"some-model"', "flag"]
+    assert rows["threads"] == ["2", "flag"]
+    assert rows["http_port"] == ["8301", "environment"]
+    assert rows["max_body_bytes"] == ["1000", "dovetail.toml"]
+    assert rows["store"] == ['"sqlite"']
+    assert "secret" not in ran.output
