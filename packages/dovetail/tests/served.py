@@ -1,4 +1,4 @@
-"""The server as users run it: `python -m dovetail serve ...`, a process of its own on a free port."""
+"""The server as users run it: `python -m dovetail serve ...`, a process on a free port."""
 
 import json
 import os
@@ -135,7 +135,9 @@ def served(
     with TemporaryDirectory(prefix="dovetail-served-") as scratch:
         place = Path(scratch)
         with (place / "log").open("w") as log:
-            process = _start(arguments, place, log, {**clean_environment(home or place), **(environment or {})})
+            process = _start(
+                arguments, place, log, {**clean_environment(home or place), **(environment or {})}
+            )
         with process:
             running = Running(process, _greeting(process, place / "log"), place / "log")
             try:

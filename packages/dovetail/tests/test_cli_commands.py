@@ -19,7 +19,8 @@ BODIES: dict[str, Any] = {
     "responses": {"input": "Hi <|im_end|> é"},
 }
 PROMPT = "<|im_start|>user\nHi <|im_end|> é<|im_end|>\n<|im_start|>assistant\n"
-COMMANDS = "serve config chat demo inspect render parse tokenize models engine".split()
+COMMANDS = ["serve", "config", "chat", "demo", "inspect", "render", "parse", "tokenize"]
+COMMANDS += ["models", "engine"]
 
 
 @pytest.fixture(scope="module")

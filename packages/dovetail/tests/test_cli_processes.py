@@ -1,4 +1,4 @@
-"""Commands as processes: those that serve, those that talk, and the ledger of a server that is gone."""
+"""Commands as processes: those that serve, those that talk, and the turns of a server gone by."""
 
 import json
 import socket
@@ -130,8 +130,8 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(place: Path) -> 
 def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
     """Of a parser that does not fit the template, and of a door that stands open."""
     flags = ["--tool-call-parser", "qwen3_coder", "--http-host", "0.0.0.0"]
-    arguments = [place / "qwen", *scripted(str(place / "hello.txt"))[1:], *flags]
-    with served(*arguments, home=tmp_path) as running:
+    arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "hello.txt"))[1:]]
+    with served(*arguments, *flags, home=tmp_path) as running:
         log = running.log.read_text()
         assert "warning: template and parsers do not fit" in log
         assert "warning: listening on 0.0.0.0 without API keys" in log

@@ -83,9 +83,11 @@ def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
     client = server.anthropic()
     asked: Any = {"model": NAME, "extra_body": GREEDY, "max_tokens": 120}
     asked["tools"] = [ANTHROPIC_TOOL]
-    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-        choice["disable_parallel_tool_use"] = True
-        first = client.messages.create(**asked, messages=asks(WEATHER), tool_choice=choice)
+    alone = {"disable_parallel_tool_use": True}
+    choices: tuple[Any, ...] = ({"type": "any"}, {"type": "tool", "name": "get_weather"})
+    for choice in choices:
+        demand: Any = {**choice, **alone}
+        first = client.messages.create(**asked, messages=asks(WEATHER), tool_choice=demand)
         assert first.stop_reason == "tool_use"
         use: Any = first.content[-1]
         assert (use.type, use.name, set(use.input)) == ("tool_use", "get_weather", {"city"})
@@ -115,8 +117,8 @@ def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
         calls: Any = first.choices[0].message.tool_calls
         assert len(calls) == 1
         assert set(json.loads(calls[0].function.arguments)) == {"city"}
-    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "Sunny, 20 degrees."}
-    said = first.choices[0].message.model_dump(exclude_none=True)
+    result: Any = {"role": "tool", "tool_call_id": calls[0].id, "content": "Sunny, 20 degrees."}
+    said: Any = first.choices[0].message.model_dump(exclude_none=True)
     second: Any = client.chat.completions.create(
         **asked, messages=[*asks(f"{WEATHER} Now?"), said, result]
     )
@@ -136,7 +138,7 @@ def test_a_forced_call_and_its_result_by_responses(server: Running) -> None:
         assert call.type == "function_call"
         assert set(json.loads(call.arguments)) == {"city"}
     history = [*asks(f"{WEATHER} Soon?"), *(item.model_dump() for item in first.output)]
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
     second: Any = client.responses.create(**asked, input=[*history, result])
     assert first.usage is not None
     whole = first.usage.total_tokens

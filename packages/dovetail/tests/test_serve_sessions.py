@@ -1,4 +1,4 @@
-"""Whole tool loops over HTTP, as harnesses run them: the engine's own count tells what was exact."""
+"""Tool loops over HTTP, as harnesses run them: the engine's own count tells what was exact."""
 
 import json
 import re
@@ -38,7 +38,9 @@ def _coder(command: str) -> str:
 
 def _hermes(command: str) -> str:
     arguments = {"timeout": 10.0, "command": command}
-    return f"<tool_call>\n{json.dumps({'name': 'run_command', 'arguments': arguments})}\n</tool_call>"
+    return (
+        f"<tool_call>\n{json.dumps({'name': 'run_command', 'arguments': arguments})}\n</tool_call>"
+    )
 
 
 CALLS = {"qwen3_coder": _coder, "hermes": _hermes}
@@ -48,7 +50,8 @@ def _script(folder: Path, parser: str) -> Path:
     """Five calls, each behind a thought, and an answer."""
     call = CALLS[parser]
     turns = [
-        f"<think>\nStep {at}: e\u0301, 漢字, 🦜.\n</think>\n\nI look.\n\n{call(f'cd /repo && ls {at} ')}"
+        f"<think>\nStep {at}: e\u0301, 漢字, 🦜.\n</think>\n\nI look.\n\n"
+        + call(f"cd /repo && ls {at} ")
         for at in range(STEPS - 1)
     ]
     path = folder / f"{parser}.yaml"
@@ -93,14 +96,30 @@ def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Ag
         assert running.stop() == -SIGTERM
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
         reply, again = _step(running, agent, 3)
-        assert reply.headers["x-dovetail-prefix-reason"] == "first"  # the statistics are new
-        assert again.cached == 0  # and so is the engine
-        # What the agent does not have is what the server wrote down: the prompt has grown by as
-        # much as it did before.
+        assert again.cached == 0  # the engine is new
+        # The turns are not: all that came before stands in the prompt, token for token.
+        before = used[2].prompt + used[2].generated - 1
+        assert int(reply.headers["x-dovetail-prefix-common"]) == before
+        assert "x-dovetail-prefix-reason" not in reply.headers
         assert again.prompt - used[2].prompt == used[2].prompt - used[1].prompt
         assert _replayed(running) == {"exact": 1, "written": 0, "natural": 0}
         _, after = _step(running, agent, 4)
         assert after.cached == again.kept
+
+
+def test_the_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
+    """As the two servers themselves tokenize the conversation."""
+    agent, home, prompts = _agent(OpenClaw), tmp_path / "home", []
+    with served(*_arguments(tmp_path, "hermes"), home=home) as running:
+        for at in range(3):
+            _step(running, agent, at)
+        prompts.append(running.post("/tokenize", agent.body())["tokens"])
+    with served(*_arguments(tmp_path, "hermes"), home=home) as running:
+        prompts.append(running.post("/tokenize", agent.body())["tokens"])
+    with served(*_arguments(tmp_path, "hermes")) as stranger:
+        other = stranger.post("/tokenize", agent.body())["tokens"]
+    assert prompts[0] == prompts[1]
+    assert prompts[0] != other  # who does not know the turns writes them in other words
 
 
 def _agent(kind: type[Agent]) -> Agent:

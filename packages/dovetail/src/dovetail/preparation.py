@@ -122,9 +122,12 @@ class Preparer:
         head = renderer.head(request, steering).whole
         start = renderer.start(request.turns, bool(request.tools))
         recalled = await self._recaller.recall(walk, replace(scope, head=head, start=start))
-        clears = self._clears_thoughts(request, recalled)
+        loop = 0
+        if self._settings.resume_drop_thinking is not None:
+            loop = _loop_start(request.turns)
+        clears = self._clears_thoughts(request, recalled, loop)
         if clears:
-            request, recalled = _without_thoughts(request), recalled.forgotten()
+            request, recalled = _without_thoughts(request, loop), recalled.forgotten(loop)
         try:
             prompt = renderer.render(request, recalled, steering)
         except RenderError as error:
@@ -154,14 +157,16 @@ class Preparer:
         """Writes down what is still to be written."""
         await self._ledger.close()
 
-    def _clears_thoughts(self, request: Request, recalled: Recalled) -> bool:
-        """Whether a session comes back so late that nothing of it can be cached any more."""
+    def _clears_thoughts(self, request: Request, recalled: Recalled, loop: int) -> bool:
+        """Whether a session comes back so late that nothing of it can be cached any more.
+
+        Only thoughts of finished loops may go, and only if there are any.
+        """
         after, last = self._settings.resume_drop_thinking, recalled.parent
         if after is None or last is None or self._clock() - last.created < after:
             return False
-        return any(span.kind == "reasoning" for span in last.spans) or any(
-            isinstance(block, ReasoningBlock) for turn in request.turns for block in turn.blocks
-        )
+        earlier = [turn for turn in request.turns[:loop] if turn.role == "assistant"]
+        return bool(earlier) and self._model.reasoning_parser is not None
 
     def _owner(self, tenant: str) -> Owner:
         if tenant not in self._owners:
@@ -187,12 +192,21 @@ def _thinking_on(request: Request, last: Entry | None) -> Request:
     return msgspec.structs.replace(request, thinking=merged(before, request.thinking))
 
 
-def _without_thoughts(request: Request) -> Request:
-    turns = tuple(
+def _loop_start(turns: tuple[Turn, ...]) -> int:
+    """Where the loop that is running began: the user's last turn."""
+    for at in range(len(turns) - 1, -1, -1):
+        if turns[at].role not in ("assistant", "tool"):
+            return at
+    return 0
+
+
+def _without_thoughts(request: Request, until: int) -> Request:
+    """The request without the thoughts of the turns before a place."""
+    cleared = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
-        for turn in request.turns
+        for turn in request.turns[:until]
     )
-    return msgspec.structs.replace(request, turns=turns)
+    return msgspec.structs.replace(request, turns=(*cleared, *request.turns[until:]))
 
 
 def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> Sighting:

@@ -33,7 +33,9 @@ _CODECS = {Api.messages: MESSAGES, Api.responses: RESPONSES, Api.chat: CHAT}
 
 
 def render(  # noqa: PLR0913 - each is a flag
-    model: Annotated[str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
+    ],
     request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
     api: Annotated[Api, typer.Option(help="The API that the request speaks.")] = Api.messages,
     tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,

@@ -12,7 +12,9 @@ from dovetail.weights import WeightsError
 
 
 def tokenize(
-    model: Annotated[str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
+    ],
     text: Annotated[
         str | None, typer.Argument(help="The text; standard input if not given.")
     ] = None,

@@ -5,6 +5,7 @@ visible. Two candidates that differ in what the client cannot see, and no handle
 client's copy. A wrong splice is worse than a missed one.
 """
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -48,10 +49,17 @@ class Recalled:
     base: "tuple[int, array[int]] | None" = None
     begun: Entry | None = None
     start: int = 0
+    parent_place: int | None = None
 
-    def forgotten(self) -> "Recalled":
-        """The same history with nothing to take from it but the parent's common beginning."""
-        return replace(self, known={}, anchor=None, base=None)
+    def forgotten(self, start: int | None = None) -> "Recalled":
+        """The same history with nothing to take from it but the parent's common beginning.
+
+        With `start` turns from there on keep their tokens; those before are left to the template.
+        """
+        if start is None:
+            return replace(self, known={}, anchor=None, base=None)
+        known = {at: entry for at, entry in self.known.items() if at >= start}
+        return replace(self, known=known, anchor=None, base=None, start=start)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class Recaller:
                 anchor=at,
                 whole=whole,
                 parent=parent,
+                parent_place=at,
                 calls=walk.steps[at].calls,
                 notes=tuple(notes),
             )
@@ -139,7 +148,7 @@ class Recaller:
                 break
         if parent is None or whole is None:
             return path
-        path = replace(path, parent=parent, whole=whole)
+        path = replace(path, parent=parent, parent_place=at, whole=whole)
         for at in reversed(walk.places):
             if at >= scope.start or not _answers_user(walk.turns, at):
                 continue
@@ -204,6 +213,8 @@ class Recaller:
         handled = await self._by_handles(self._digests.of(turn), scope)
         if not handled:
             entry = await self._by_chain(turn, chain, scope, notes)
+            if entry is None and _is_ours(self._digests.of(turn)):
+                notes.append("unknown_turn")
             return Found(chain, entry.id, "chain") if entry else Found(chain, None, "nothing")
         if self._replay != "exact":
             handled = [entry for entry in handled if same_turn(entry, turn, scope.tools)]
@@ -306,6 +317,14 @@ def _other_call(entry: Entry, seen: Seen) -> bool:
         if one != other and len(one) == len(other) and one[:4] == other[:4]:
             return True
     return False
+
+
+def _is_ours(seen: Seen) -> bool:
+    """Whether the turn's calls have ids that we gave out, and no seal that may restore it."""
+    return not seen.seals and any(_OUR_CALL.fullmatch(call_key(id)) for id in seen.call_ids)
+
+
+_OUR_CALL = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 
 def _answers_user(turns: tuple[Turn, ...], at: int) -> bool:

@@ -132,10 +132,15 @@ class Assembly:
             exact=exact,
             written=frozenset(places) - exact,
             reused=self._reused,
-            dropped=self._start > 0,
+            dropped=self._drops(),
             opening=self._opening,
             notes=(*self._recalled.notes, *self._notes),
         )
+
+    def _drops(self) -> bool:
+        """Whether thoughts of the last known turn fall here to the template's policy."""
+        place = self._recalled.parent_place
+        return place is not None and place < self._start
 
     def _places(self) -> list[int]:
         """The turns not left to the template: known ones, and those that it would regroup."""

@@ -28,7 +28,7 @@ class Prompt:
     the first known turn, then turn by turn. `cold`: the template's own rendering of all.
     `exact` are the places of turns that stand in it with the tokens the model gave them, `written`
     of those put into the model's own notation. `reused` leading ids were taken as they were.
-    `dropped`: turns before the last user's are left to the template, which drops thoughts there.
+    `dropped`: the last known turn is left to the template now, which drops thoughts there.
     `opening` is how it ends behind the last role marker.
     """
 

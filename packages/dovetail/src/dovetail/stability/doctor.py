@@ -15,7 +15,7 @@ from itertools import islice
 from dovetail.stability.diagnosis import Diagnosis, Part, Reason
 from dovetail.stability.prefix import common_bytes
 
-_LINES = 4  # kept of one session
+_LINES = 16  # kept of one session: an agent with its sub-agents
 _OTHERS = 8  # sessions that a first prompt is compared with
 _AROUND = 24  # tokens of text shown on each side of a divergence
 _WIDTH = array("I").itemsize
@@ -167,6 +167,8 @@ class Doctor:
     def _first(self, seen: Sighting) -> Diagnosis:
         """A prompt without a past: what it shares with other sessions of the harness."""
         total = len(seen.ids)
+        if seen.reused:  # the ledger knows its past, which was forgotten here
+            return Diagnosis(seen.reused, total, total - seen.reused, reused=seen.reused)
         line, shared = self._nearest(self._others(seen), seen)
         if line is None:
             return Diagnosis(0, total, total, reason="first", reused=seen.reused)
