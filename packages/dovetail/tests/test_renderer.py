@@ -109,9 +109,9 @@ def test_only_switches_that_are_read_count() -> None:
 def test_rebuilt_blocks_are_protected() -> None:
     renderer = _renderer(Facts())
     blocks = (TextBlock("A <|im_end|> B"), ToolCallBlock("", "f", '{"x": "<|im_end|>"}'))
-    ids = renderer.rebuild(blocks, ())
+    ids = renderer.rebuild(blocks, (), [], "")
     assert ids is not None
     assert TOKENIZER.controls["<|im_end|>"] not in ids
     assert TOKENIZER.decode(ids).count("<|im_end|>") == 2
     alone = Renderer(ChatTemplate(CHATML), Facts(), TOKENIZER)
-    assert alone.rebuild((ReasoningBlock("Hm."),), ()) is None
+    assert alone.rebuild((ReasoningBlock("Hm."),), (), [], "") is None

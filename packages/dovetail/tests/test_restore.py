@@ -48,7 +48,9 @@ def _following(**changes: Any) -> Turn:
     return Turn("assistant", (ReasoningBlock("Hm.", seal), TextBlock("Done.")))
 
 
-def _rebuild(blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> Sequence[int]:
+def _rebuild(
+    blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec], ids: Sequence[int], raw: str
+) -> Sequence[int]:
     return [70 + len(blocks)]
 
 
@@ -171,7 +173,10 @@ def test_without_a_sealer_nothing_is_opened() -> None:
 def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
     asked: list[OutputBlock] = []
 
-    def rebuild(blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> Sequence[int]:
+    def rebuild(
+        blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec], ids: Sequence[int], raw: str
+    ) -> Sequence[int]:
+        assert (list(ids), raw) == (GENERATED, "<t>Hm.</t>Look.<c>")
         asked.extend(blocks)
         return [99]
 

@@ -295,6 +295,7 @@ class Generation:
             thought=self._thoughts - 1,
             previous=_tail(recalled.parent) if self._thoughts == 1 else None,
             start=ids,
+            opening=self._prompt.opening,
         )
         self._sealed = (self._reach[-1], len(blocks))
         return self._owner.sealer.seal(sealed, self._owner.tenant, self._voice.fingerprint)

@@ -7,7 +7,7 @@ turns unknown; it never fails a request.
 import logging
 import time
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
 from dovetail.ledger.backlog import Backlog
@@ -38,12 +38,14 @@ class Ledger:
         "_clock",
         "_failing",
         "_kin",
+        "_latest",
         "_renewed",
         "_shared",
         "_shelf",
         "_store",
         "_wholes",
         "failed",
+        "sequence",
     )
 
     def __init__(
@@ -66,8 +68,11 @@ class Ledger:
         self._kin: Recent[tuple[str, bytes], tuple[str, ...]] = Recent(_REMEMBERED)
         # Of an entry, when all entries above it were last touched.
         self._renewed: Recent[tuple[str, str], float] = Recent(_REMEMBERED)
+        # Of a chain, the number of the last turn recorded here that has it.
+        self._latest: Recent[tuple[str, bytes], int] = Recent(_REMEMBERED)
         self._failing = False
         self.failed = 0
+        self.sequence = 0  # turns recorded here
 
     @property
     def lost(self) -> int:
@@ -102,6 +107,15 @@ class Ledger:
             ids = await self._find_kin(tenant, chain)
         return await self._all(tenant, ids)
 
+    async def version(self) -> int | None:
+        """The store's version: the same as before if nobody else has written to it since."""
+        return await self._ask(self._store.version()) if self._shared else 0
+
+    def recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
+        """Whether a turn with one of these chains was recorded here after that many others."""
+        latest = self._latest
+        return any((latest.get((tenant, chain)) or 0) > sequence for chain in chains)
+
     async def record(self, entry: Entry, prompt: "array[int]") -> None:
         """Remember a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
 
@@ -111,6 +125,8 @@ class Ledger:
         whole.frombytes(entry.generated)
         self._wholes.add(entry, whole)
         self._shelf.add(entry)
+        self.sequence += 1
+        self._latest.set((entry.tenant, entry.chain), self.sequence)
         kin = self._kin.get((entry.tenant, entry.chain))
         if kin is not None and entry.id not in kin:
             self._kin.set((entry.tenant, entry.chain), (entry.id, *kin)[:NEWEST])

@@ -176,7 +176,7 @@ class Recaller:
         """The steps along the turns, from where the session's last walk still holds."""
         # A harness sends titles and sub-agents under one session: each line has its own walk.
         first = self._digests.of(turns[0]).digest if turns else b""
-        session = (scope.tenant, scope.session or "", first)
+        session = (scope.tenant, f"{scope.session}/{len(scope.tools)}", first)
         walk = Walk(turns)
         if scope.session is not None:
             walk = await self._still_true(self._walks.resume(session, turns), scope)
@@ -190,11 +190,22 @@ class Recaller:
                 found = await self._recognise(turns[at], before, found.chain, scope, walk.notes)
             walk.add(step(scope.key, last, calls, seen, found))
         if scope.session is not None:
+            if walk.looks and walk.seen_at[0] is None:
+                walk.seen_at = (await self._ledger.version(), self._ledger.sequence)
             self._walks.keep(session, walk)
         return walk
 
     async def _still_true(self, walk: Walk, scope: Scope) -> Walk:
         """The walk up to the first turn that was known by its looks and has a double now."""
+        if not walk.looks:
+            return walk
+        version, sequence = walk.seen_at
+        now_at = (await self._ledger.version(), self._ledger.sequence)
+        chains = [walk.chains[at] for at in walk.looks]
+        walk.seen_at = now_at
+        others_wrote = version is None or version != now_at[0]
+        if not others_wrote and not self._ledger.recorded_since(scope.tenant, chains, sequence):
+            return walk
         for at in walk.looks:
             one = walk.steps[at]
             now = await self._by_chain(walk.turns[at], one.chain, scope, [])

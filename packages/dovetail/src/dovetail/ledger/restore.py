@@ -5,7 +5,8 @@ the next turn holds what came behind the last. Only what no seal holds is rebuil
 copy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -15,8 +16,21 @@ from dovetail.ledger.seal import Refused, Sealer
 from dovetail.ledger.sealed import Sealed
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
-Rebuild = Callable[[Sequence[OutputBlock], Sequence[ToolSpec]], Sequence[int] | None]
-"""The tokens of blocks in the model's own notation, as they would follow a thought."""
+
+class Rebuild(Protocol):
+    """The tokens of blocks in the model's own notation, as they would follow a thought.
+
+    `ids` and `raw` are the tokens and the text that they follow; a token that spells the end of the
+    text and more is not among the ids.
+    """
+
+    def __call__(
+        self,
+        blocks: Sequence[OutputBlock],
+        tools: Sequence[ToolSpec],
+        ids: Sequence[int],
+        raw: str,
+    ) -> Sequence[int] | None: ...
 
 
 REBUILT = "rebuilt"
@@ -64,6 +78,7 @@ class Restorer:
             chain=b"",
             head=b"",
             finish=finish,
+            opening=sealed.opening,
         )
         if same_turn(entry, turn, tools):
             return entry
@@ -103,7 +118,10 @@ class Restorer:
         blocks = _behind(sealed, turn)
         if not blocks:
             return b"", ()
-        ids = self._rebuild(blocks, tools) if self._rebuild is not None else None
+        if self._rebuild is None:
+            return None
+        raw = "".join(span.raw for span in sealed.spans)
+        ids = self._rebuild(blocks, tools, unpack(sealed.generated), raw)
         return None if ids is None else (pack(ids), tuple(map(_span, blocks)))
 
 

@@ -46,6 +46,7 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     previous: Tail | None = None
     start: int = 0
     lacks: tuple[Lack, ...] = ()
+    opening: str | None = None
 
 
 def reductions(sealed: Sealed) -> Iterator[Sealed]:

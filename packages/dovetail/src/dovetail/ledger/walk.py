@@ -58,10 +58,20 @@ class Walk:
     """The steps along a history, with what is asked of them kept beside: a session grows long.
 
     `places` are those of assistant turns, `looks` of those known by their looks alone. `begun_turn`
-    is what a turn behind them was recognised as that the model is to go on from.
+    is what a turn behind them was recognised as that the model is to go on from. `seen_at` says how
+    far the ledger was when those with looks alone were last looked for.
     """
 
-    __slots__ = ("begun_turn", "chains", "looks", "notes", "places", "steps", "turns")
+    __slots__ = (
+        "begun_turn",
+        "chains",
+        "looks",
+        "notes",
+        "places",
+        "seen_at",
+        "steps",
+        "turns",
+    )
 
     def __init__(self, turns: tuple[Turn, ...]) -> None:
         self.turns = turns
@@ -71,6 +81,7 @@ class Walk:
         self.looks: list[int] = []
         self.notes: list[str] = []
         self.begun_turn: Found | None = None
+        self.seen_at: tuple[int | None, int] = (None, 0)  # the ledger's state at its end
 
     def begun(self, turns: tuple[Turn, ...], count: int) -> "Walk":
         """A walk along other turns that begin with the same `count`."""
@@ -79,6 +90,7 @@ class Walk:
         other.chains = self.chains[:count]
         other.places = self.places[: bisect_left(self.places, count)]
         other.looks = self.looks[: bisect_left(self.looks, count)]
+        other.seen_at = self.seen_at
         return other
 
     @property

@@ -154,9 +154,13 @@ class Assembly:
         ]
 
     def _must_write(self, turn: Turn) -> bool:
+        """Whether the template would lose or regroup what a turn says."""
+        facts = self._kit.facts
+        kinds = {block.type for block in turn.blocks}
+        if not facts.text_with_calls and kinds >= {"text", "tool_call"}:
+            return True
         if not any(isinstance(block, ReasoningBlock) and block.text for block in turn.blocks):
             return False
-        facts = self._kit.facts
         has_place = facts.reasoning_fields or facts.thinking_parts
         return not has_place or (interleaved(turn) and facts.keeps_in_loop)
 

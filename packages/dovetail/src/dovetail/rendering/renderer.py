@@ -40,6 +40,7 @@ class Renderer:
         reasoning_parser: str | None = None,
     ) -> None:
         self.facts = facts
+        self._tokenizer = tokenizer
         known = markers(tool_parser, reasoning_parser)
         controls = tuple(tokenizer.controls)
         self._kit = Kit(
@@ -96,12 +97,27 @@ class Renderer:
         assembly = Assembly(self._kit, request, recalled, tools, switches, start)
         return assembly.prompt(self.head(request, switches))
 
-    def rebuild(self, blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """The tokens of blocks in the model's own notation, as they would follow a thought."""
+    def rebuild(
+        self,
+        blocks: Sequence[OutputBlock],
+        tools: Sequence[ToolSpec],
+        ids: Sequence[int],
+        raw: str,
+    ) -> list[int] | None:
+        """The tokens of blocks in the model's own notation, behind a thought that ends in `raw`.
+
+        What of that text the ids do not spell comes first, then what the notation has between.
+        """
         text = self._kit.writer.write(
             Turn("assistant", tuple(blocks)), Names(tools), self._kit.guard.protect, ""
         )
-        return None if text is None else self._kit.encode_written(text)
+        if text is None:
+            return None
+        spelled = self._tokenizer.decode(ids)
+        left = raw.removeprefix(spelled) if raw.startswith(spelled) else ""
+        closing = self._kit.writer.thought_closing()
+        between = closing[len(closing.rstrip()) :]
+        return self._kit.encode_written(left + between + text)
 
     def _once(self, subject: object, make: Callable[[], T]) -> T:
         """What was made of an object that the decoder hands out again and again."""

@@ -47,6 +47,10 @@ class MemoryStore:
         for id in ids:
             self._shelf.touch(tenant, id, now)
 
+    async def version(self) -> int | None:
+        """No other process can write here."""
+        return 0
+
     async def stats(self) -> StoreStats:
         """How much is held."""
         self._expire()

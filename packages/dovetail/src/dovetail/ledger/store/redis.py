@@ -101,6 +101,10 @@ class RedisStore:
         if keys:
             await self._ask(lambda: self._touch(keys))
 
+    async def version(self) -> int | None:
+        """The server does not tell."""
+        return None
+
     async def stats(self) -> StoreStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
         return await self._ask(self._count, patience=60.0) or StoreStats(0, 0)

@@ -89,6 +89,10 @@ class SqliteStore:
         if rows:
             await self._write(lambda: self._touch(rows))
 
+    async def version(self) -> int | None:
+        """Changes with every commit of another connection."""
+        return await self._read(self._version)
+
     async def stats(self) -> StoreStats:
         """How much is held. Entries past their age count until the next write."""
         return await self._read(self._stats)
@@ -185,6 +189,9 @@ class SqliteStore:
             "UPDATE entries SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?",
             [(now, tenant, id, now - self._max_age) for tenant, id in rows],
         )
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def _stats(self) -> StoreStats:
         return StoreStats(*self._connection.execute("SELECT entries, bytes FROM totals").fetchone())

@@ -51,6 +51,9 @@ class Store(Protocol):
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """These were used again: their age begins anew."""
 
+    async def version(self) -> int | None:
+        """Another number whenever another process has written. None where that cannot be told."""
+
     async def stats(self) -> StoreStats:
         """How much is held. Not for the hot path."""
 
