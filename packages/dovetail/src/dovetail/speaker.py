@@ -9,7 +9,15 @@ from dovetail.generation import Generation
 from dovetail.preparation import Prepared
 from dovetail.service import Served
 from dovetail.streams import held
-from dovetail_model import DovetailError, Event, FinishReason, InternalError, Logprobs, Usage
+from dovetail_model import (
+    DovetailError,
+    Event,
+    FinishReason,
+    InternalError,
+    Logprobs,
+    Request,
+    Usage,
+)
 
 HOLD = 1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
 
@@ -106,7 +114,7 @@ class Speaker:
             constraint=None if said else served.constraint(self._prepared),
             session=request.identity.session,
             priority=request.hints.priority or 0,
-            cache_salt=request.hints.cache_salt,
+            cache_salt=_salt(request),
         )
 
     def _hear(self, delta: TokenDelta) -> list[Event]:
@@ -136,3 +144,9 @@ class Speaker:
         """Also what was said before a client hung up: it may come back with that."""
         if self._exact and self._generation.ids:
             await self._served.preparer.record(self._prepared, self._generation)
+
+
+def _salt(request: Request) -> str | None:
+    """Keeps the engine's cache of one tenant from telling another what was said."""
+    parts = [part for part in (request.identity.tenant, request.hints.cache_salt) if part]
+    return "/".join(parts) or None
