@@ -26,7 +26,16 @@ from dovetail.rendering.thinking import merged, switches
 from dovetail.stability import Stability, Stabilizer
 from dovetail.stability.diagnosis import Diagnosis
 from dovetail.stability.doctor import Doctor, Sighting
-from dovetail_model import InvalidRequest, ReasoningBlock, Request, TextBlock, Thinking, Turn
+from dovetail_model import (
+    ImageBlock,
+    InvalidRequest,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    Thinking,
+    Turn,
+    Unsupported,
+)
 
 CallIds = Callable[[], str]
 
@@ -105,6 +114,10 @@ class Preparer:
         request = self._stabilizer.stabilize(request)
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
+        newest = request.turns[-1].blocks if request.turns else ()
+        if any(isinstance(block, ImageBlock) for block in newest):
+            name = request.model or self._model.name
+            raise Unsupported(f"The model {name} is served as text: it takes no images.")
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
         owner = self._owner(request.identity.tenant)

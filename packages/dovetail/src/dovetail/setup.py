@@ -25,7 +25,7 @@ from dovetail_model import Sampling
 TEMPLATES = Path(__file__).parent / "templates"
 TURNS = "turns.sqlite"  # in the data folder
 
-#: What the makers of built-in models advise; the files of their weights do not say.
+#: Sampling under which a built-in model answers well; the files of its weights say nothing.
 ADVISED = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
 Progress = Callable[[int, int | None], None]
 
@@ -62,7 +62,7 @@ def own_template(model: str) -> Path | None:
 
 
 def default_sampling(config: Config) -> Sampling:
-    """What holds where a request does not say: the operator's values, then what is advised."""
+    """What holds where a request does not say: the operator's values, then what suits the model."""
     advised = ADVISED.get(config.model, Sampling())
     given = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
     return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})

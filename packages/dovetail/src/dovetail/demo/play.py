@@ -105,8 +105,6 @@ def _replayed(message: Message) -> list[dict[str, object]]:
             case ToolCallBlock(id=id, name=name, arguments=arguments):
                 given = json.loads(arguments)
                 said.append({"type": "tool_use", "id": id, "name": name, "input": given})
-                results.append(
-                    {"type": "tool_result", "tool_use_id": id, "content": RESULTS[name]}
-                )
+                results.append({"type": "tool_result", "tool_use_id": id, "content": RESULTS[name]})
     turns: list[dict[str, object]] = [{"role": "assistant", "content": said}]
     return [*turns, {"role": "user", "content": results}] if results else turns

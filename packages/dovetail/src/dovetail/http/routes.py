@@ -51,7 +51,7 @@ class Routes:
         """The route of a request. Raises where there is none, or not for this method."""
         route = self.find(exchange.path)
         if route is None:
-            raise UnknownRoute(f"There is nothing at {exchange.path}.")
+            raise UnknownRoute(f"There is nothing at {exchange.path}.{self._hint(exchange.path)}")
         allowed = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if exchange.method in allowed:
             return route
@@ -59,10 +59,17 @@ class Routes:
             raise NoUpgrade("WebSockets are not offered here: use HTTP.")
         raise WrongMethod(exchange.method, exchange.path, ", ".join(allowed))
 
+    def _hint(self, path: str) -> str:
+        """What was probably meant: clients add `/v1` by themselves, or do not."""
+        for meant in (path.removeprefix("/v1"), f"/v1{path}"):
+            if meant != path and self.find(meant) is not None:
+                return f" Did you mean {meant}? Then the base URL has a /v1 too many or too few."
+        return ""
+
 
 def dialect(exchange: Exchange, chat: Codec) -> Codec:
     """The codec whose form an error must have: that of the address, else that of the client."""
-    path = exchange.path
+    path = exchange.path.replace("/v1/v1/", "/v1/", 1)
     if path.startswith("/v1/messages"):
         return MESSAGES
     if path.startswith("/v1/responses"):

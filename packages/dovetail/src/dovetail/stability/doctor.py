@@ -168,7 +168,9 @@ class Doctor:
         """A prompt without a past: what it shares with other sessions of the harness."""
         total = len(seen.ids)
         if seen.reused:  # the ledger knows its past, which was forgotten here
-            return Diagnosis(seen.reused, total, total - seen.reused, reused=seen.reused)
+            reason: Reason | None = "policy" if seen.policy_dropped else None
+            again = total - seen.reused
+            return Diagnosis(seen.reused, total, again, reason=reason, reused=seen.reused)
         line, shared = self._nearest(self._others(seen), seen)
         if line is None:
             return Diagnosis(0, total, total, reason="first", reused=seen.reused)
