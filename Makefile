@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 BIN    := .venv/bin
 INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install)
+# The packages are installed side by side, each asking for the others by version.
+export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help

@@ -5,6 +5,7 @@ they declare, so nothing undeclared can help it; then every module of it is impo
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,8 +47,10 @@ def build(folder: Path) -> list[Path]:
     for old in folder.glob("dovetail*.whl"):
         old.unlink()
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    by_version = {**os.environ, "DOVETAIL_SIBLINGS": "index"}
     for home in sorted(ROOT.glob("packages/*/pyproject.toml")):
-        subprocess.run([*command, str(home.parent)], check=True, stdout=subprocess.DEVNULL)
+        build_one = [*command, str(home.parent)]
+        subprocess.run(build_one, check=True, stdout=subprocess.DEVNULL, env=by_version)
     return sorted(folder.glob("dovetail*.whl"))
 
 

@@ -33,6 +33,9 @@ class Config:
     engine: str = _setting("auto", "what generates: auto, llamacpp or scripted")
     engine_url: str | None = _setting(None, "where a remote engine listens")
     script: Path | None = _setting(None, "what the scripted engine plays")
+    migration_limit: int = _setting(
+        3, "how often a request may go on on another worker; there is one worker now"
+    )
     context_length: int | None = _setting(
         None, "the most tokens of a prompt and its answer together"
     )

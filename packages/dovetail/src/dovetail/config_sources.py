@@ -18,7 +18,7 @@ PREFIX = "DOVETAIL_"
 FILE = "dovetail.toml"  # read from the working folder where no other is named
 CONFIG_VARIABLE = "DOVETAIL_CONFIG"
 SECRET = ("api_key",)
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES"}
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
