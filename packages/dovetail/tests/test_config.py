@@ -143,3 +143,9 @@ def test_the_command_shows_values_and_where_they_come_from() -> None:
     assert rows["max_body_bytes"] == ["1000", "dovetail.toml"]
     assert rows["store"] == ['"sqlite"']
     assert "secret" not in ran.output
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    settings = load({"store": "redis://me:secret@host/0"}, {})
+    assert dump(settings)["store"] == "redis://me:***@host/0"
+    assert dump(settings, secrets=True)["store"] == "redis://me:secret@host/0"

@@ -92,6 +92,18 @@ def test_a_bomb_in_a_bomb_is_refused() -> None:
     run(scene)
 
 
+def test_a_body_of_endless_parts_is_refused() -> None:
+    """Each part of a gzip body costs a copy of the rest: thousands of them cost seconds."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await chat(stage, gzip.compress(b"") * 50_000, content_encoding="gzip")
+            assert reply.status == 400
+            assert "too many parts" in reply.json["error"]["message"]
+
+    run(scene)
+
+
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:8])
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"\x00" + data])
 def test_a_damaged_body_is_the_clients_fault(

@@ -4,6 +4,7 @@ defaults < TOML file < environment (DOVETAIL_...) < flags
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +20,7 @@ FILE = "dovetail.toml"  # read from the working folder where no other is named
 CONFIG_VARIABLE = "DOVETAIL_CONFIG"
 SECRET = ("api_key",)
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS"}
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -62,6 +64,8 @@ def dump(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
             value = ["***" for _ in value]
         if isinstance(value, Path):
             value = str(value)
+        if isinstance(value, str) and not secrets:
+            value = _PASSWORD.sub(r"\1***@", value)
         shown[one.name] = list(value) if isinstance(value, tuple) else value
     return shown
 

@@ -21,23 +21,24 @@ class Guidance:
             OrderedDict()
         )
 
-    def of(self, prepared: Prepared) -> Constraint | None:
+    def of(self, prepared: Prepared, *, after_thought: bool = False) -> Constraint | None:
         """The constraint; None where nothing is demanded."""
         request = prepared.request
         thinks = self._model.reasoning_parser is not None and request.thinking.enabled is not False
-        in_reasoning = prepared.prompt.in_reasoning
+        thinks = thinks and not after_thought
+        in_reasoning = prepared.prompt.in_reasoning and not after_thought
         form = msgspec.json.encode((request.tool_choice, request.output))
         key = (id(request.tools), form, thinks, in_reasoning)
         known = self._made.get(key)
         if known is not None and known[0] is request.tools:
             return known[1]
-        made = self._make(prepared, thinks)
+        made = self._make(prepared, thinks, in_reasoning)
         self._made[key] = (request.tools, made)
         if len(self._made) > _MOST:
             self._made.popitem(last=False)
         return made
 
-    def _make(self, prepared: Prepared, thinks: bool) -> Constraint | None:
+    def _make(self, prepared: Prepared, thinks: bool, in_reasoning: bool) -> Constraint | None:
         request = prepared.request
         text = constraint(
             self._model.tool_parser,
@@ -45,7 +46,7 @@ class Guidance:
             tools=request.tools,
             choice=request.tool_choice,
             output=request.output,
-            in_reasoning=prepared.prompt.in_reasoning,
+            in_reasoning=in_reasoning,
             thinks=thinks,
         )
         return None if text is None else Constraint("gbnf", text)

@@ -11,10 +11,11 @@ from dovetail.preparation import Prepared
 from dovetail.service import Served
 from dovetail.speaker import Speaker, Watch
 from dovetail.streams import merged
-from dovetail_model import ContextOverflow, Event, Request
+from dovetail_model import ContextOverflow, Event, InvalidRequest, Request
 
 __all__ = ["Answer", "Watch", "answer", "count_tokens"]
 
+MOST_CHOICES = 16
 Answer = AsyncGenerator[tuple[int, list[Event]]]
 
 
@@ -27,8 +28,8 @@ async def answer(
     watch.prepared(prepared)
     limit = _room(served, prepared)
     speakers = [
-        Speaker(served, prepared, new_call_id, limit, watch)
-        for _ in range(max(1, request.sampling.n))
+        Speaker(served, prepared, new_call_id, limit, watch, choice)
+        for choice in range(_choices(request))
     ]
     async with aclosing(merged([speaker.speak() for speaker in speakers])) as batches:
         async for choice, events in batches:
@@ -38,6 +39,12 @@ async def answer(
 async def count_tokens(served: Served, request: Request) -> int:
     """The exact number of input tokens that this request would have."""
     return await served.preparer.count(request)
+
+
+def _choices(request: Request) -> int:
+    if request.sampling.n > MOST_CHOICES:
+        raise InvalidRequest(f"n: at most {MOST_CHOICES} choices", param="n")
+    return max(1, request.sampling.n)
 
 
 def _room(served: Served, prepared: Prepared) -> int:

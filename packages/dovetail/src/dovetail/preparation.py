@@ -27,6 +27,8 @@ from dovetail.stability import Stability, Stabilizer
 from dovetail.stability.diagnosis import Diagnosis
 from dovetail.stability.doctor import Doctor, Sighting
 from dovetail_model import (
+    Block,
+    DocumentBlock,
     ImageBlock,
     InvalidRequest,
     ReasoningBlock,
@@ -115,9 +117,9 @@ class Preparer:
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()
-        if any(isinstance(block, ImageBlock) for block in newest):
+        if any(map(_is_picture, newest)):
             name = request.model or self._model.name
-            raise Unsupported(f"The model {name} is served as text: it takes no images.")
+            raise Unsupported(f"The model {name} is served as text: it takes no images or files.")
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
         owner = self._owner(request.identity.tenant)
@@ -203,6 +205,13 @@ def _thinking_on(request: Request, last: Entry | None) -> Request:
         return request
     before = msgspec.json.decode(last.thinking, type=Thinking)
     return msgspec.structs.replace(request, thinking=merged(before, request.thinking))
+
+
+def _is_picture(block: Block) -> bool:
+    """Whether a block has no text that the model could read."""
+    if isinstance(block, DocumentBlock):
+        return block.text is None
+    return isinstance(block, ImageBlock)
 
 
 def _loop_start(turns: tuple[Turn, ...]) -> int:

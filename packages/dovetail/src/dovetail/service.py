@@ -57,11 +57,14 @@ class Served:
     def _guidance(self) -> Guidance:
         return Guidance(self.model)
 
-    def constraint(self, prepared: Prepared) -> Constraint | None:
-        """What the answer must look like; None where the engine could not see to it anyway."""
+    def constraint(self, prepared: Prepared, *, after_thought: bool = False) -> Constraint | None:
+        """What the answer must look like; None where the engine could not see to it anyway.
+
+        `after_thought`: what is left of it once its thought has ended.
+        """
         if "gbnf" not in self.engine.abilities.constraints:
             return None
-        return self._guidance.of(prepared)
+        return self._guidance.of(prepared, after_thought=after_thought)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The request's values, then the operator's, then the model's own."""

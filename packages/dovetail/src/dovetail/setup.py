@@ -22,6 +22,7 @@ from dovetail.stability import DEFAULT_PATTERNS, Stability
 from dovetail.weights import find_model
 from dovetail_model import Sampling
 
+LOCAL = ("llamacpp", "scripted")
 TEMPLATES = Path(__file__).parent / "templates"
 TURNS = "turns.sqlite"  # in the data folder
 
@@ -115,6 +116,8 @@ def make_engine(config: Config, model: Model, path: Path) -> TokenEngine:
         stop_ids=(*first, *(model.stop_ids - set(first))),
         options={key: value for key, value in options.items() if value is not None},
     )
+    if config.engine_url is not None and name in LOCAL:
+        raise EngineSetupError(f"the engine {name!r} runs here: it takes no --engine-url")
     engine = create_engine(name, setup)
     if not isinstance(engine, TokenEngine):
         raise EngineSetupError(f"the engine {name!r} does not give tokens")

@@ -4,7 +4,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from dovetail.engines.engine import EngineRequest, TokenDelta
+import msgspec
+
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.generation import Generation
 from dovetail.preparation import Prepared
 from dovetail.service import Served
@@ -15,6 +17,7 @@ from dovetail_model import (
     FinishReason,
     InternalError,
     Logprobs,
+    ReasoningBlock,
     Request,
     Usage,
 )
@@ -40,6 +43,7 @@ class Speaker:
         new_call_id: Callable[[], str],
         limit: int,
         watch: Watch,
+        choice: int = 0,
     ) -> None:
         self._served = served
         self._prepared = prepared
@@ -48,7 +52,8 @@ class Speaker:
         self._limit = limit if asked is None else min(asked, limit)
         self._clamped = self._limit == limit
         self._watch = watch
-        self._cached = 0
+        self._choice = choice
+        self._cached: int | None = None
         self._exact = True
 
     async def speak(self) -> AsyncGenerator[list[Event]]:
@@ -80,45 +85,58 @@ class Speaker:
             await self._record()
 
     async def _deltas(self) -> AsyncGenerator[TokenDelta]:
-        """The engine's deltas; where a thought has spent its budget, it is closed for the model."""
-        budget = self._prepared.request.thinking.budget
+        """The engine's deltas; a thought that has spent its budget is closed for the model."""
         closing = self._served.thought_closing
         while True:
-            over = False
             async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
                 async for delta in deltas:
                     yield delta
-                    if self._generation.stopped:
+                    if self._generation.stopped or delta.finish is not None:
                         return
-                    over = bool(
-                        budget is not None
-                        and closing
-                        and self._generation.thinking
-                        and len(self._generation.ids) >= budget
-                    )
-                    if over and delta.finish is None:
+                    if closing and self._has_thought_enough():
                         break
                 else:
                     return
+            room = self._limit - len(self._generation.ids)
+            if room <= len(closing):
+                yield TokenDelta(ids=closing[:room], finish="length")
+                return
             yield TokenDelta(ids=closing)
+
+    def _has_thought_enough(self) -> bool:
+        budget, generation = self._prepared.request.thinking.budget, self._generation
+        return budget is not None and generation.thinking and generation.thought_tokens >= budget
 
     def _engine_request(self) -> EngineRequest:
         request, said = self._prepared.request, self._generation.ids
         served, prompt = self._served, self._prepared.prompt
+        sampling = served.sampling(request.sampling)
+        if sampling.seed is not None:
+            sampling = msgspec.structs.replace(sampling, seed=sampling.seed + self._choice)
         return EngineRequest(
             id=self._generation.entry_id,
             prompt=prompt.ids + said if said else prompt.ids,
             max_tokens=self._limit - len(said),
-            sampling=served.sampling(request.sampling),
+            sampling=sampling,
             stop_ids=served.model.stop_ids,
-            constraint=None if said else served.constraint(self._prepared),
+            constraint=self._constraint(),
             session=request.identity.session,
             priority=request.hints.priority or 0,
             cache_salt=_salt(request),
         )
 
+    def _constraint(self) -> Constraint | None:
+        """What the rest must look like. Behind words or calls no grammar can be taken up again."""
+        blocks = self._generation.message().blocks
+        if not blocks:
+            return self._served.constraint(self._prepared)
+        if all(isinstance(block, ReasoningBlock) for block in blocks):
+            return self._served.constraint(self._prepared, after_thought=True)
+        return None
+
     def _hear(self, delta: TokenDelta) -> list[Event]:
-        self._cached = delta.cached if delta.cached is not None else self._cached
+        if self._cached is None and delta.cached is not None:  # of a second request it tells less
+            self._cached = min(delta.cached, len(self._prepared.prompt.ids))
         if not delta.exact and self._exact:
             self._exact = False
             self._watch.inexact()
@@ -130,7 +148,7 @@ class Speaker:
         return Usage(
             input_tokens=len(self._prepared.prompt.ids),
             output_tokens=len(spoken) + (self._generation.stopped and bool(spoken)),
-            cached_tokens=self._cached,
+            cached_tokens=self._cached or 0,
             reasoning_tokens=self._generation.thought_tokens,
         )
 

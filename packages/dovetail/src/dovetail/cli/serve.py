@@ -58,7 +58,7 @@ def serve(settings: Settings) -> None:
         _fail(f"the certificate {config.tls_cert_path} and its key cannot be used: {error}")
     address = _address(place, "https" if serving.config.is_ssl else "http")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(serving, place, lambda: _greet(address, service)))
+        runner.run(_run(serving, place, lambda: _greet(address, service, bool(options.keys))))
     if not serving.started:
         _fail("the server could not be started; what went wrong is told above")
 
@@ -137,8 +137,9 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _greet(address: str, service: Service) -> None:
+def _greet(address: str, service: Service, keyed: bool) -> None:
     """The address, and a line to paste for each API."""
+    key = ' -H "x-api-key: $KEY"' if keyed else ""
     name = service.served[0].name
     ask = {
         "model": name,
@@ -152,7 +153,8 @@ def _greet(address: str, service: Service) -> None:
     typer.echo(f"serving {name} at {address}\n")
     for path, body in bodies.items():
         typer.echo(
-            f"curl -s {address}{path} -H 'content-type: application/json' -d '{json.dumps(body)}'"
+            f"curl -s {address}{path}{key} -H 'content-type: application/json' "
+            f"-d '{json.dumps(body)}'"
         )
     typer.echo("")
     sys.stdout.flush()

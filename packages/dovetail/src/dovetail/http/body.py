@@ -11,6 +11,7 @@ from dovetail.http.errors import Disconnected, HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
 from dovetail_model import TooLarge
 
+_MOST_MEMBERS = 16
 _PIECE = 1 << 18  # bytes that are decompressed at a time
 _ZSTD_FEED = 512  # bytes of zstd at a time: each may become 2^15 times as many
 _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows for content encodings
@@ -92,9 +93,13 @@ def _decompress(name: str, pieces: Callable[[bytes], Pieces], body: bytes, limit
 
 
 def _gzip(body: bytes) -> Pieces:
-    """One gzip member or several, one after the other."""
-    while body:
+    """One gzip member or several, one after the other; each costs a copy of what is left."""
+    for _ in range(_MOST_MEMBERS):
+        if not body:
+            return
         body = yield from _inflate(body, zlib.MAX_WBITS | 16)
+    if body:
+        raise EOFError("it has too many parts")
 
 
 def _deflate(body: bytes) -> Pieces:
