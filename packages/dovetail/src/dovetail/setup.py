@@ -42,7 +42,8 @@ def build(config: Config, progress: Progress | None = None) -> Service:
         custom_template=config.custom_jinja_template or own_template(config.model),
         switches=config.chat_template_kwargs,
     )
-    names = config.served_model_name or (config.model if path.name != config.model else model.name,)
+    is_path = Path(config.model).expanduser().exists()
+    names = config.served_model_name or (path.resolve().name if is_path else config.model,)
     served = Served(
         names=names,
         model=model,

@@ -195,7 +195,8 @@ def _thinking(asked: wire.Request, budget: int | None) -> tuple[Thinking, list[s
             edits.append(f"context_management.edits[{at}]")
     config, output = asked.thinking, asked.output_config
     if config is not None and config.budget_tokens is not None:
-        budget = _whole(config.budget_tokens)
+        asked_for = int(config.budget_tokens)
+        budget = asked_for if budget is None else min(asked_for, budget)
     thinking = Thinking(
         enabled=None if config is None else config.type != "disabled",
         effort=None if output is None else output.effort,
