@@ -97,8 +97,10 @@ class OddSpelling:
     def __call__(self, text: str) -> list[int]:
         return self.split(self._tokenizer.encode(text))
 
-    def split(self, given: Sequence[int]) -> list[int]:
-        """The same text in more tokens."""
+    def split(self, given: Sequence[int], seed: int | None = None) -> list[int]:
+        """The same text in more tokens; with a seed, in the same ones whatever came before."""
+        if seed is not None:
+            self._random = random.Random(seed)
         ids: list[int] = []
         for id in given:
             spelled = self._tokenizer.bytes_of(id)

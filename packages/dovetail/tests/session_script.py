@@ -147,7 +147,7 @@ class Scribe:
         text, stop = self._without_stop(text, calls=bool(_calls(line.blocks)))
         ids = self._guard.encode(text, first=False)
         if at % 3 and not clean:
-            ids = self._odd.split(ids)
+            ids = self._odd.split(ids, seed=at)
         return [*ids, self._model.tokenizer.controls[stop]]
 
     def _fitted(
