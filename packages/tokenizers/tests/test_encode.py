@@ -102,8 +102,9 @@ def test_a_lone_surrogate_is_a_replacement_character(name: str) -> None:
 @given(data=st.data())
 def test_decode_is_the_librarys_with_control_tokens_spelled(name: str, data: st.DataObject) -> None:
     tokenizer = real(name)
-    # Runs of byte tokens that are not UTF-8 differ: the library gives up the whole run.
-    ids = data.draw(st.lists(st.integers(300, tokenizer.size - 1), max_size=6))
+    # Runs of byte tokens that are not UTF-8 differ: the library gives up the whole run. They have
+    # small ids in every vocabulary.
+    ids = data.draw(st.lists(st.integers(1000, tokenizer.size - 1), max_size=6))
     assert tokenizer.decode(ids) == bare(name).decode(ids, skip_special_tokens=False)
 
 
