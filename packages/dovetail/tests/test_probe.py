@@ -38,7 +38,6 @@ KNOWN: dict[str, dict[str, Any]] = {
         "null_content": False,
         "opens_thought": "",
         "keep_switches": {},
-        "history_free": True,
         "thinking_switches": {True: {"enable_thinking": True}, False: {"enable_thinking": False}},
     },
     "Qwen3.5-4B": {
@@ -57,7 +56,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         "null_content": False,
         "trims": True,
     },
-    "Kimi-K2-Thinking": {**DROPS_AT_FINAL, "reasoning_fields": RC, "history_free": False},
+    "Kimi-K2-Thinking": {**DROPS_AT_FINAL, "reasoning_fields": RC},
     "moonshotai-Kimi-K2": {"call_ids": "kimi", "shows_ids": True},
     "Kimi-K3": {
         **ALWAYS,

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -21,6 +21,7 @@ from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import Sealer
 from dovetail.renderers import Renderers
 from dovetail.rendering.prompt import Prompt
+from dovetail.rendering.renderer import loop_start
 from dovetail.rendering.template import RenderError
 from dovetail.rendering.thinking import merged, switches
 from dovetail.stability import Stability, Stabilizer
@@ -63,6 +64,20 @@ class Prepared:
     owner: Owner
     sighting: Sighting
     diagnosis: Diagnosis
+
+
+class Prepares(Protocol):
+    """What the pipeline asks of whoever makes prompts."""
+
+    async def prepare(self, request: Request, harness: str = "") -> Prepared: ...
+
+    async def count(self, request: Request) -> int: ...
+
+    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation: ...
+
+    async def record(self, prepared: Prepared, generation: Generation) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class Preparer:
@@ -139,7 +154,7 @@ class Preparer:
         recalled = await self._recaller.recall(walk, replace(scope, head=head, start=start))
         loop = 0
         if self._settings.resume_drop_thinking is not None:
-            loop = _loop_start(request.turns)
+            loop = loop_start(request.turns)
         clears = self._clears_thoughts(request, recalled, loop)
         if clears:
             request, recalled = _without_thoughts(request, loop), recalled.forgotten(loop)
@@ -212,14 +227,6 @@ def _is_picture(block: Block) -> bool:
     if isinstance(block, DocumentBlock):
         return block.text is None
     return isinstance(block, ImageBlock)
-
-
-def _loop_start(turns: tuple[Turn, ...]) -> int:
-    """Where the loop that is running began: the user's last turn."""
-    for at in range(len(turns) - 1, -1, -1):
-        if turns[at].role not in ("assistant", "tool"):
-            return at
-    return 0
 
 
 def _without_thoughts(request: Request, until: int) -> Request:

@@ -12,7 +12,7 @@ import msgspec
 from dovetail.catalog import Model
 from dovetail.engines.engine import Constraint, TokenEngine
 from dovetail.guidance import Guidance
-from dovetail.preparation import Prepared, Preparer
+from dovetail.preparation import Prepared, Prepares
 from dovetail.rendering.writing import TurnWriter
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
@@ -29,7 +29,7 @@ class Served:
 
     names: tuple[str, ...]
     model: Model
-    preparer: Preparer
+    preparer: Prepares
     engine: TokenEngine
     max_context: int | None = None
     defaults: Sampling = field(default_factory=Sampling)

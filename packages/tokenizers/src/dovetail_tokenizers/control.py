@@ -85,10 +85,6 @@ class ControlTable(Mapping[str, int]):
         """Whether the id is that of a control token."""
         return id in self._spellings
 
-    def touches(self, ids: Iterable[int]) -> bool:
-        """Whether a control token is among the ids."""
-        return not self._spellings.keys().isdisjoint(ids)
-
     def find(self, text: str, pattern: re.Pattern[str] | None = None) -> Iterator[Found]:
         """Every control token's spelling from left to right, the longest where several begin."""
         for match in (pattern or self.pattern).finditer(text):

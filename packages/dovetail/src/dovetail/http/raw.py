@@ -12,7 +12,7 @@ from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS
 from dovetail.ledger.recall import Recalled
-from dovetail.preparation import CallIds, Prepared, Preparer
+from dovetail.preparation import CallIds, Prepared
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail.service import Served
 from dovetail.stability import Diagnosis, Sighting
@@ -27,11 +27,8 @@ def raw(served: Served) -> Served:
     return replace(served, preparer=RawPreparer(served.model))
 
 
-class RawPreparer(Preparer):
-    """Prepares prompts that nobody may touch, and keeps nothing.
-
-    It shares the interface of its parent alone: none of its parts.
-    """
+class RawPreparer:
+    """Prepares prompts that nobody may touch, and keeps nothing."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

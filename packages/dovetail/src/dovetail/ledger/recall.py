@@ -210,7 +210,7 @@ class Recaller:
             one = walk.steps[at]
             now = await self._by_chain(walk.turns[at], one.chain, scope, [])
             if now is None or now.id != one.found.entry:
-                return walk.begun(walk.turns, at)
+                return walk.up_to(walk.turns, at)
         return walk
 
     async def _recognise(

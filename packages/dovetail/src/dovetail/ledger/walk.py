@@ -83,7 +83,7 @@ class Walk:
         self.begun_turn: Found | None = None
         self.seen_at: tuple[int | None, int] = (None, 0)  # the ledger's state at its end
 
-    def begun(self, turns: tuple[Turn, ...], count: int) -> "Walk":
+    def up_to(self, turns: tuple[Turn, ...], count: int) -> "Walk":
         """A walk along other turns that begin with the same `count`."""
         other = Walk(turns)
         other.steps = self.steps[:count]
@@ -126,7 +126,7 @@ class Walks:
         same = min(len(known.turns) - 2, len(turns))
         while same > 0 and known.turns[:same] != turns[:same]:
             same //= 2
-        return known.begun(turns, max(same, 0))
+        return known.up_to(turns, max(same, 0))
 
     def keep(self, session: Line, walk: Walk) -> None:
         self._known[session] = walk

@@ -26,7 +26,6 @@ class Facts:
     `thinking_switches` turn thinking on and off: what to pass for True and for False. `efforts`
     are the levels that `effort_switch` takes. `opens_thought` is the end of the generation prompt
     behind a user turn that leaves a thought open.
-    `history_free`: what follows an assistant's turn does not depend on what came before it.
     """
 
     renders_tools: bool = True
@@ -61,5 +60,4 @@ class Facts:
     efforts: tuple[str, ...] = ()
     budget_switch: str = ""
     interleaves: bool = False
-    history_free: bool = False
     warnings: tuple[str, ...] = ()

@@ -76,10 +76,7 @@ class Renderer:
         """The place from which turns keep their tokens: all, or those behind the last user turn."""
         if self.keeps(tools):
             return 0
-        for at in range(len(turns) - 1, -1, -1):
-            if turns[at].role not in ("assistant", "tool"):
-                return at
-        return 0
+        return loop_start(turns)
 
     def head(self, request: Request, switches: Mapping[str, Any]) -> Head:
         """The digests of a request's head."""
@@ -130,6 +127,14 @@ class Renderer:
             self._made.clear()
         self._made[key] = (subject, made)
         return made
+
+
+def loop_start(turns: Sequence[Turn]) -> int:
+    """Where the loop that is running began: the last turn of neither the model nor a tool."""
+    for at in range(len(turns) - 1, -1, -1):
+        if turns[at].role not in ("assistant", "tool"):
+            return at
+    return 0
 
 
 def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:

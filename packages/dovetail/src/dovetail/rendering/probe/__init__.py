@@ -51,7 +51,6 @@ def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> 
         budget_switch=thoughts.budget_switch(table),
         interleaves=policy.interleaves(table),
         text_beside_thought=_takes_text_beside_thought(table),
-        history_free=policy.history_free(table),
     )
     return replace(facts, warnings=warnings(facts))
 

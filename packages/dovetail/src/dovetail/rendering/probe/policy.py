@@ -115,43 +115,6 @@ def interleaves(bench: Bench) -> bool:
     return not both.partition(call)[2].startswith(ending)
 
 
-def history_free(bench: Bench) -> bool:
-    """Whether what follows an assistant's turn is the same after any history."""
-    long = [
-        bench.system(),
-        bench.user("before"),
-        bench.calls("call 3", text="earlier"),
-        bench.result("call 3"),
-        bench.says("said before"),
-        bench.user(),
-    ]
-    return all(
-        _tail(bench, [bench.user()], turn, then) == _tail(bench, long, turn, then)
-        for turn, follow in _shapes(bench)
-        for then in follow
-    )
-
-
-def _shapes(bench: Bench) -> list[tuple[tuple[Message, str], list[list[Message]]]]:
-    """Assistant turns, each with the word it ends with, and what may come after them."""
-    user = bench.user("more")
-    one = [bench.result("call 1")]
-    two = [bench.result("call 1"), bench.result("call 2")]
-    return [
-        ((bench.says("answer"), "answer"), [[user]]),
-        ((bench.calls("call 1"), "call 1"), [one, [*one, user]]),
-        ((bench.calls("call 1", text="beside"), "call 1"), [one, [*one, user]]),
-        ((bench.calls("call 1", "call 2"), "call 2"), [two, [*two, user]]),
-    ]
-
-
-def _tail(
-    bench: Bench, before: Sequence[Message], turn: tuple[Message, str], then: list[Message]
-) -> str | None:
-    text = bench.render([*before, turn[0], *then])
-    return None if text is None else text.rpartition(bench.marks[turn[1]])[2]
-
-
 def _step(bench: Bench, number: int) -> list[Message]:
     call = f"call {number}"
     return [bench.calls(call, thought=f"thought {number}"), bench.result(call)]
