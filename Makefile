@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all test-vllm check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -43,6 +43,13 @@ test: .venv/.dev .cache/.tokenizers .cache/.harnesses  ## every test of every pa
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: check test fuzz wheels  ## check, test, fuzz and wheels
+
+.cache/.vllm: tools/fetch_vllm.py
+	$(PYTHON) tools/fetch_vllm.py
+	@touch $@
+
+test-vllm: .venv/.dev .cache/.tokenizers .cache/.vllm  ## the tests against a real vLLM, on the CPU
+	DOVETAIL_VLLM_PYTHON=$(CURDIR)/.cache/vllm/venv/bin/python $(BIN)/python -m pytest -m vllm packages/dovetail/tests
 
 check: .venv/.dev  ## format, lint, types, imports, sizes
 	$(BIN)/ruff format --check .

@@ -30,6 +30,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
+from dovetail.routing import Pool
 from dovetail.service import Served, Service
 
 NAME = "some-org/some-model"
@@ -247,7 +248,7 @@ def service(
             names=(NAME, "second-name") if not at else (f"model-{at}",),
             model=model,
             preparer=preparer,
-            engine=engine,
+            engine=Pool([engine]),
             max_context=max_context,
             created=1_700_000_000.0,
         )
@@ -264,10 +265,14 @@ async def serving(
     count: int = 1,
     template: str = _TEMPLATE,
     send_buffer: int | None = None,
+    offered: Service | None = None,
 ) -> AsyncIterator[Stage]:
-    """A server, up before the first line of the block and gone after the last."""
+    """A server, up before the first line of the block and gone after the last.
+
+    It serves what is `offered`, else the usual model.
+    """
     made, engine = service(max_context=max_context, count=count, template=template)
-    app = App(made, options)
+    app = App(offered or made, options)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_buffer is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

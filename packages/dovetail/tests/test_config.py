@@ -104,7 +104,10 @@ def test_other_variables_are_not_settings() -> None:
         ({}, {}, "[http]\nnope = 1", r"dovetail\.toml.*'nope'"),
         ({}, {}, "model = ", r"dovetail\.toml"),
         ({}, {}, "http-port = 'abc'", r"http_port.*dovetail\.toml"),
-        ({}, {}, "served-model-name = 'a'", r"served_model_name.*dovetail\.toml"),
+        ({}, {}, "served-model-name = 1", r"served_model_name.*dovetail\.toml"),
+        ({}, {}, "models = 1", r"models.*dovetail\.toml.*\[\[models\]\]"),
+        ({}, {}, "[[models]]\nhttp-port = 1", r"dovetail\.toml, model 1.*'http_port'"),
+        ({}, {}, "[[models]]\nslots = 'many'", r"slots.*dovetail\.toml, model 1"),
         ({}, {"DOVETAIL_CONFIG": "nofile.toml"}, None, r"nofile\.toml"),
     ],
 )
@@ -126,6 +129,8 @@ def test_keys_are_not_shown() -> None:
 def test_every_setting_is_a_flag_with_help() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).output
     for one in fields(Config):
+        if one.name == "models":  # tables, which only the file can have
+            continue
         flag = "[MODEL]" if one.name == "model" else f"--{one.name.replace('_', '-')}"
         assert flag in shown
         assert one.metadata["help"]

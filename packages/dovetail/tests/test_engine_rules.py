@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from completions_stage import Remotely
 from scripted_stage import END, TOKENIZER, engine, ids
+from sglang_stage import StandInEngine
 
 from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
@@ -41,7 +43,17 @@ def scripted() -> TokenEngine:
     return engine(f"[{{text: '{LONG}'}}]")
 
 
-MAKERS = pytest.mark.parametrize("make", [mirror, scripted])
+def sglang() -> TokenEngine:
+    """The adapter before a stand-in for its server."""
+    return StandInEngine()
+
+
+def vllm() -> TokenEngine:
+    """With a server of its protocol, which is the scripted engine's."""
+    return Remotely("vllm", f"[{{text: '{LONG}'}}]")
+
+
+MAKERS = pytest.mark.parametrize("make", [mirror, scripted, sglang, vllm])
 Maker = Callable[[], TokenEngine]
 
 
@@ -144,7 +156,7 @@ def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("skripted", {}, "no engine 'skripted': the engines are llamacpp, scripted"),
+        ("skripted", {}, "no engine 'skripted': the engines are llamacpp, openai"),
         ("scripted", {}, "needs a script: --script FILE"),
         ("scripted", {"script": "/no/such"}, "/no/such: cannot be read"),
         ("scripted", {"script": __file__, "speed": 1}, "unknown field `speed`"),

@@ -185,7 +185,7 @@ def test_max_tokens_is_clamped_to_the_window() -> None:
 
 def test_one_too_many_is_told_to_come_back() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(max_concurrent=1)) as stage:
+        async with serving(HttpOptions(max_concurrent=1, max_queued=0)) as stage:
             done = asyncio.Event()
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:

@@ -23,7 +23,7 @@ BYTES = ByteTokenizer()
 
 
 def engine(path: Path, **options: int | bool | float) -> LlamaCppEngine:
-    made = create_engine("llamacpp", EngineSetup(BYTES, path, None, 256, (), options))
+    made = create_engine("llamacpp", EngineSetup(BYTES, path, context_length=256, options=options))
     assert isinstance(made, LlamaCppEngine)
     return made
 

@@ -26,7 +26,7 @@ TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
 def test_it_is_a_token_engine() -> None:
     playing: TokenEngine = engine("[{text: a}]")
-    assert playing.abilities.constraints == {"gbnf", "lark", "structural_tag", "json_schema"}
+    assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(playing.abilities.constraints)
 
 
 def texts(playing: ScriptedEngine, asked: list[EngineRequest]) -> list[str]:

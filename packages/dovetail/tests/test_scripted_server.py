@@ -20,8 +20,9 @@ from scripted_stage import END, RETURN, TOKENIZER, engine, ids
 
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.scripted.process import ProcessOptions, configuration, served_model
-from dovetail.engines.scripted.server import ScriptedServer, ServedModel
+from dovetail.engines.scripted.process import ProcessOptions, served_model
+from dovetail.engines.serving import CompletionsServer, ServedModel
+from dovetail.engines.serving.listening import configuration
 
 MODEL = "org/model"
 HELLO = "[{text: 'h<think>é</think>!'}]"
@@ -73,7 +74,8 @@ async def staged(
 ) -> AsyncGenerator[Stage, None]:
     playing = engine(script, (END, RETURN), **options)
     model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
-    server = uvicorn.Server(configuration(ScriptedServer(playing, model)))
+    app = CompletionsServer(playing, model, bursts=playing.bursts)
+    server = uvicorn.Server(configuration(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     port = listener.getsockname()[1]
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -186,7 +188,7 @@ def test_a_character_that_stays_incomplete() -> None:
 def test_what_the_engine_is_asked() -> None:
     async def body(stage: Stage) -> None:
         extra = {
-            "priority": 3,
+            "priority": -3,  # sooner, in vLLM's numbers
             "cache_salt": "salt",
             "session_id": "s1",
             "request_id": "r1",

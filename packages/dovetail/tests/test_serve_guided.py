@@ -12,6 +12,7 @@ from dovetail.config import Config
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline import answer
+from dovetail.routing import Pool
 from dovetail.setup import build
 from dovetail_model import Finish
 from dovetail_protocols import CHAT
@@ -64,7 +65,9 @@ async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
         served = service.find("m")
         batches = [events async for _, events in answer(served, request, lambda: "call_1")]
         assert isinstance(batches[-1][-1], Finish)
-        assert isinstance(served.engine, ScriptedEngine)
-        return served.engine.requests[-1].constraint
+        assert isinstance(served.engine, Pool)
+        engine = served.engine.workers[0].engine
+        assert isinstance(engine, ScriptedEngine)
+        return engine.requests[-1].constraint
     finally:
         await service.stop()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.client import HTTPResponse
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -191,20 +192,23 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
     assert "prompt is too long" in reply.json["error"]["message"]
 
 
-def test_an_engine_that_is_killed_is_told_to_every_client_and_in_health(home: Path) -> None:
+def test_an_engine_that_is_killed_is_told_to_every_client_and_started_again(home: Path) -> None:
     flags = ["--slots", "3", "--context-length", "1024"]
     with served(*flags, home=home) as running:
         assert running.ask("GET", "/health").json["status"] == "ready"
+        before = _engine_of(running.process.pid)
         _kill_under_three_streams(running)
-        health = running.ask("GET", "/health")
-        assert health.status == 503
-        assert "killed" in health.json["engines"][0]["detail"]
         assert running.ask("GET", "/live").status == 200
-        after = running.ask(
-            "POST", "/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)}
-        )
-        assert after.status in (502, 503)
-        assert "killed" in after.json["error"]["message"]
+        deadline = monotonic() + 60
+        while "event=replica_up" not in running.log.read_text():
+            assert monotonic() < deadline
+        assert running.ask("GET", "/health").json["status"] == "ready"
+        assert _engine_of(running.process.pid) != before
+        after = running.post("/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)})
+        assert after["choices"][0]["message"]["content"] == PARIS
+        log = running.log.read_text()
+        assert "event=replica_down" in log
+        assert "llama.cpp was killed" in log
 
 
 def _kill_under_three_streams(running: Running) -> None:

@@ -12,6 +12,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.pipeline import answer
 from dovetail.preparation import Preparer
+from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import (
     Fold,
@@ -34,7 +35,7 @@ def _served(text: str = LONG) -> tuple[Served, ScriptedEngine]:
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
-    return Served(("m",), model, preparer, engine), engine
+    return Served(("m",), model, preparer, Pool([engine])), engine
 
 
 def _ask(served: Served, **changes: object) -> list[Message]:

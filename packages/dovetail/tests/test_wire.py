@@ -152,6 +152,8 @@ FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
     ("half a chunk", [CHUNKED, b"5\r\nab"], EngineUnavailable, "broke off"),
     ("no last chunk", [CHUNKED, chunk(b"ab")], EngineUnavailable, "broke off"),
     ("bad chunk", [CHUNKED, b"zz\r\n"], EngineUnavailable, "broke off"),
+    ("endless head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 60000], EngineUnavailable, "head"),
+    ("upgrade", [b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n"], EngineUnavailable, "broke off"),
 ]
 
 
@@ -176,6 +178,42 @@ def test_silence(pieces: list[bytes]) -> None:
             await fetch(endpoint, SHORT)
 
     with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
+        asyncio.run(main())
+
+
+def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
+    async def main() -> list[bytes]:
+        more = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(CHUNKED + chunk(b"a"))
+            await more.wait()
+            writer.write(chunk(b"b") + b"0\r\n\r\n")
+
+        async with server(answer) as endpoint, send(endpoint, SHORT) as reply:
+            pieces = []
+            async for piece in reply.chunks():
+                pieces.append(piece)
+                more.set()
+                await asyncio.sleep(3 * SHORT.patience.silence)  # the client's client is slow
+            return pieces
+
+    assert asyncio.run(main()) == [b"a", b"b"]
+
+
+def test_an_answer_that_is_dropped_ends_with_an_error() -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(CHUNKED + chunk(b"a"))
+            await reader.read()
+
+        async with server(answer) as endpoint, send(endpoint, POST) as reply:
+            async for _ in reply.chunks():
+                reply.drop()
+
+    with pytest.raises(EngineUnavailable, match="broke off"):
         asyncio.run(main())
 
 

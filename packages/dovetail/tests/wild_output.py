@@ -206,11 +206,11 @@ class Tally:
         prompt = prepared.prompt
         self.turns += 1
         self.hows[prompt.how] += 1
-        self.exact += len(prompt.exact)
+        self.exact += len(prompt.exact | prompt.kept)
         self.notes.update(prompt.notes)
         roles = [turn.role for turn in prepared.request.turns]
         said = [at for at, role in enumerate(roles) if role == "assistant"]
-        if whole and said and said[-1] not in prompt.exact:
+        if whole and said and said[-1] not in prompt.exact | prompt.kept:
             self.missed += not prompt.dropped or set(roles[said[-1] + 1 :]) == {"tool"}
 
 

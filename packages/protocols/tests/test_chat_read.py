@@ -181,6 +181,61 @@ class TestOtherServers:
             Finish("refusal"),
         ]
 
+    def test_calls_without_indices_differ_by_their_ids(self) -> None:
+        calls = [fragment(None, id=id, function={"name": "f", "arguments": "{}"}) for id in "xy"]
+        message = fold(read(b"".join(map(chunk, calls)) + chunk({}, "tool_calls") + DONE))
+        assert [b.id for b in message.blocks if isinstance(b, ToolCallBlock)] == ["x", "y"]
+
+    def test_calls_without_indices_and_ids_differ_by_their_names(self) -> None:
+        calls = [fragment(None, function={"name": name, "arguments": "{}"}) for name in "fg"]
+        message = fold(read(b"".join(map(chunk, calls)) + chunk({}, "stop") + DONE))
+        assert [b.name for b in message.blocks if isinstance(b, ToolCallBlock)] == ["f", "g"]
+
+    def test_an_index_that_is_left_out_later_goes_on(self) -> None:
+        parts = [
+            fragment(0, id="x", function={"name": "f", "arguments": "{"}),
+            fragment(None, function={"arguments": "}"}),
+        ]
+        message = fold(read(b"".join(map(chunk, parts)) + chunk({}, "tool_calls") + DONE))
+        assert message.blocks == (ToolCallBlock("x", "f", "{}"),)
+
+    def test_arguments_that_are_an_object(self) -> None:
+        whole = fragment(0, id="x", function={"name": "f", "arguments": {"a": 1}})
+        message = fold(read(chunk(whole) + chunk({}, "stop") + DONE))
+        assert message.blocks == (ToolCallBlock("x", "f", '{"a":1}'),)
+
+    def test_content_in_parts_with_thoughts_among_them(self) -> None:
+        parts = [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+            {"type": "text", "text": "Hi."},
+        ]
+        assert read(chunk({"content": parts}) + chunk({}, "stop"))[:3] == [
+            ReasoningDelta("Hm."),
+            SpanEnd("reasoning"),
+            TextDelta("Hi."),
+        ]
+
+    def test_an_empty_reason_is_none(self) -> None:
+        stream = chunk({"content": "a"}, "") + chunk({"content": "b"}, "length") + DONE
+        message = fold(read(stream))
+        assert (message.blocks, message.finish) == ((TextBlock("ab"),), "length")
+
+    def test_usage_with_nulls(self) -> None:
+        usage = {"prompt_tokens": 3, "completion_tokens": None}
+        assert Usage(3) in read(chunk({}, "stop", usage=usage) + DONE)
+
+    def test_a_whole_answer_instead_of_a_stream(self) -> None:
+        call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        message = {"role": "assistant", "content": "Hi.", "reasoning": "Hm.", "tool_calls": [call]}
+        answer = {
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+        }
+        found = fold(ChatReader().whole(msgspec.json.encode(answer)))
+        assert [block.type for block in found.blocks] == ["reasoning", "text", "tool_call"]
+        assert (found.finish, found.usage) == ("tool_calls", Usage(3, 1))
+        assert isinstance(ChatReader().whole(b"<html>")[-1], Failure)
+
     def test_no_done_at_the_end(self) -> None:
         assert read(chunk({}, "stop")) == [Finish("stop")]
 

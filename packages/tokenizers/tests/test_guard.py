@@ -115,3 +115,21 @@ def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
     assert guard.encode(f"{markers[0]}hi {markers[-1]}\n") == tokenizer.encode(
         f"{markers[0]}hi {markers[-1]}\n"
     )
+
+
+def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
+    tokenizer = ByteTokenizer(["<|end|>", "<|user|>"])
+    guard = Guard(tokenizer)
+    said = tokenizer.encode("<|user|>é is é<|end|>")
+    rendered = "<|user|>é is é<|end|>\n<|user|>more"
+    assert guard.spelled(said, rendered) == len("<|user|>é is é<|end|>")
+    assert guard.spelled([], rendered) == 0
+    assert guard.spelled(said[:2], rendered) is None  # in the middle of a character
+    assert guard.spelled([*said, 1], rendered) is None
+    assert guard.spelled(said, rendered[:5]) is None
+    spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")
+    assert guard.spelled(spelled_out, rendered) is None  # the same text, and no control tokens
+    typed = guard.protect("<|user|>") + "é is é<|end|>\n"
+    assert guard.spelled(said, typed) is None
+    long = tokenizer.encode_plain("x" * 5000)
+    assert guard.spelled(long, "x" * 6000) == 5000

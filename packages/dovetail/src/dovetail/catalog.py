@@ -23,6 +23,7 @@ from dovetail.rendering.sources import Source, SourceError
 from dovetail.rendering.template import ChatTemplate, RenderError
 from dovetail.rendering.terminators import terminators
 from dovetail.rendering.thinking import switches as thinking_switches
+from dovetail.rendering.writing import TurnWriter
 from dovetail_model import Sampling, Thinking
 from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import Tokenizer, load
@@ -105,6 +106,14 @@ class Model:
         if not self.stop_ids:
             found.append("no token is known to end a turn: answers end by length only")
         return tuple(found)
+
+    @cached_property
+    def thought_closing(self) -> tuple[int, ...]:
+        """The tokens that end a thought; none for models that do not think."""
+        if self.reasoning_parser is None:
+            return ()
+        writer = TurnWriter(self.tool_parser, self.reasoning_parser)
+        return tuple(self.tokenizer.encode(writer.thought_closing()))
 
     @cached_property
     def fingerprint(self) -> str:

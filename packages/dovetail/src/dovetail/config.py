@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 
-def _setting(default: Any, help: str) -> Any:
+def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
     """A field with its help. A mutable default is made anew for each config."""
+    metadata = {"help": help, "per_model": per_model}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _of_model(default: Any, help: str) -> Any:
+    """A setting that may differ from model to model."""
+    return _setting(default, help, per_model=True)
 
 
 # ruff: noqa: RUF009
@@ -23,46 +29,76 @@ class Config:
     """The settings of one server."""
 
     # What is served
-    model: str = _setting("smollm2", "a built-in name, a GGUF file, a model folder, or a hub id")
-    served_model_name: tuple[str, ...] = _setting(
+    model: str | None = _of_model(
+        None,
+        "a built-in name, a GGUF file, a model folder, or a hub id (default: smollm2); "
+        "of a remote engine, the name of its model",
+    )
+    served_model_name: tuple[str, ...] = _of_model(
         (), "names that clients use; the first is the model's own"
     )
     model_alias: tuple[str, ...] = _setting(
         (), "ALIAS=NAME: another name for a served one; it may have * and ?"
     )
-    engine: str = _setting("auto", "what generates: auto, llamacpp or scripted")
-    engine_url: str | None = _setting(None, "where a remote engine listens")
-    script: Path | None = _setting(None, "what the scripted engine plays")
-    migration_limit: int = _setting(
-        3, "how often a request may go on on another worker; there is one worker now"
+    models: tuple[Mapping[str, Any], ...] = _setting(
+        (), "several models: a table [[models]] of settings for each, in the file"
     )
-    context_length: int | None = _setting(
+    context_length: int | None = _of_model(
         None, "the most tokens of a prompt and its answer together"
     )
-    threads: int | None = _setting(None, "threads of the embedded engine")
-    slots: int = _setting(4, "requests that the embedded engine works on at once")
-    gpu_layers: int | None = _setting(None, "layers that the embedded engine puts on a GPU")
+
+    # What generates
+    engine: str = _of_model(
+        "auto",
+        "what generates: auto, llamacpp, scripted or transformers here; vllm, sglang or openai at "
+        "an --engine-url",
+    )
+    engine_url: tuple[str, ...] = _of_model(
+        (), "where a remote engine listens; several are replicas of one model"
+    )
+    engine_api_key: str | None = _of_model(None, "the key that a remote engine asks for")
+    engine_wait: float = _of_model(0.0, "seconds to wait for a remote engine that is not up yet")
+    engine_option: tuple[str, ...] = _of_model(
+        (), "NAME=VALUE: an option of the engine's own, by the names of its page"
+    )
+    tokenizer: str | None = _of_model(
+        None, "folder or hub id with the tokenizer and template of a remote engine's model"
+    )
+    upstream_api: Literal["auto", "chat", "responses"] = _of_model(
+        "auto", "what an openai engine speaks"
+    )
+    upstream_raw: bool = _of_model(
+        False, "the openai engine gives unparsed text: our parsers read it"
+    )
+    replicas: int = _of_model(1, "how many copies of an engine that runs here")
+    migration_limit: int = _of_model(
+        3, "how often an answer may go on on another replica after its own died"
+    )
+    script: Path | None = _of_model(None, "what the scripted engine plays")
+    threads: int | None = _of_model(None, "threads of the embedded engine")
+    slots: int = _of_model(4, "requests that the embedded engine works on at once")
+    gpu_layers: int | None = _of_model(None, "layers that the embedded engine puts on a GPU")
 
     # How the model is read
-    tool_call_parser: str | None = _setting(
+    tool_call_parser: str | None = _of_model(
         None, "how the model writes calls; by default found out from the model"
     )
-    reasoning_parser: str | None = _setting(
+    reasoning_parser: str | None = _of_model(
         None, "how the model writes thoughts; by default found out from the model"
     )
-    custom_jinja_template: Path | None = _setting(
+    custom_jinja_template: Path | None = _of_model(
         None, "a chat template to use instead of the model's"
     )
-    chat_template_kwargs: Mapping[str, Any] = _setting(
+    chat_template_kwargs: Mapping[str, Any] = _of_model(
         {}, "JSON object of switches for the chat template"
     )
-    default_thinking_mode: Literal["enabled", "disabled"] | None = _setting(
+    default_thinking_mode: Literal["enabled", "disabled"] | None = _of_model(
         None, "whether to think when a request does not say"
     )
-    reasoning_field_name: Literal["reasoning_content", "reasoning"] = _setting(
+    reasoning_field_name: Literal["reasoning_content", "reasoning"] = _of_model(
         "reasoning_content", "where Chat Completions show thoughts"
     )
-    exclude_tools_when_tool_choice_none: bool = _setting(
+    exclude_tools_when_tool_choice_none: bool = _of_model(
         False, "hide tools from the model when it may not call any"
     )
 
@@ -92,13 +128,18 @@ class Config:
 
     # HTTP
     http_host: str = _setting("127.0.0.1", "address to listen on")
-    http_port: int = _setting(8000, "port to listen on; 0 takes a free one")
+    http_port: int | None = _setting(
+        None,
+        "port to listen on (default: 8000, in front of a remote engine 8001); 0 takes a free one",
+    )
     tls_cert_path: Path | None = _setting(None, "certificate, to serve HTTPS")
     tls_key_path: Path | None = _setting(None, "key of the certificate")
     api_key: tuple[str, ...] = _setting((), "key that clients must send; several are allowed")
     api_key_file: Path | None = _setting(None, "file of hashed keys: a line `tenant:sha256` each")
     max_body_bytes: int = _setting(64 << 20, "largest request body, after decompression")
     max_concurrent_requests: int = _setting(1024, "requests that are worked on at once")
+    max_queued_requests: int = _setting(256, "requests that wait for room, the most urgent first")
+    queue_timeout: float = _setting(60.0, "seconds that a request waits for room")
     enable_anthropic_api: bool = _setting(True, "serve the Messages API")
     enable_streaming_tool_dispatch: bool = _setting(
         False, "send tool_call_dispatch events in every stream"
@@ -109,6 +150,6 @@ class Config:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
 
     # Sampling, where a request does not say
-    temperature: float | None = _setting(None, "stronger than the model's own default")
-    top_p: float | None = _setting(None, "stronger than the model's own default")
-    top_k: int | None = _setting(None, "stronger than the model's own default")
+    temperature: float | None = _of_model(None, "stronger than the model's own default")
+    top_p: float | None = _of_model(None, "stronger than the model's own default")
+    top_k: int | None = _of_model(None, "stronger than the model's own default")

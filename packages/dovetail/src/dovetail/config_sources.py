@@ -18,8 +18,11 @@ from dovetail.config import Config
 PREFIX = "DOVETAIL_"
 FILE = "dovetail.toml"  # read from the working folder where no other is named
 CONFIG_VARIABLE = "DOVETAIL_CONFIG"
-SECRET = ("api_key",)
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS"}
+SECRET = ("api_key", "engine_api_key")
+_OTHER_VARIABLES = {
+    CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS",
+    "DOVETAIL_VLLM_PYTHON", "DOVETAIL_TORCH_PYTHON", "DOVETAIL_DYNAMO_PYTHON",
+}  # fmt: skip
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -57,17 +60,24 @@ def load(
 
 def dump(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
     """The settings as JSON values. Keys are not shown unless asked for."""
-    shown: dict[str, Any] = {}
-    for one in fields(Config):
-        value = getattr(settings.config, one.name)
-        if one.name in SECRET and not secrets:
-            value = ["***" for _ in value]
-        if isinstance(value, Path):
-            value = str(value)
-        if isinstance(value, str) and not secrets:
-            value = _PASSWORD.sub(r"\1***@", value)
-        shown[one.name] = list(value) if isinstance(value, tuple) else value
-    return shown
+    return {
+        one.name: _shown(one.name, getattr(settings.config, one.name), secrets)
+        for one in fields(Config)
+    }
+
+
+def _shown(name: str, value: Any, secrets: bool) -> Any:
+    if name in SECRET and value and not secrets:
+        return "***" if isinstance(value, str) else ["***" for _ in value]
+    if name == "models":
+        return [{key: _shown(key, one, secrets) for key, one in table.items()} for table in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_shown("", one, secrets) for one in value]
+    if isinstance(value, str) and not secrets:
+        return _PASSWORD.sub(r"\1***@", value)
+    return value
 
 
 def _named_file(environment: Mapping[str, str]) -> Path | None:
@@ -121,6 +131,8 @@ def _split(name: str, text: str) -> Any:
 
 
 def _typed(name: str, value: Any, origin: str) -> Any:
+    if name == "models":
+        return _tables(value, origin)
     if _TYPES[name] == Mapping[str, Any] and isinstance(value, str):
         try:
             value = json.loads(value)
@@ -128,12 +140,29 @@ def _typed(name: str, value: Any, origin: str) -> Any:
             raise ConfigError(f"{name} ({origin}): not JSON: {error}") from error
     if isinstance(value, Path):
         return value
+    if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
+        value = [value]
     try:
         return msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         choices = [repr(one) for one in _choices(_TYPES[name])]
         told = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
         raise ConfigError(f"{name} ({origin}): {told}") from error
+
+
+def _tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
+    """The tables of several models, each with the settings that a model may have of its own."""
+    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        raise ConfigError(f"models ({origin}): tables [[models]] in the file are wanted")
+    tables = []
+    for number, table in enumerate(value, 1):
+        place = f"{origin}, model {number}"
+        named = {name.replace("-", "_"): one for name, one in table.items()}
+        for name in named:
+            if name not in _OF_MODEL:
+                raise ConfigError(f"{place}: there is no setting {name!r} of a single model")
+        tables.append({name: _typed(name, one, place) for name, one in named.items()})
+    return tuple(tables)
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
@@ -150,3 +179,4 @@ def _path(kind: type, value: Any) -> Any:
 
 
 _TYPES: dict[str, Any] = get_type_hints(Config)
+_OF_MODEL = frozenset(one.name for one in fields(Config) if one.metadata["per_model"])

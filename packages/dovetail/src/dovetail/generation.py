@@ -17,7 +17,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.visible import link, see
 from dovetail.rendering.prompt import Prompt
-from dovetail.stability.prefix import common_bytes
+from dovetail.stability.prefix import common_ids
 from dovetail.stop_text import StopText
 from dovetail_model import (
     CallClose,
@@ -131,6 +131,13 @@ class Generation:
             spent += end - start if span == "reasoning_delta" else 0
             start = end
         return spent
+
+    def only_thought(self, closing: str) -> bool:
+        """Whether nothing but one thought was said, be it open or closed as `closing` closes it."""
+        if self._detokenizer.holding or self._kinds not in (["reasoning_delta"], []):
+            return False
+        held = self._voice.tokenizer.decode(self._ids.tolist())[self._told :].strip()
+        return self._parser.thinking or held.removeprefix(closing.strip()) == ""
 
     @property
     def _stop_sequence(self) -> str | None:
@@ -350,7 +357,7 @@ class Generation:
             return None, 0, ids.tobytes()
         keep = len(recalled.whole)
         if self._prompt.how != "grown":
-            keep = common_bytes(recalled.whole.tobytes(), memoryview(ids).cast("B")) // ids.itemsize
+            keep = common_ids(recalled.whole, ids)
         return recalled.parent.id, keep, ids[keep:].tobytes()
 
 

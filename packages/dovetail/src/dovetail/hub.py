@@ -24,7 +24,7 @@ def from_hub(name: str) -> Path:
     if match is None:
         raise LookupError(f"{name!r} is not an id of the hub: organisation/name is wanted")
     id, which = match["id"], match["which"]
-    cached = _cached(id)
+    cached = cached_model(id)
     if cached is not None:
         files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
         if not files and which is None:
@@ -45,7 +45,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def _cached(id: str) -> Path | None:
+def cached_model(id: str) -> Path | None:
     """The newest snapshot of a model, preferably the one that `main` names."""
     repository = cache_folder() / f"models--{id.replace('/', '--')}"
     try:

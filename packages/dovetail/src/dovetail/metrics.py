@@ -74,6 +74,9 @@ class Metrics:
         self._inexact = self._counter(
             "inexact_turns", "Answers whose ids the engine lost track of.", *by_model
         )
+        self._migrations = self._counter(
+            "migrations", "Answers that went on on another replica.", *by_model
+        )
         self._diagnostics = self._counter(
             "parser_diagnostics", "Malformed output that was tolerated.", "model", "code"
         )
@@ -97,6 +100,9 @@ class Metrics:
     def inexact(self, model: str) -> None:
         self._inexact.labels(model).inc()
 
+    def migrated(self, model: str) -> None:
+        self._migrations.labels(model).inc()
+
     def ended(self, end: RequestEnd) -> None:
         """Counts a request that is over."""
         kind = "stream" if end.stream else "unary"
@@ -115,10 +121,14 @@ class Metrics:
     def prompted(self, model: str, reason: str | None, turns: dict[str, int], failed: int) -> None:
         """Counts a prompt: why it left the last one, how turns stand in it, what went wrong."""
         self._reasons.labels(model, reason or "none").inc()
-        for kind, count in turns.items():
-            self._turns.labels(model, kind).inc(count)
+        self.replayed(model, turns)
         if failed:
             self._splices.labels(model).inc(failed)
+
+    def replayed(self, model: str, turns: dict[str, int]) -> None:
+        """Counts assistant turns by how they stand in the prompt."""
+        for kind, count in turns.items():
+            self._turns.labels(model, kind).inc(count)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """All numbers as text, and the type of that text, as the client can read it."""

@@ -4,41 +4,55 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
                                               └─ record: the finished turn goes into the ledger
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from dovetail.preparation import Prepared
-from dovetail.service import Served
+from dovetail.relay import Relay
+from dovetail.service import Offered, Relayed, Served
 from dovetail.speaker import Speaker, Watch
 from dovetail.streams import merged
-from dovetail_model import ContextOverflow, Event, InvalidRequest, Request
+from dovetail_model import ContextOverflow, Event, InvalidRequest, Request, Unsupported
 
-__all__ = ["Answer", "Watch", "answer", "count_tokens"]
+__all__ = ["Answer", "Watch", "answer", "count_tokens", "tokens_of"]
 
 MOST_CHOICES = 16
 Answer = AsyncGenerator[tuple[int, list[Event]]]
 
 
 async def answer(
-    served: Served, request: Request, new_call_id: Callable[[], str], watch: Watch | None = None
+    served: Offered, request: Request, new_call_id: Callable[[], str], watch: Watch | None = None
 ) -> Answer:
     """The events of an answer, by choice. Raises before the first ones, is a `Failure` after."""
-    watch = watch or Watch()
-    prepared = await served.preparer.prepare(request)
-    watch.prepared(prepared)
-    limit = _room(served, prepared)
-    speakers = [
-        Speaker(served, prepared, new_call_id, limit, watch, choice)
-        for choice in range(_choices(request))
-    ]
-    async with aclosing(merged([speaker.speak() for speaker in speakers])) as batches:
+    voices = await _voices(served, request, new_call_id, watch or Watch())
+    async with aclosing(merged([voice.speak() for voice in voices])) as batches:
         async for choice, events in batches:
             yield choice, events
 
 
-async def count_tokens(served: Served, request: Request) -> int:
+async def count_tokens(served: Offered, request: Request) -> int:
     """The exact number of input tokens that this request would have."""
-    return await served.preparer.count(request)
+    return await tokens_of(served).preparer.count(request)
+
+
+def tokens_of(served: Offered) -> Served:
+    """The model, if its tokens are known here."""
+    if isinstance(served, Relayed):
+        raise Unsupported(f"The tokens of {served.name} are known to its own server only.")
+    return served
+
+
+async def _voices(
+    served: Offered, request: Request, new_call_id: Callable[[], str], watch: Watch
+) -> Sequence[Speaker | Relay]:
+    """One for each choice."""
+    count = _choices(request)
+    if isinstance(served, Relayed):
+        return [Relay(served, request, new_call_id, watch) for _ in range(count)]
+    prepared = await served.preparer.prepare(request)
+    watch.prepared(prepared)
+    limit = _room(served, prepared)
+    return [Speaker(served, prepared, new_call_id, limit, watch, at) for at in range(count)]
 
 
 def _choices(request: Request) -> int:

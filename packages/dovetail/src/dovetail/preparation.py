@@ -5,6 +5,7 @@ Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ P
 
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -27,6 +28,7 @@ from dovetail.rendering.thinking import merged, switches
 from dovetail.stability import Stability, Stabilizer
 from dovetail.stability.diagnosis import Diagnosis
 from dovetail.stability.doctor import Doctor, Sighting
+from dovetail.stability.prefix import common_ids
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -41,6 +43,7 @@ from dovetail_model import (
 )
 
 CallIds = Callable[[], str]
+WORTH_WARMING = 16  # tokens: the block of an engine's cache
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Prepares(Protocol):
     def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation: ...
 
     async def record(self, prepared: Prepared, generation: Generation) -> None: ...
+
+    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None": ...
 
     async def close(self) -> None: ...
 
@@ -182,6 +187,23 @@ class Preparer:
         seen = prepared.sighting
         self._doctor.generated(seen.session, generation.ids, turn=entry.chain, prompt=seen)
         await self._ledger.record(entry, prepared.prompt.ids)
+
+    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
+        """How the next prompt will begin if a user speaks next; None if the engine has all of it.
+
+        A template that drops the thoughts of finished turns lets the next prompt leave this one
+        long before its end.
+        """
+        spoken = Turn("assistant", generation.message().blocks)
+        prompts = []
+        for text in ("a", "b"):  # what two such prompts share does not depend on what is said
+            turns = (*prepared.request.turns, spoken, Turn("user", (TextBlock(text),)))
+            request = msgspec.structs.replace(prepared.request, turns=turns)
+            _, prompt, _, _ = await self._render(request)
+            prompts.append(prompt.ids)
+        shared = common_ids(*prompts)
+        known = common_ids(prompts[0], prepared.prompt.ids + generation.ids)
+        return prompts[0][:shared] if shared - known >= WORTH_WARMING else None
 
     async def close(self) -> None:
         """Writes down what is still to be written."""

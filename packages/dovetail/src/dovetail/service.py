@@ -10,10 +10,12 @@ from functools import cached_property
 import msgspec
 
 from dovetail.catalog import Model
-from dovetail.engines.engine import Constraint, TokenEngine
-from dovetail.guidance import Guidance
+from dovetail.engines.engine import MessageEngine
+from dovetail.guidance import Demand, Guidance, Place
+from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Prepared, Prepares
-from dovetail.rendering.writing import TurnWriter
+from dovetail.routing import Pool
+from dovetail.stability import Stabilizer
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
 
@@ -25,13 +27,15 @@ class Served:
     """A model under its public names, the first of which is its own.
 
     `defaults` are the operator's sampling values, stronger than the model's, weaker than a request.
+    A stream whose replica dies may go on on another one `migration_limit` times.
     """
 
     names: tuple[str, ...]
     model: Model
     preparer: Prepares
-    engine: TokenEngine
+    engine: Pool
     max_context: int | None = None
+    migration_limit: int = 0
     defaults: Sampling = field(default_factory=Sampling)
     created: float = field(default_factory=time.time)
 
@@ -42,63 +46,107 @@ class Served:
     @cached_property
     def context_length(self) -> int:
         """The window: the smallest that anybody names."""
-        named = (self.max_context, self.engine.abilities.context_length, self.model.context_length)
-        return min((length for length in named if length), default=NO_LIMIT)
+        engine = self.engine.abilities.context_length
+        return _window(self.max_context, engine, self.model.context_length)
 
-    @cached_property
-    def thought_closing(self) -> list[int]:
-        """The tokens that end a thought; none for models that do not think."""
-        if self.model.reasoning_parser is None:
-            return []
-        writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
-        return self.model.tokenizer.encode(writer.thought_closing())
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.model.warnings
 
     @cached_property
     def _guidance(self) -> Guidance:
         return Guidance(self.model)
 
-    def constraint(self, prepared: Prepared, *, after_thought: bool = False) -> Constraint | None:
-        """What the answer must look like; None where the engine could not see to it anyway.
-
-        `after_thought`: what is left of it once its thought has ended.
-        """
-        if "gbnf" not in self.engine.abilities.constraints:
-            return None
-        return self._guidance.of(prepared, after_thought=after_thought)
+    def demand(self, prepared: Prepared, place: Place = "start") -> Demand:
+        """What the answer must look like from a place on, as far as the engine can see to it."""
+        abilities = self.engine.abilities
+        where: Place = "answer" if abilities.behind_thought else place
+        return self._guidance.of(prepared, abilities.constraints, where)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The request's values, then the operator's, then the model's own."""
-        values = {
-            name: next(
-                (
-                    value
-                    for source in (asked, self.defaults, self.model.sampling)
-                    if (value := getattr(source, name)) not in (None, ())
-                ),
-                None,
-            )
-            for name in _MERGED
-        }
-        return msgspec.structs.replace(asked, **values)
+        return merged_sampling(asked, self.defaults, self.model.sampling)
 
+    async def close(self) -> None:
+        """Writes down what is still to be written."""
+        await self.preparer.close()
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """A model of an upstream that renders and parses by itself, under its public names.
+
+    Its tokens are not known here: its turns are carried as text, and may not be exact.
+    """
+
+    names: tuple[str, ...]
+    engine: MessageEngine
+    stabilizer: Stabilizer
+    sealer: Sealer
+    max_context: int | None = None
+    defaults: Sampling = field(default_factory=Sampling)
+    created: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def context_length(self) -> int:
+        return _window(self.max_context, self.engine.abilities.context_length)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (f"the turns of {self.name} are another server's: they are not exact",)
+
+    def sampling(self, asked: Sampling) -> Sampling:
+        """The request's values, then the operator's. The rest is the upstream's."""
+        return merged_sampling(asked, self.defaults)
+
+    async def close(self) -> None:
+        """Nothing was kept."""
+
+
+Offered = Served | Relayed
 
 _MERGED = tuple(n for n in Sampling.__struct_fields__ if n not in ("n", "stop", "max_tokens"))
+
+
+def merged_sampling(asked: Sampling, *weaker: Sampling) -> Sampling:
+    """The values that were asked for, and for the others the first that somebody names."""
+    values = {
+        name: next(
+            (v for source in (asked, *weaker) if (v := getattr(source, name)) not in (None, ())),
+            None,
+        )
+        for name in _MERGED
+    }
+    return msgspec.structs.replace(asked, **values)
+
+
+def _window(*named: int | None) -> int:
+    """The smallest window that anybody names."""
+    return min((length for length in named if length), default=NO_LIMIT)
 
 
 class Service:
     """Finds models by the names that clients use."""
 
-    def __init__(self, served: Sequence[Served], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(self, served: Sequence[Offered], aliases: Mapping[str, str] | None = None) -> None:
         self.served = tuple(served)
         self.memory = Memory()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in served for name in one.names}
+        names = [name for one in served for name in one.names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two models are called {', '.join(twice)}: --served-model-name")
         for alias, name in self._aliases.items():
             if name not in self._by_name:
                 known = ", ".join(self._by_name)
                 raise ValueError(f"the alias {alias!r} is of {name!r}, but served is {known}")
 
-    def find(self, name: str) -> Served:
+    def find(self, name: str) -> Offered:
         """The model of a name: its own, an alias, or an alias with wildcards."""
         found = self._by_name.get(name) or self._by_name.get(self._aliases.get(name, ""))
         if found is None:
@@ -123,7 +171,7 @@ class Service:
     async def stop(self) -> None:
         for one in self.served:
             await one.engine.stop()
-            await one.preparer.close()
+            await one.close()
 
 
 _WILD = re.compile(r"[*?\[]")

@@ -8,20 +8,25 @@ import msgspec
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.generation import Generation
+from dovetail.guidance import Place
 from dovetail.preparation import Prepared
 from dovetail.service import Served
 from dovetail.streams import held
 from dovetail_model import (
     DovetailError,
+    EngineTimeout,
+    EngineUnavailable,
     Event,
+    Finish,
     FinishReason,
     InternalError,
     Logprobs,
-    ReasoningBlock,
     Request,
+    Sampling,
     Usage,
 )
 
+LEAST_URGENT = -100  # the priority of work that nobody waits for
 HOLD = 1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
 
 
@@ -30,7 +35,10 @@ class Watch:
     """Who wants to know what happens to a request, for metrics, logs and headers."""
 
     prepared: Callable[[Prepared], None] = lambda prepared: None
+    noted: Callable[[str], None] = lambda note: None
     inexact: Callable[[], None] = lambda: None
+    migrated: Callable[[], None] = lambda: None
+    relayed: Callable[[int], None] = lambda turns: None
 
 
 class Speaker:
@@ -55,10 +63,14 @@ class Speaker:
         self._choice = choice
         self._cached: int | None = None
         self._exact = True
+        self._moves = 0
+        self._reason: FinishReason | None = None  # why the answer ended
 
     async def speak(self) -> AsyncGenerator[list[Event]]:
         """Batches of events: the true input tokens first, the final count and the finish last."""
         begun = False
+        for note in self._served.demand(self._prepared).notes:
+            self._watch.noted(note)
         finished: FinishReason | None = None
         try:
             async with aclosing(self._deltas()) as deltas, aclosing(held(deltas, HOLD)) as spoken:
@@ -83,25 +95,47 @@ class Speaker:
             raise
         finally:
             await self._record()
+        self._warm()
 
     async def _deltas(self) -> AsyncGenerator[TokenDelta]:
-        """The engine's deltas; a thought that has spent its budget is closed for the model."""
-        closing = self._served.thought_closing
+        """The deltas of as many generations as it takes, each going on where the last broke off.
+
+        A thought that has spent its budget is closed for the model. An answer whose replica died
+        goes on on another one.
+        """
+        closing = list(self._served.model.thought_closing)
         while True:
-            async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
-                async for delta in deltas:
-                    yield delta
-                    if self._generation.stopped or delta.finish is not None:
+            try:
+                async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                        if self._generation.stopped or delta.finish is not None:
+                            return
+                        if closing and self._has_thought_enough():
+                            break
+                    else:
                         return
-                    if closing and self._has_thought_enough():
-                        break
-                else:
-                    return
+            except (EngineUnavailable, EngineTimeout):
+                if not self._can_move():
+                    raise
+                self._moves += 1
+                self._watch.migrated()
+                continue
             room = self._limit - len(self._generation.ids)
             if room <= len(closing):
                 yield TokenDelta(ids=closing[:room], finish="length")
                 return
             yield TokenDelta(ids=closing)
+
+    def _can_move(self) -> bool:
+        """Whether another replica can go on with what was said so far."""
+        said, served = self._generation.ids, self._served
+        if self._moves >= served.migration_limit or not served.engine.up:
+            return False
+        if len(said) >= self._limit:
+            return False
+        # In the middle of a form no grammar can be taken up again.
+        return not said or self._place() is not None or served.demand(self._prepared).free
 
     def _has_thought_enough(self) -> bool:
         budget, generation = self._prepared.request.thinking.budget, self._generation
@@ -120,19 +154,27 @@ class Speaker:
             sampling=sampling,
             stop_ids=served.model.stop_ids,
             constraint=self._constraint(),
-            session=request.identity.session,
+            session=_session(self._prepared),
             priority=request.hints.priority or 0,
             cache_salt=_salt(request),
+            expected_tokens=request.hints.osl,
         )
 
     def _constraint(self) -> Constraint | None:
         """What the rest must look like. Behind words or calls no grammar can be taken up again."""
-        blocks = self._generation.message().blocks
-        if not blocks:
-            return self._served.constraint(self._prepared)
-        if all(isinstance(block, ReasoningBlock) for block in blocks):
-            return self._served.constraint(self._prepared, after_thought=True)
-        return None
+        place = self._place()
+        return None if place is None else self._served.demand(self._prepared, place).constraint
+
+    def _place(self) -> Place | None:
+        """How far the answer is; None where it is behind its thought."""
+        generation = self._generation
+        if not generation.ids:
+            return "start"
+        model = self._served.model
+        closing = model.tokenizer.decode(model.thought_closing)
+        if not generation.only_thought(closing):
+            return None
+        return "thought" if generation.thinking else "answer"
 
     def _hear(self, delta: TokenDelta) -> list[Event]:
         if self._cached is None and delta.cached is not None:  # of a second request it tells less
@@ -156,12 +198,45 @@ class Speaker:
         if finished == "length" and self._clamped:
             finished = "context_window"
         *events, finish = self._generation.finish(finished)
+        self._reason = finish.reason if isinstance(finish, Finish) else None
         return [*events, self._usage(), finish]
 
     async def _record(self) -> None:
         """Also what was said before a client hung up: it may come back with that."""
         if self._exact and self._generation.ids:
             await self._served.preparer.record(self._prepared, self._generation)
+
+    def _warm(self) -> None:
+        """Has the next prompt read while the user is still at it, if the client wishes so.
+
+        Behind a call there is nothing to gain: the next prompt goes on from this one.
+        """
+        if self._prepared.request.hints.speculative_prefill and self._reason == "stop":
+            self._served.engine.warm(_session(self._prepared), self._next_request())
+
+    async def _next_request(self) -> EngineRequest | None:
+        ids = await self._served.preparer.expected(self._prepared, self._generation)
+        if ids is None or len(ids) >= self._served.context_length:
+            return None
+        request = self._engine_request()
+        return msgspec.structs.replace(
+            request,
+            id=f"{request.id}-warm",
+            prompt=ids,
+            max_tokens=1,
+            priority=LEAST_URGENT,
+            constraint=None,
+            sampling=Sampling(temperature=0.0),
+            expected_tokens=1,
+        )
+
+
+def _session(prepared: Prepared) -> str | None:
+    """What a conversation is told by: its session, else how it began."""
+    named, begun = prepared.request.identity.session, prepared.prompt.recalled.digests
+    if named is not None or not begun:
+        return named
+    return (prepared.prompt.head.whole + begun[0]).hex()
 
 
 def _salt(request: Request) -> str | None:

@@ -101,7 +101,7 @@ class InternalError(DovetailError):
 
 def error_of(failure: Failure) -> DovetailError:
     """The error that a failure tells of, for an answer that has not begun yet."""
-    kinds = {kind.kind: kind for kind in _leaves(DovetailError)}
+    kinds = {kind.kind: kind for kind in _leaves(DovetailError) if "kind" in vars(kind)}
     kind = kinds.get(failure.kind, InternalError)
     return kind(failure.message, param=failure.param)
 

@@ -8,12 +8,14 @@ stands unbroken in the rendered prompt is the template's own.
 
 import secrets
 import string
+from collections.abc import Sequence
 
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.literals import first_of, longest_of
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20
+_BLOCK = 512  # ids compared at once
 
 
 class Guard:
@@ -68,6 +70,26 @@ class Guard:
                 ids += self._tokenizer.encode_plain(plain, first=first)
             first = False
         return ids
+
+    def spelled(self, ids: Sequence[int], rendered: str) -> int | None:
+        """How many characters of a rendered prompt these ids are; None if it begins otherwise.
+
+        Equal text is not enough: a control token of the one must be that token in the other.
+        """
+        text = rendered.encode("utf-8", "surrogatepass")
+        at = 0
+        for start in range(0, len(ids), _BLOCK):
+            spelling = b"".join(map(self._tokenizer.bytes_of, ids[start : start + _BLOCK]))
+            if not text.startswith(spelling, at):
+                return None
+            at += len(spelling)
+        try:
+            begun = text[:at].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return None  # the last id ends inside a character
+        written = [id for _, id in self._table.split(begun, self._unbroken) if id is not None]
+        spoken = [id for id in ids if self._tokenizer.is_control(id)]
+        return len(begun) if written == spoken else None
 
     def _add_plain(self, parts: list[Segment], text: str) -> None:
         if plain := self.reveal(text):

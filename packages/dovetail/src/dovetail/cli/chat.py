@@ -11,7 +11,7 @@ from dovetail.cli.settings import with_settings
 from dovetail.config_sources import Settings
 from dovetail.engines.registry import EngineSetupError
 from dovetail.pipeline import answer
-from dovetail.service import Served
+from dovetail.service import Offered
 from dovetail.setup import build
 from dovetail.weights import WeightsError
 from dovetail_model import (
@@ -49,7 +49,7 @@ def chat(settings: Settings) -> None:
         raise typer.Exit(1) from error
 
 
-async def _talk(served: Served) -> None:
+async def _talk(served: Offered) -> None:
     await served.engine.start()
     session = secrets.token_hex(8)
     turns: tuple[Turn, ...] = ()
@@ -60,7 +60,7 @@ async def _talk(served: Served) -> None:
             turns = (*turns, await _listen(served, request))
     finally:
         await served.engine.stop()
-        await served.preparer.close()
+        await served.close()
 
 
 async def _ask() -> str:
@@ -70,7 +70,7 @@ async def _ask() -> str:
         return ""
 
 
-async def _listen(served: Served, request: Request) -> Turn:
+async def _listen(served: Offered, request: Request) -> Turn:
     fold = Fold()
     async for _, events in answer(served, request, lambda: f"call_{secrets.token_hex(12)}"):
         for event in events:

@@ -13,6 +13,7 @@ from dovetail.cli import (
     render,
     serve,
     tokenize,
+    watch,
 )
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command("render")(render.render)
 app.command("parse")(parse.parse)
 app.command("tokenize")(tokenize.tokenize)
 app.command("models")(models.models)
+app.command("watch")(watch.watch)
 app.add_typer(engine.app, name="engine")
 
 

@@ -84,7 +84,7 @@ def _as_json(model: Model, prepared: Prepared) -> dict[str, object]:
         "ids": prompt.ids.tolist(),
         "how": prompt.how,
         "reused_tokens": prompt.reused,
-        "exact_turns": sorted(prompt.exact),
+        "exact_turns": sorted(prompt.exact | prompt.kept),
         "written_turns": sorted(prompt.written),
         "thought_open": prompt.in_reasoning,
         "notes": list(prompt.notes),

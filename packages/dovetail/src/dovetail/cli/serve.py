@@ -24,7 +24,7 @@ from dovetail.http.options import http_options
 from dovetail.http.server import server
 from dovetail.log import configure
 from dovetail.service import Service
-from dovetail.setup import build
+from dovetail.setup import DEFAULT_MODEL, build
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
 
@@ -45,13 +45,13 @@ def serve(settings: Settings) -> None:
         if config.tls_key_path is not None and config.tls_cert_path is None:
             raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
         # Before the model is loaded: a port that is taken is told at once.
-        place = _bind(config.http_host, config.http_port)
+        place = _bind(config.http_host, _port(config))
     except (OSError, OverflowError, ValueError) as error:
         _fail(str(error))
     service = _build(config)
     _warn(service, exposure(config.http_host, options.keys))
     tls = {"tls_cert": config.tls_cert_path, "tls_key": config.tls_key_path}
-    serving = server(App(service, options), config.http_host, config.http_port, **tls)
+    serving = server(App(service, options), config.http_host, place.getsockname()[1], **tls)
     try:
         serving.config.load()
     except OSError as error:
@@ -61,6 +61,13 @@ def serve(settings: Settings) -> None:
         runner.run(_run(serving, place, lambda: _greet(address, service, bool(options.keys))))
     if not serving.started:
         _fail("the server could not be started; what went wrong is told above")
+
+
+def _port(config: Config) -> int:
+    """Remote engines mostly listen on 8000 themselves."""
+    if config.http_port is not None:
+        return config.http_port
+    return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -99,7 +106,7 @@ async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[]
 
 def _warn(service: Service, exposed: str | None) -> None:
     """What an operator should know before the first request."""
-    told = [warning for one in service.served for warning in one.model.warnings]
+    told = [warning for one in service.served for warning in one.warnings]
     for warning in [*told, *([exposed] if exposed else [])]:
         _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
@@ -113,7 +120,8 @@ def _build(config: Config) -> Service:
     )
     quiet = not _err.is_terminal
     with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
-        task = progress.add_task(f"fetching {config.model}", total=None, visible=False)
+        what = f"fetching {config.model or DEFAULT_MODEL}"
+        task = progress.add_task(what, total=None, visible=False)
 
         def tell(done: int, total: int | None) -> None:
             progress.update(task, completed=done, total=total, visible=True)
@@ -137,6 +145,15 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def _codex(address: str, name: str, keyed: bool) -> str:
+    """Codex takes a provider as settings on its command line."""
+    provider = {"name": "dovetail", "base_url": f"{address}/v1", "wire_api": "responses"}
+    if keyed:
+        provider["env_key"] = "KEY"
+    told = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
+    return f"codex -m {name} -c model_provider=dovetail -c 'model_providers.dovetail={{{told}}}'"
+
+
 def _greet(address: str, service: Service, keyed: bool) -> None:
     """The address, and a line to paste for each API."""
     key = ' -H "x-api-key: $KEY"' if keyed else ""
@@ -156,5 +173,8 @@ def _greet(address: str, service: Service, keyed: bool) -> None:
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
             f"-d '{json.dumps(body)}'"
         )
-    typer.echo("")
+    token = "$KEY" if keyed else "none"
+    agents = f"ANTHROPIC_DEFAULT_HAIKU_MODEL={name} ANTHROPIC_MODEL={name}"
+    typer.echo(f"\nANTHROPIC_BASE_URL={address} ANTHROPIC_AUTH_TOKEN={token} {agents} claude")
+    typer.echo(_codex(address, name, keyed) + "\n")
     sys.stdout.flush()

@@ -19,6 +19,7 @@ _SPELLINGS = {
     "http_host": ("--http-host", "--host"),
     "http_port": ("--http-port", "--port"),
 }
+_FILE_ONLY = ("models",)
 _File = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
 
 
@@ -33,7 +34,11 @@ def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
         command(settings)
 
     kinds = get_type_hints(Config)
-    flags = [(one.name, _flag(one.name, kinds[one.name], one.metadata)) for one in fields(Config)]
+    flags = [
+        (one.name, _flag(one.name, kinds[one.name], one.metadata))
+        for one in fields(Config)
+        if one.name not in _FILE_ONLY
+    ]
     parameters = [_parameter(name, flag) for name, flag in [("config", _File), *flags]]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -47,7 +52,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def _flag(name: str, kind: Any, metadata: Mapping[str, str]) -> Any:
+def _flag(name: str, kind: Any, metadata: Mapping[str, Any]) -> Any:
     help = metadata["help"]
     if name == "model":
         return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]

@@ -14,6 +14,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.pipeline import Watch, answer
 from dovetail.preparation import Prepared, Preparer
+from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import Fold, Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
@@ -55,7 +56,7 @@ def _served(rate: float) -> Served:
         script = read_script(folder / "session.yaml")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([secrets.token_bytes(32)]))
-    return Served(("demo",), model, preparer, engine)
+    return Served(("demo",), model, preparer, Pool([engine]))
 
 
 async def _turn(

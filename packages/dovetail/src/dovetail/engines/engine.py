@@ -17,7 +17,7 @@ import msgspec
 
 from dovetail_model import Event, Request, Sampling, TokenLogprob
 
-Syntax = Literal["gbnf", "lark", "structural_tag", "json_schema"]
+Syntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -30,7 +30,9 @@ class Constraint(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True):
     """One generation. `prompt` must not be changed by the engine.
 
-    `stop_ids` end the turn. `session` may be used to come back to the same cache.
+    `stop_ids` end the turn. `session` may be used to come back to the same cache. The higher the
+    `priority`, the sooner it should run, whatever an engine's own numbers mean. `expected_tokens`
+    is what the client guesses the answer's length to be.
     """
 
     id: str
@@ -42,6 +44,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     session: str | None = None
     priority: int = 0
     cache_salt: str | None = None
+    expected_tokens: int | None = None
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
@@ -69,12 +72,19 @@ class Health:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What an engine can do. `context_length` is None where it does not say."""
+    """What an engine can do. `context_length` is None where it does not say.
 
-    constraints: frozenset[Syntax] = frozenset()
+    `constraints` are the notations that it enforces, the best first: from the first token on, or
+    only `behind_thought`. `local` is an engine that runs in a process of ours: when that dies,
+    stopping and starting it brings it back.
+    """
+
+    constraints: tuple[Syntax, ...] = ()
     logprobs: bool = False
     cached_tokens: bool = False
     context_length: int | None = None
+    local: bool = False
+    behind_thought: bool = False
 
 
 @runtime_checkable
@@ -82,7 +92,9 @@ class TokenEngine(Protocol):
     """Ids in, ids out."""
 
     name: str
-    abilities: Abilities
+
+    @property
+    def abilities(self) -> Abilities: ...
 
     async def start(self) -> None:
         """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
@@ -96,9 +108,16 @@ class TokenEngine(Protocol):
 
 
 class MessageEngine(Protocol):
-    """An upstream that renders and parses by itself: its events are trusted, never parsed again."""
+    """An upstream that renders and parses by itself: its events are trusted, never parsed again.
+
+    `answer` gives batches of events as they come, a `Usage` before the `Finish` that ends them.
+    It raises an `EngineError` or `ClientError` where it fails, before or after the first batch.
+    """
 
     name: str
+
+    @property
+    def abilities(self) -> Abilities: ...
 
     async def start(self) -> None: ...
 

@@ -1,10 +1,11 @@
 """The engines by name. Their modules are imported when one is asked for: imports are heavy.
 
-An engine's module has one function, `create(setup)`, which makes the engine without starting it.
-An engine of somebody else is named by its function: `my_package.my_engine:create`.
+An engine's module has one function, `create(setup)`, which makes the engine without starting it;
+that of a remote one also has `discover(endpoint)`, which asks a server what it serves. An engine of
+somebody else is named by its function: `my_package.my_engine:create`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -12,18 +13,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import MessageEngine, TokenEngine
+from dovetail.engines.wire import Endpoint
 from dovetail_tokenizers import Tokenizer
 
 ENGINES: Mapping[str, str] = {
     "llamacpp": "dovetail.engines.llamacpp:create",
     "scripted": "dovetail.engines.scripted:create",
+    "sglang": "dovetail.engines.sglang:create",
+    "transformers": "dovetail.engines.transformers:create",
+    "vllm": "dovetail.engines.vllm:create",
+}
+
+#: Upstreams that render and parse by themselves.
+UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
+
+#: Those that run elsewhere, and how to ask them what they serve.
+REMOTE: Mapping[str, str] = {
+    name: f"dovetail.engines.{name}:discover" for name in ("openai", "sglang", "vllm")
 }
 
 #: The extra of this package that brings what an engine imports.
-EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp"}
+EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
-Engine = TokenEngine | MessageEngine
 Options = TypeVar("Options")
 
 
@@ -35,26 +48,52 @@ class EngineSetupError(Exception):
 class EngineSetup:
     """What an engine is made from. `options` are its own, by the names its page documents.
 
-    `stop_ids` are ordered: the first is the one with which the model ends a plain turn.
+    A remote engine listens at `endpoint`, where `remote` is what it said about its model.
+    `stop_ids` are ordered: the first is the one with which the model ends a plain turn. The tokens
+    of `thought_closing` end a thought, if the model thinks.
     """
 
     tokenizer: Tokenizer = field(repr=False)
     model: Path | None = None
-    url: str | None = None
+    endpoint: Endpoint | None = None
+    remote: RemoteModel | None = None
     context_length: int | None = None
     stop_ids: tuple[int, ...] = ()
+    thought_closing: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def create_engine(name: str, setup: EngineSetup) -> Engine:
+@dataclass(frozen=True)
+class UpstreamSetup:
+    """What an upstream is made from: where it listens, what it serves, its options."""
+
+    endpoint: Endpoint
+    remote: RemoteModel
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def create_engine(name: str, setup: EngineSetup) -> TokenEngine:
     """The engine of that name. Raises `EngineSetupError` with what is wrong or missing."""
     place = ENGINES.get(name, name)
     if ":" not in place:
-        known = ", ".join(sorted(ENGINES))
+        known = ", ".join(sorted((*ENGINES, *UPSTREAMS)))
         raise EngineSetupError(
             f"there is no engine {name!r}: the engines are {known}, or module:function of your own"
         )
-    return _resolve(name, place)(setup)
+    create: Callable[[EngineSetup], TokenEngine] = _resolve(name, place)
+    return create(setup)
+
+
+def create_upstream(name: str, setup: UpstreamSetup) -> MessageEngine:
+    """The upstream of that name."""
+    create: Callable[[UpstreamSetup], MessageEngine] = _resolve(name, UPSTREAMS[name])
+    return create(setup)
+
+
+async def discover(name: str, endpoint: Endpoint) -> RemoteModel:
+    """What a remote engine says it serves. Raises an `EngineError` where nobody answers."""
+    ask: Callable[[Endpoint], Awaitable[RemoteModel]] = _resolve(name, REMOTE[name])
+    return await ask(endpoint)
 
 
 def read_options(options: Mapping[str, Any], form: type[Options]) -> Options:
@@ -65,15 +104,14 @@ def read_options(options: Mapping[str, Any], form: type[Options]) -> Options:
         raise EngineSetupError(f"the engine's options are wrong: {error}") from error
 
 
-def _resolve(name: str, place: str) -> Callable[[EngineSetup], Engine]:
+def _resolve(name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
-        create: Callable[[EngineSetup], Engine] = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise EngineSetupError(_missing(name, module, error.name or "")) from error
     except AttributeError as error:
         raise EngineSetupError(f"the module {module} has no {attribute!r}") from error
-    return create
 
 
 def _missing(name: str, module: str, wanted: str) -> str:

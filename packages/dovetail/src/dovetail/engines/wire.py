@@ -7,19 +7,18 @@ That is why connections are not kept for another request. Faults of the line are
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import h11
 
+from dovetail.engines.incoming import Incoming, PayloadReader
 from dovetail_model import EngineTimeout, EngineUnavailable
 from dovetail_protocols import ServerEvent, SseReader
 
 READ_SIZE = 65536
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,8 @@ class Reply:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
-        while True:
-            event = await self._line.next_event()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                return
+        while (data := await self._line.body()) is not None:
+            yield data
 
     async def events(self) -> AsyncGenerator[ServerEvent]:
         """The body as server-sent events."""
@@ -105,9 +100,24 @@ class Reply:
                 for event in reader.feed(chunk):
                     yield event
 
+    async def payloads(self) -> AsyncGenerator[list[bytes]]:
+        """The data of server-sent events, those together that came together.
+
+        Their names are left out. This is the way for streams with a frame for every token.
+        """
+        reader = PayloadReader()
+        while (data := await self._line.body()) is not None:
+            found = reader.feed(data)
+            if found:
+                yield found
+
     async def read(self) -> bytes:
         """The whole body."""
         return b"".join([chunk async for chunk in self.chunks()])
+
+    def drop(self) -> None:
+        """Breaks it off: whoever reads on is told that the connection broke."""
+        self._line.drop()
 
 
 @asynccontextmanager
@@ -128,9 +138,19 @@ async def fetch(endpoint: Endpoint, call: Call) -> tuple[int, bytes]:
 
 
 class _Line:
-    """One connection and the state of the one exchange on it."""
+    """One connection and the one exchange on it. A watch ends it when it has been silent."""
 
-    __slots__ = ("_http", "_name", "_reader", "_silence", "_writer")
+    __slots__ = (
+        "_answer",
+        "_loop",
+        "_name",
+        "_reader",
+        "_silence",
+        "_since",
+        "_waiting",
+        "_watch",
+        "_writer",
+    )
 
     def __init__(
         self,
@@ -141,66 +161,89 @@ class _Line:
         self._reader, self._writer = streams
         self._name = name
         self._silence = silence
-        self._http = h11.Connection(h11.CLIENT)
+        self._answer = Incoming()
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._waiting = True
+        self._watch: asyncio.TimerHandle | None = self._loop.call_later(silence, self._look)
 
     async def ask(self, endpoint: Endpoint, call: Call) -> None:
-        headers = {
-            "host": endpoint.authority,
-            "connection": "close",
-            **endpoint.headers,
-            **call.headers,
-        }
-        if call.body or call.method == "POST":
-            headers.setdefault("content-type", "application/json")
-            headers["content-length"] = str(len(call.body))
-        try:
-            head = h11.Request(
-                method=call.method, target=endpoint.base + call.path, headers=list(headers.items())
-            )
-        except h11.LocalProtocolError as fault:
-            raise EngineUnavailable(f"a request to {self._name} is malformed: {fault}") from fault
-        parts = [self._http.send(head)]
-        if call.body:
-            parts.append(self._http.send(h11.Data(data=call.body)))
-        parts.append(self._http.send(h11.EndOfMessage()))
         # A server may refuse before it has read everything: its answer tells more than the fault.
         with suppress(ConnectionError):
-            self._writer.writelines(part for part in parts if part)
-            await self._limited(self._writer.drain())
+            self._writer.writelines(_request(self._name, endpoint, call))
+            await self._writer.drain()
 
     async def head(self) -> Reply:
-        while True:
-            event = await self.next_event()
-            if isinstance(event, h11.Response):
-                headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
-                return Reply(self, event.status_code, headers)
+        while not self._answer.begun:
+            await self._listen()
+        return Reply(self, self._answer.status, self._answer.headers)
 
-    async def next_event(self) -> h11.Event:
+    async def body(self) -> bytes | None:
+        """More of the body; None at its end."""
+        answer = self._answer
         while True:
-            try:
-                event = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    data = await self._limited(self._reader.read(READ_SIZE))
-                    self._http.receive_data(data)
-                    continue
-            except h11.RemoteProtocolError as fault:
-                raise EngineUnavailable(f"{self._name} broke off its answer ({fault})") from fault
-            except OSError as fault:
-                raise EngineUnavailable(f"the connection to {self._name} broke") from fault
-            if isinstance(event, h11.Event):
-                return event
-            raise EngineUnavailable(f"{self._name} closed the connection without an answer")
+            data = answer.take()
+            if data:
+                return data
+            if answer.complete:
+                return None
+            await self._listen()
 
-    async def _limited(self, work: Awaitable[T]) -> T:
+    async def _listen(self) -> None:
+        self._since, self._waiting = self._loop.time(), True
         try:
-            async with asyncio.timeout(self._silence):
-                return await work
-        except TimeoutError as fault:
-            raise EngineTimeout(f"{self._name} was silent for {self._silence:g} s") from fault
+            data = await self._reader.read(READ_SIZE)
+        except OSError as fault:
+            raise EngineUnavailable(f"the connection to {self._name} broke") from fault
+        self._waiting = False
+        if self._watch is None:
+            raise EngineTimeout(f"{self._name} was silent for {self._silence:g} s")
+        try:
+            if data:
+                self._answer.feed(data)
+            else:
+                self._answer.close()
+        except ValueError as fault:
+            raise EngineUnavailable(f"{self._name} broke off its answer ({fault})") from fault
+
+    def _look(self) -> None:
+        """One timer for the whole line: setting one for every read would cost more than reading.
+
+        While nobody reads, the silence is not the server's.
+        """
+        now = self._loop.time()
+        until = self._since + self._silence if self._waiting else now + self._silence
+        if now < until:
+            self._watch = self._loop.call_at(until, self._look)
+            return
+        self._watch = None
+        self._writer.transport.abort()
 
     def drop(self) -> None:
         """Closes at once: what was not sent yet is not wanted any more."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._writer.transport.abort()
+
+
+def _request(name: str, endpoint: Endpoint, call: Call) -> list[bytes]:
+    """A request's bytes. What would break its frame is refused."""
+    headers = {
+        "host": endpoint.authority,
+        "connection": "close",
+        **endpoint.headers,
+        **call.headers,
+    }
+    if call.body or call.method == "POST":
+        headers.setdefault("content-type", "application/json")
+        headers["content-length"] = str(len(call.body))
+    try:
+        head = h11.Request(
+            method=call.method, target=endpoint.base + call.path, headers=list(headers.items())
+        )
+    except h11.LocalProtocolError as fault:
+        raise EngineUnavailable(f"a request to {name} is malformed: {fault}") from fault
+    return [h11.Connection(h11.CLIENT).send(head) or b"", call.body]
 
 
 async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:

@@ -8,7 +8,7 @@ from dovetail.log import log_request
 from dovetail.metrics import GAPS, Gaps, Metrics
 from dovetail.preparation import Prepared
 from dovetail.request_end import RequestEnd
-from dovetail.service import Served
+from dovetail.service import Offered
 from dovetail.stability import describe, headers
 from dovetail_model import Diagnostic, DovetailError, Event, Failure, Finish, Request, Usage
 
@@ -32,6 +32,7 @@ class Account:
         "_queued",
         "_request",
         "_status",
+        "_told",
         "prepared",
     )
 
@@ -50,6 +51,7 @@ class Account:
         self._ends: dict[int, list[Event]] = {}  # of each choice, the last events
         self._error: str | None = None
         self._status: int | None = None
+        self._told: dict[str, None] = {}  # what a client hears without asking
         self.prepared: Prepared | None = None
         self._last = exchange.started  # when something was last heard of the engine
 
@@ -57,7 +59,7 @@ class Account:
         """The request is counted from now on."""
         self._metrics.began(self._endpoint)
 
-    def asked(self, request: Request, served: Served) -> None:
+    def asked(self, request: Request, served: Offered) -> None:
         """The request is understood and its model is known."""
         self._request = request
         self._model = served.name
@@ -78,6 +80,17 @@ class Account:
 
     def on_inexact(self) -> None:
         self._metrics.inexact(self._model)
+
+    def on_migrated(self) -> None:
+        self._metrics.migrated(self._model)
+
+    def on_relayed(self, turns: int) -> None:
+        """The turns went to an upstream as text: how they stand in its prompt is not known."""
+        self._metrics.replayed(self._model, {"relayed": turns})
+
+    def on_note(self, note: str) -> None:
+        """Something that the client demanded and does not get."""
+        self._told[note] = None
 
     def heard(self, choice: int, events: list[Event]) -> None:
         """More of the answer. Runs for every batch of tokens, so it does next to nothing."""
@@ -125,8 +138,9 @@ class Account:
         found: list[tuple[str, str]] = []
         if self.prepared is not None and self._exchange.wants("prefix"):
             found += headers(self.prepared.diagnosis)
-        if self._exchange.wants("notes"):
-            found.append(("x-dovetail-diagnostics", ", ".join(self._notes())))
+        notes = [*self._told, *(self._notes() if self._exchange.wants("notes") else ())]
+        if notes or self._exchange.wants("notes"):
+            found.append(("x-dovetail-diagnostics", ", ".join(notes)))
         return found
 
     def _notes(self) -> list[str]:
@@ -209,5 +223,5 @@ def _replayed(prepared: Prepared) -> dict[str, int]:
     start = prompt.recalled.anchor or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
     spoken = sum(turns[at].role == "assistant" for at in range(start, end))
-    exact, written = len(prompt.exact), len(prompt.written)
+    exact, written = len(prompt.exact | prompt.kept), len(prompt.written)
     return {"exact": exact, "written": written, "natural": max(0, spoken - exact - written)}

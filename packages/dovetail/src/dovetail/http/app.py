@@ -12,6 +12,7 @@ from dovetail.http.health import Probes
 from dovetail.http.models import Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
+from dovetail.http.replicas import ReplicaNumbers
 from dovetail.http.routes import Handler, Route, Routes, dialect
 from dovetail.http.tokens import Tokens
 from dovetail.metrics import Metrics
@@ -30,6 +31,7 @@ class App:
         self.service = service
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
+        self.metrics.registry.register(ReplicaNumbers(service))
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         self._generator = Generator(service, self.options)
         self.routes = Routes(self._table())

@@ -18,6 +18,7 @@ _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows for content encodings
 _MOST_CODINGS = 4
 
 Pieces = Iterator[bytes]
+Codings = list[tuple[str, Callable[[bytes], Pieces]]]
 
 
 async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
@@ -32,6 +33,15 @@ async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
             body = await _receive(exchange, limit)
     except TimeoutError:
         raise TooSlow(f"The request body did not come within {seconds:g} s.") from None
+    return _undone(body, codings, limit)
+
+
+def decoded(body: bytes, coding: str, limit: int) -> bytes:
+    """A body without its `Content-Encoding`."""
+    return _undone(body, _codings(coding), limit)
+
+
+def _undone(body: bytes, codings: Codings, limit: int) -> bytes:
     for name, pieces in reversed(codings):
         body = _decompress(name, pieces, body, limit)
     return body
@@ -64,7 +74,7 @@ def _within(body: bytes, limit: int) -> bytes:
     return body
 
 
-def _codings(header: str) -> list[tuple[str, Callable[[bytes], Pieces]]]:
+def _codings(header: str) -> Codings:
     """How to undo what was done to the body, in the order in which it was done."""
     names = [name for part in header.lower().split(",") if (name := part.strip())]
     names = [name for name in names if name != "identity"]

@@ -14,8 +14,8 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.raw import raw
 from dovetail.http.stream import SSE, Streaming
 from dovetail.http.whole import collect
-from dovetail.pipeline import Watch, answer
-from dovetail.service import Served, Service
+from dovetail.pipeline import Watch, answer, tokens_of
+from dovetail.service import Offered, Served, Service
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -32,8 +32,10 @@ class Generator:
     def __init__(self, service: Service, options: HttpOptions) -> None:
         self._service = service
         self._options = options
-        self._admission = Admission(options.max_concurrent)
-        self._raw = {served.name: raw(served) for served in service.served}
+        self._admission = Admission(
+            options.max_concurrent, options.max_queued, options.queue_timeout
+        )
+        self._raw = {one.name: raw(one) for one in service.served if isinstance(one, Served)}
 
     async def generate(self, exchange: Exchange, account: Account, codec: Codec) -> None:
         """One request, from its body to the end of its answer."""
@@ -43,11 +45,13 @@ class Generator:
         served = self._service.find(request.model)
         account.asked(request, served)
         if codec is COMPLETIONS:
-            served = self._raw[served.name]
+            served = self._raw[tokens_of(served).name]
         try:
-            with self._admission.enter(codec):
-                async with Lifeline(exchange.receive) as lifeline:
-                    await self._answer(exchange, account, codec, (served, request), lifeline)
+            async with (
+                Lifeline(exchange.receive) as lifeline,
+                self._admission.enter(codec, request.hints),
+            ):
+                await self._answer(exchange, account, codec, (served, request), lifeline)
         except (ContextOverflow, RateLimited) as error:
             if codec is not RESPONSES or not request.stream or exchange.status is not None:
                 raise
@@ -58,11 +62,17 @@ class Generator:
         exchange: Exchange,
         account: Account,
         codec: Codec,
-        asked: tuple[Served, Request],
+        asked: tuple[Offered, Request],
         lifeline: Lifeline,
     ) -> None:
         served, request = asked
-        watch = Watch(account.on_prepared, account.on_inexact)
+        watch = Watch(
+            prepared=account.on_prepared,
+            noted=account.on_note,
+            inexact=account.on_inexact,
+            migrated=account.on_migrated,
+            relayed=account.on_relayed,
+        )
         events = answer(served, request, call_ids(codec.call_id_prefix), watch)
         if request.stream:
             encoder = codec.stream(request, new_id, time.time)

@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.engines.engine import Health
 from dovetail.http.exchange import Exchange
-from dovetail.service import Served, Service
+from dovetail.service import Offered, Service
 
 _VERSION = version("dovetail")
 _PATIENCE = 5.0  # seconds that an engine may take to say how it is
@@ -41,7 +41,7 @@ class Probes:
         await exchange.answer(200 if ready else 503, msgspec.json.encode(body))
 
 
-async def _health(served: Served) -> Health:
+async def _health(served: Offered) -> Health:
     """An engine that fails to answer is not ready, whatever the reason."""
     try:
         async with asyncio.timeout(_PATIENCE):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail.http.exchange import Exchange
-from dovetail.service import Served, Service
+from dovetail.service import Offered, Service
 from dovetail_model import InvalidRequest
 
 _MOST = 1000
@@ -34,7 +34,7 @@ class Models:
         entry = _anthropic(name, served) if is_anthropic(exchange) else _openai(name, served)
         await exchange.answer(200, msgspec.json.encode(entry))
 
-    def _named(self) -> Iterator[tuple[str, Served]]:
+    def _named(self) -> Iterator[tuple[str, Offered]]:
         for served in self._service.served:
             for name in served.names:
                 yield name, served
@@ -45,11 +45,11 @@ def is_anthropic(exchange: Exchange) -> bool:
     return "anthropic-version" in exchange.headers
 
 
-def _openai_list(found: list[tuple[str, Served]]) -> Json:
+def _openai_list(found: list[tuple[str, Offered]]) -> Json:
     return {"object": "list", "data": [_openai(name, served) for name, served in found]}
 
 
-def _openai(name: str, served: Served) -> Json:
+def _openai(name: str, served: Offered) -> Json:
     """OpenAI's entry with the limits under the names that vLLM and OpenRouter made known."""
     return {
         "id": name,
@@ -63,7 +63,7 @@ def _openai(name: str, served: Served) -> Json:
     }
 
 
-def _anthropic(name: str, served: Served) -> Json:
+def _anthropic(name: str, served: Offered) -> Json:
     return {
         "type": "model",
         "id": name,
@@ -75,7 +75,7 @@ def _anthropic(name: str, served: Served) -> Json:
     }
 
 
-def _page(exchange: Exchange, found: list[tuple[str, Served]]) -> Json:
+def _page(exchange: Exchange, found: list[tuple[str, Offered]]) -> Json:
     """Anthropic's list comes in pages."""
     query = exchange.query
     names = [name for name, _ in found]

@@ -13,7 +13,8 @@ Channel = Literal["tools", "reasoning"]
 class HttpOptions:
     """Limits, keys and forms.
 
-    `max_body_bytes` bounds a body as it comes and again once it is decompressed. `keep_alive` is
+    `max_body_bytes` bounds a body as it comes and again once it is decompressed. Beyond
+    `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. `keep_alive` is
     the silence, in seconds, after which a stream shows a sign of life. `dispatch` names the side
     channels that every stream gets, whether the client asked or not.
     """
@@ -21,6 +22,8 @@ class HttpOptions:
     keys: Keys = field(default_factory=Keys)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
+    max_queued: int = 256
+    queue_timeout: float = 60.0
     body_timeout: float = 120.0
     keep_alive: float = 10.0
     messages_api: bool = True
@@ -42,6 +45,8 @@ def http_options(config: Config) -> HttpOptions:
         keys=Keys(config.api_key, hashed),
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,
+        max_queued=config.max_queued_requests,
+        queue_timeout=config.queue_timeout,
         messages_api=config.enable_anthropic_api,
         reasoning_field=config.reasoning_field_name,
         dispatch=frozenset(wanted),

@@ -62,6 +62,10 @@ class RawPreparer:
     async def record(self, prepared: Prepared, generation: Generation) -> None:
         """A text is no turn: nothing would come back to it."""
 
+    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
+        """Nobody knows what follows a text."""
+        return None
+
     async def close(self) -> None:
         """Nothing was kept."""
 

@@ -7,7 +7,7 @@ import msgspec
 from dovetail.http.body import read_body
 from dovetail.http.exchange import Exchange
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline import count_tokens
+from dovetail.pipeline import count_tokens, tokens_of
 from dovetail.service import Served, Service
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
 from dovetail_protocols import CHAT, decode_count, encode_count
@@ -88,7 +88,8 @@ class Tokens:
 
     def _served(self, name: str | None) -> Served:
         """The model of a name. Where none is named, the first."""
-        return self._service.served[0] if name is None else self._service.find(name)
+        found = self._service.served[0] if name is None else self._service.find(name)
+        return tokens_of(found)
 
     async def _body(self, exchange: Exchange) -> bytes:
         options = self._options

@@ -103,6 +103,7 @@ class Assembly:
         self._end = ""  # the end of the prompt so far
         self._opening: str | None = None  # the same from its last role marker on
         self._is_resumed = False
+        self._is_kept = False  # the last known turn stands in it as it was, by the template's hand
         self._reused = 0
         self._notes: list[str] = []
 
@@ -117,7 +118,7 @@ class Assembly:
         if self._prefill is not None:
             self._continue(built, self._prefill)
         how: How = "iterated" if places else "cold"
-        if self._is_anchored(places):
+        if self._is_anchored(places) or self._is_kept:
             how = "grown"
         elif self._is_resumed:
             how = "resumed"
@@ -130,6 +131,7 @@ class Assembly:
             head=head,
             recalled=self._recalled,
             exact=exact,
+            kept=self._kept_places(),
             written=frozenset(places) - exact,
             reused=self._reused,
             dropped=self._drops(),
@@ -140,7 +142,16 @@ class Assembly:
     def _drops(self) -> bool:
         """Whether thoughts of the last known turn fall here to the template's policy."""
         place = self._recalled.parent_place
-        return place is not None and place < self._start
+        return place is not None and place < self._start and not self._is_kept
+
+    def _kept_places(self) -> frozenset[int]:
+        """The model's turns that the template wrote as they were said."""
+        if not self._is_kept:
+            return frozenset()
+        first = self._recalled.base[0] if self._recalled.base is not None else 0
+        last = self._recalled.parent_place or 0
+        places = range(first, last + 1)
+        return frozenset(at for at in places if self._turns[at].role == "assistant")
 
     def _places(self) -> list[int]:
         """The turns not left to the template: known ones, and those that it would regroup."""
@@ -198,7 +209,7 @@ class Assembly:
         tools = self._tools if self._kit.facts.renders_tools else ()
         text = self._kit.template.render(messages, tools, switches=self._switches)
         self._note_end(text)
-        return array(IDS, self._kit.guard.encode(text, first=True))
+        return self._as_said(array(IDS), text)
 
     def _resumed(self, until: int) -> "array[int] | None":
         """The same from the last known prompt that answered a user, where the template allows."""
@@ -219,7 +230,21 @@ class Assembly:
             return None
         self._is_resumed, self._reused = True, len(known) - len(tail)
         self._note_end(text)
-        return known[: -len(tail)] + array(IDS, self._kit.guard.encode(text, first=False))
+        return self._as_said(known[: -len(tail)], text)
+
+    def _as_said(self, before: "array[int]", text: str) -> "array[int]":
+        """The ids of a rendered text behind others.
+
+        Where the template writes all that was said up to the last known turn as it was said, those
+        are the ids of then: encoded again, the same text could become others.
+        """
+        whole, guard = self._recalled.whole, self._kit.guard
+        if whole is not None and whole[: len(before)] == before:
+            length = guard.spelled(whole[len(before) :], text)
+            if length is not None:
+                self._reused, self._is_kept = len(whole), True
+                return whole + array(IDS, guard.encode(text[length:], first=False))
+        return before + array(IDS, guard.encode(text, first=not before))
 
     def _reopen(self, ids: "array[int]", at: int) -> bool:
         """Puts the turn's own opening before it, where a switch has changed that since.

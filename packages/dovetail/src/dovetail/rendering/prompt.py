@@ -26,8 +26,9 @@ class Prompt:
     `grown`: a known prompt and its turn, taken as they were, and a new suffix. `resumed`: a known
     prompt up to a user's turn, the template's own rendering from there. `iterated`: rendered up to
     the first known turn, then turn by turn. `cold`: the template's own rendering of all.
-    `exact` are the places of turns that stand in it with the tokens the model gave them, `written`
-    of those put into the model's own notation. `reused` leading ids were taken as they were.
+    `exact` are the places of turns that stand in it with the tokens the model gave them, `kept` of
+    those that the template wrote the same, and that kept their tokens so, `written` of those put
+    into the model's own notation. `reused` leading ids were taken as they were.
     `dropped`: the last known turn is left to the template now, which drops thoughts there.
     `opening` is how it ends behind the last role marker.
     """
@@ -38,6 +39,7 @@ class Prompt:
     head: Head
     recalled: Recalled
     exact: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
     written: frozenset[int] = frozenset()
     reused: int = 0
     dropped: bool = False

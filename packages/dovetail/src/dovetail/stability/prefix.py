@@ -1,5 +1,7 @@
 """The common beginning of two packed runs of token ids, found without a loop over tokens."""
 
+from array import array
+
 _BLOCK = 1 << 16  # bytes compared at once
 
 
@@ -24,3 +26,8 @@ def common_bytes(left: bytes | bytearray, right: memoryview) -> int:
         else:
             stop = middle
     return begin
+
+
+def common_ids(left: "array[int]", right: "array[int]") -> int:
+    """How many leading ids are the same."""
+    return common_bytes(left.tobytes(), memoryview(right).cast("B")) // left.itemsize

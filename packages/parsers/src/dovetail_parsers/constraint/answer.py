@@ -1,28 +1,53 @@
 """Guided decoding: what a request demands of the output, as a grammar for the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from dovetail_model import InvalidRequest, OutputFormat, ToolChoice, ToolSpec, Unsupported
 from dovetail_parsers.constraint.bodies import tool_of
+from dovetail_parsers.constraint.ebnf import write_ebnf
 from dovetail_parsers.constraint.form import Form, Node, Rules, sequence
 from dovetail_parsers.constraint.form import choice as one_of
 from dovetail_parsers.constraint.gbnf import write_gbnf
+from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import Layout, TableLayout
 from dovetail_parsers.constraint.messages import FORMATS, MessageLayout
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import Typed
 from dovetail_parsers.constraint.schema import Values
+from dovetail_parsers.constraint.structural_tag import write_structural_tag
+from dovetail_parsers.constraint.tokens import resolve
 from dovetail_parsers.parser import tool_spec
 from dovetail_parsers.plugin import plugged
 from dovetail_parsers.registry import grammar
 
 _AUTO = ToolChoice()
 _TEXT = OutputFormat()
+_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+
+Syntax = Literal["gbnf", "ebnf", "lark", "structural_tag"]
+
+_WRITERS: Mapping[str, Callable[[Form], str]] = {
+    "gbnf": write_gbnf,
+    "ebnf": write_ebnf,
+    "lark": write_lark,
+    "structural_tag": write_structural_tag,
+}
 
 
-def constraint(  # noqa: PLR0913 - every fact of a request that shapes its output
+@dataclass(frozen=True)
+class Guide:
+    """A grammar in a notation. `notes` say what it could not demand, for the client to see."""
+
+    syntax: Syntax
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+def guide(  # noqa: PLR0913 - every fact of a request that shapes its output
     tool_parser: str | None,
     reasoning_parser: str | None,
     *,
@@ -31,15 +56,18 @@ def constraint(  # noqa: PLR0913 - every fact of a request that shapes its outpu
     output: OutputFormat = _TEXT,
     in_reasoning: bool,
     thinks: bool = True,
-    syntax: Literal["gbnf"] = "gbnf",
-) -> str | None:
+    syntax: Syntax = "gbnf",
+    tokens: Mapping[str, int] = _NO_TOKENS,
+) -> Guide | None:
     """The grammar that the output must follow, or None where nothing is demanded of it.
 
     `in_reasoning`: the prompt ended inside an open thought. `thinks`: the model may open one.
-    The same request gives the same text. Raises `InvalidRequest` for a choice that the tools
-    cannot meet, `Unsupported` for a family that has no grammar.
+    `tokens`: the spelling and the id of every control token of the vocabulary; a marker that is
+    one has to be written as that token. The same request gives the same text. Raises
+    `InvalidRequest` for a choice that the tools cannot meet, `Unsupported` for a family that has
+    no grammar, or a notation that is unknown.
     """
-    if syntax != "gbnf":
+    if syntax not in _WRITERS:
         raise Unsupported(f"no grammar can be written as {syntax!r}")
     specs = _chosen(tuple(map(tool_spec, tools)), choice)
     if not _demands(specs, choice, output):
@@ -52,7 +80,14 @@ def constraint(  # noqa: PLR0913 - every fact of a request that shapes its outpu
         MessageLayout(table, rules) if table.name in FORMATS else TableLayout(table, rules)
     )
     root = _Output(layout, rules, in_reasoning, thinks).root(specs, choice, output)
-    return write_gbnf(Form(root, rules))
+    text = _WRITERS[syntax](resolve(Form(root, rules), tokens))
+    return Guide(syntax, text, tuple(rules.notes))
+
+
+def constraint(tool_parser: str | None, reasoning_parser: str | None, **request: Any) -> str | None:
+    """The text of a `guide`."""
+    made = guide(tool_parser, reasoning_parser, **request)
+    return None if made is None else made.text
 
 
 def _chosen(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:

@@ -12,6 +12,7 @@ from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.arguments.tree import Tree
+from dovetail_parsers.constraint.foreign import GRAMMAR
 from dovetail_parsers.constraint.form import (
     Node,
     Rules,
@@ -42,7 +43,13 @@ class Tool:
 
 
 def tool_of(spec: ToolSpec) -> Tool:
-    return Tool(spec.model_name, FREEFORM_SCHEMA if spec.custom else spec.parameters)
+    """A custom tool takes one string, with its grammar as a keyword of that string's schema."""
+    if not spec.custom:
+        return Tool(spec.model_name, spec.parameters)
+    if spec.grammar is None:
+        return Tool(spec.model_name, FREEFORM_SCHEMA)
+    text = {"type": "string", GRAMMAR: spec.grammar}
+    return Tool(spec.model_name, {**FREEFORM_SCHEMA, "properties": {"input": text}})
 
 
 def arguments_form(body: Body, tool: Tool, rules: Rules) -> Node:

@@ -24,6 +24,14 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A token of the vocabulary by its id; its spelling in characters will not do."""
+
+    text: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chars:
     """One character of these ranges, or of none of them."""
 
@@ -69,7 +77,7 @@ class Free:
     not_first: str = ""
 
 
-Node = Text | Marker | Chars | Sequence | Choice | Repeat | Ref | Free
+Node = Text | Marker | Token | Chars | Sequence | Choice | Repeat | Ref | Free
 
 NOTHING = Sequence(())
 
@@ -84,20 +92,27 @@ class Form:
 
 @dataclass
 class Rules:
-    """Rules by name. The same content gets the same name."""
+    """Rules by name. The same content gets the same name.
+
+    `notes` say what was demanded and could not be expressed, each once, for the client to see.
+    """
 
     nodes: dict[str, Node] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
 
     def share(self, hint: str, node: Node) -> Node:
         """A reference to a rule with this content; small parts stay where they are."""
-        if isinstance(node, Text | Marker | Chars | Ref) or node == NOTHING:
+        if isinstance(node, Text | Marker | Token | Chars | Ref) or node == NOTHING:
             return node
         name = self._names.get(node)
         if name is None:
             name = self._names[node] = self.reserve(hint)
             self.nodes[name] = node
         return Ref(name)
+
+    def note(self, what: str) -> None:
+        self.notes[what] = None
 
     def reserve(self, hint: str) -> str:
         """A new name, for a rule that will refer to itself."""

@@ -9,8 +9,10 @@ from dovetail_parsers.constraint.calls import Calls
 from dovetail_parsers.constraint.form import (
     NOTHING,
     Free,
+    Marker,
     Node,
     Rules,
+    Sequence,
     choice,
     marker,
     optional,
@@ -65,8 +67,11 @@ class TableLayout:
         form = self._table.reasoning
         if form is None or not (in_reasoning or thinks):
             return NOTHING
-        # a call inside a thought would be read as one, so the thought ends before it
-        thought = Free(stops=form.closers, never=self._openers)
+        # a call or a frame inside a thought would end it, so the thought ends before
+        others = (
+            mark for mark in self._table.states["reasoning"].edges if mark not in form.closers
+        )
+        thought = Free(stops=form.closers, never=tuple(others))
         if in_reasoning:
             return sequence(thought, GAP)
         return optional(sequence(marker(form.openers[0]), thought, GAP))
@@ -89,8 +94,17 @@ class TableLayout:
         if not self._starts:
             if calls is None:
                 return free
-            rest = several(sequence(calls, free)) if parallel else optional(calls)
-            return sequence(free, rest)
+            said = sequence(*self._until(calls))
+            return sequence(several(said), free) if parallel else choice(said, free)
         said = Free(never=self._openers, not_first=self._starts + _WHITE)
         begin = self.begin(in_reasoning, thinks)
         return sequence(begin, said if calls is None else choice(calls, said))
+
+    def _until(self, calls: Node) -> tuple[Node, ...]:
+        """Text that ends where the calls begin: with their first marker, and then the rest."""
+        parts = calls.parts if isinstance(calls, Sequence) else (calls,)
+        first = parts[0]
+        if not isinstance(first, Marker):
+            return Free(never=self._openers), calls
+        others = tuple(mark for mark in self._openers if not first.text.startswith(mark))
+        return Free(stops=(first.text,), never=others), *parts[1:]

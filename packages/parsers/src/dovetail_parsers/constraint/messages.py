@@ -20,6 +20,7 @@ from dovetail_parsers.constraint.form import (
     optional,
     sequence,
     several,
+    text,
 )
 from dovetail_parsers.grammar import Grammar
 
@@ -126,8 +127,9 @@ class MessageLayout:
         return optional(choice(*map(marker, ends)))
 
     def _call(self, tool: Tool) -> Node:
-        head = marker(self._format.call.format(tool.name))
-        return sequence(head, self._arguments(tool))
+        before, _, behind = self._format.call.partition("{}")
+        name = text(tool.name) if behind else NOTHING
+        return sequence(marker(before), name, marker(behind), self._arguments(tool))
 
     def _arguments(self, tool: Tool) -> Node:
         assert self._table.tools is not None

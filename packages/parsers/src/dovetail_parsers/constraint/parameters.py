@@ -1,6 +1,6 @@
 """Parameters in tags: each by its name, its value between what the table puts around it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dovetail_parsers.arguments.schema import Schema, type_of
 from dovetail_parsers.constraint.bodies import Tool
@@ -15,7 +15,7 @@ from dovetail_parsers.grammar import Act, Channel, Mode
 from dovetail_parsers.write import is_value, value_edge
 
 _KINDS = ("string", "number", "boolean", "null", "object", "array")
-_ANY_KEY = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1, 64)
+_ANY_KEY = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1)
 
 
 def parameters_form(walk: Walk, name_mode: str, tool: Tool, rules: Rules) -> tuple[Node, str]:
@@ -82,7 +82,15 @@ class _Parameters:
         edges = self._walk.modes[mode].on
         edge = next(iter(edges.values()))
         closers = tuple(closer for closer, to in edges.items() if to == edge)
-        return sequence(raw_value(options, closers, self._values), text(edge.pad))
+        never = (*self._walk.modes[mode].tolerate, *self._longer_openers())
+        return sequence(raw_value(options, closers, self._values, never), text(edge.pad))
+
+    def _longer_openers(self) -> Iterator[str]:
+        """What would make another marker of the one that leads to a value, behind it."""
+        marks = self._walk.modes[self._key_mode].edges
+        for mark in marks:
+            longer = (other[len(mark) :].strip() for other in marks if other.startswith(mark))
+            yield from filter(None, longer)
 
     def _behind_value(self) -> str:
         mode = self._way_to_value("string")[1]

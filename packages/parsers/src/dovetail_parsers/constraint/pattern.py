@@ -8,6 +8,7 @@ from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.constraint.form import (
     Chars,
     Choice,
+    Free,
     Node,
     Repeat,
     Sequence,
@@ -35,7 +36,7 @@ _MOST = 100  # repetitions that are counted
 _LONGEST = 400
 
 
-class _NotSimple(Exception):
+class NotSimple(Exception):
     """The pattern is beyond what is read here."""
 
 
@@ -47,13 +48,13 @@ def string_pattern(schema: Schema) -> Node | None:
     if not pattern.startswith("^") or not pattern.endswith("$") or pattern.endswith("\\$"):
         return None
     try:
-        return sequence(text('"'), _Reader(pattern[1:-1]).whole(), text('"'))
-    except (_NotSimple, RecursionError):
+        return sequence(text('"'), PatternReader(pattern[1:-1]).whole(), text('"'))
+    except (NotSimple, RecursionError):
         return None
 
 
-class _Reader:
-    """Reads a pattern without its anchors."""
+class PatternReader:
+    """Reads a pattern without its anchors, of characters that stand for themselves in JSON."""
 
     __slots__ = ("_at", "_pattern")
 
@@ -65,7 +66,7 @@ class _Reader:
         """One sequence: a bar outside a group would leave each side with one anchor only."""
         form = self._sequence()
         if self._at < len(self._pattern):
-            raise _NotSimple
+            raise NotSimple
         return form
 
     def _peek(self) -> str:
@@ -74,7 +75,7 @@ class _Reader:
     def _take(self) -> str:
         char = self._peek()
         if not char:
-            raise _NotSimple
+            raise NotSimple
         self._at += 1
         return char
 
@@ -91,24 +92,46 @@ class _Reader:
         if char == "[":
             return self._class()
         if char == ".":
-            return PLAIN
+            return self.dot()
         if char == "\\":
-            return Chars(self._escaped())
+            return self.chars(self._escaped(), negated=False)
         if char in _SPECIAL:
-            raise _NotSimple
+            raise NotSimple
+        return self.character(char)
+
+    def dot(self) -> Node:
+        return PLAIN
+
+    def character(self, char: str) -> Node:
         return text(_plain(char))
+
+    def escape(self, char: str) -> tuple[tuple[str, str], ...]:
+        if char in _CLASSES:
+            return _CLASSES[char]
+        if char not in _ESCAPABLE:
+            raise NotSimple
+        return ((char, char),)
+
+    def chars(self, ranges: tuple[tuple[str, str], ...], negated: bool) -> Node:
+        for char in (char for pair in ranges for char in pair):
+            _plain(char)
+        if negated:
+            return Chars((*ranges, *PLAIN.ranges), negated=True)
+        if any(low < char < high for low, high in ranges for char in _NEVER_PLAIN):
+            raise NotSimple
+        return Chars(ranges)
 
     def _group(self) -> Node:
         if self._peek() == "?":
             self._at += 1
             if self._take() != ":":
-                raise _NotSimple
+                raise NotSimple
         options = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             options.append(self._sequence())
         if self._take() != ")":
-            raise _NotSimple
+            raise NotSimple
         return choice(*options)
 
     def _class(self) -> Node:
@@ -120,24 +143,15 @@ class _Reader:
                 ranges += self._escaped()
             elif self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] != "]":
                 self._at += 1
-                ranges.append((_plain(char), _plain(self._take())))
+                ranges.append((char, self._take()))
             else:
-                ranges.append((_plain(char), char))
+                ranges.append((char, char))
         if not ranges or any(low > high for low, high in ranges):
-            raise _NotSimple
-        if negated:
-            return Chars((*ranges, *PLAIN.ranges), negated=True)
-        if any(low < char < high for low, high in ranges for char in _NEVER_PLAIN):
-            raise _NotSimple
-        return Chars(tuple(ranges))
+            raise NotSimple
+        return self.chars(tuple(ranges), negated)
 
     def _escaped(self) -> tuple[tuple[str, str], ...]:
-        char = self._take()
-        if char in _CLASSES:
-            return _CLASSES[char]
-        if char not in _ESCAPABLE:
-            raise _NotSimple
-        return ((_plain(char), char),)
+        return self.escape(self._take())
 
     def _repeated(self, part: Node) -> Node:
         char = self._peek()
@@ -146,35 +160,40 @@ class _Reader:
         self._at += 1
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self._counts()
         lazy_or_twice = self._peek() and self._peek() in "?+*{"
-        if lazy_or_twice or _may_be_empty(part):  # engines refuse to repeat nothing
-            raise _NotSimple
+        if lazy_or_twice or may_be_empty(part):  # engines refuse to repeat nothing
+            raise NotSimple
+        return self.repeated(part, least, most)
+
+    def repeated(self, part: Node, least: int, most: int | None) -> Node:
         return several(part, least, most)
 
     def _counts(self) -> tuple[int, int | None]:
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at : max(end, self._at)].partition(",")
         if end < 0 or not low.isdigit() or not (high.isdigit() or not high):
-            raise _NotSimple
+            raise NotSimple
         self._at = end + 1
         least, most = int(low), int(high) if high else None if comma else int(low)
         if max(least, most or 0) > _MOST or (most is not None and most < least):
-            raise _NotSimple
+            raise NotSimple
         return least, most
 
 
-def _may_be_empty(node: Node) -> bool:
+def may_be_empty(node: Node) -> bool:
     match node:
         case Sequence():
-            return all(map(_may_be_empty, node.parts))
+            return all(map(may_be_empty, node.parts))
         case Choice():
-            return any(map(_may_be_empty, node.options))
+            return any(map(may_be_empty, node.options))
         case Repeat():
             return node.least == 0
+        case Free():
+            return not node.stops
     return False
 
 
 def _plain(char: str) -> str:
     """A character that stands for itself in a JSON string."""
     if char in _NEVER_PLAIN or char < " ":
-        raise _NotSimple
+        raise NotSimple
     return char

@@ -1,25 +1,37 @@
 """A tool's JSON schema as a form, in the notation in which a family writes values.
 
 Properties come in the order in which the schema names them; only those, where it names any.
-Ranges of numbers and lengths of strings are left to the model.
+What a grammar cannot say is left to the model, and noted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail_parsers.arguments.schema import Schema
+from dovetail_parsers.constraint.foreign import GRAMMAR, foreign
 from dovetail_parsers.constraint.form import (
     NOTHING,
     Node,
     Rules,
     choice,
+    marker,
     optional,
     sequence,
     several,
     text,
 )
+from dovetail_parsers.constraint.keywords import (
+    integer_bounds,
+    is_bounded,
+    is_filled,
+    is_positive,
+    lengths_not_counted,
+    not_expressed,
+    only_positive,
+    stated,
+)
 from dovetail_parsers.constraint.members import Frame, Member, ordered
-from dovetail_parsers.constraint.notation import INTEGER, NUMBER, Notation
+from dovetail_parsers.constraint.notation import FILLED_STRING, INTEGER, NUMBER, POSITIVE, Notation
 from dovetail_parsers.constraint.options import (
     Constant,
     Option,
@@ -29,7 +41,9 @@ from dovetail_parsers.constraint.options import (
     required,
 )
 from dovetail_parsers.constraint.pattern import string_pattern
+from dovetail_parsers.constraint.ranges import integer_between
 from dovetail_parsers.constraint.recursion import Known
+from dovetail_parsers.constraint.style import Quoted, Raw
 
 _MOST_ITEMS = 100  # more are not counted: engines write repetitions out
 MOST_VALUES = 3_000  # schemas of one tool that are followed: beyond, any value will do
@@ -39,12 +53,12 @@ DEEPEST = 32
 class Values:
     """Forms of the values under one root schema, in one notation."""
 
-    __slots__ = ("_count", "_known", "_notation", "_reader", "_rules")
+    __slots__ = ("_count", "_known", "_notation", "_reader", "rules")
 
     def __init__(self, root: Schema, notation: Notation, rules: Rules) -> None:
         self._reader = Reader(root)
         self._notation = notation
-        self._rules = rules
+        self.rules = rules
         self._known = Known(rules)
         self._count = 0
 
@@ -56,6 +70,7 @@ class Values:
         """Any value that satisfies the schema."""
         self._count += 1
         if self._count > MOST_VALUES or depth > DEEPEST:
+            self.rules.note("a schema is too large or too deep to be enforced as a whole")
             return self.anything()
         return choice(*(self.option(option, depth) for option in self._reader.options(schema)))
 
@@ -80,16 +95,25 @@ class Values:
 
     def anything(self) -> Node:
         """Any value at all."""
-        return self._rules.once(f"{self._notation.name}-any", self._anything)
+        return self.rules.once(f"{self._notation.name}-any", self._anything)
+
+    def note_raw(self, schema: Schema) -> None:
+        """A string that is written as it is: nothing is demanded of it."""
+        self._note(stated(schema, "pattern", "minLength", "maxLength"))
+
+    def _note(self, keywords: Iterable[str]) -> None:
+        for keyword in keywords:
+            self.rules.note(f"{keyword} is not enforced")
 
     def _typed(self, option: Typed, depth: int) -> Node:
+        self._note(not_expressed(option.kind, option.schema))
         match option.kind:
             case "string":
                 return self._string(option.schema)
             case "integer":
-                return INTEGER
+                return self._integer(option.schema)
             case "number":
-                return NUMBER
+                return self._number(option.schema)
             case "boolean":
                 return choice(*map(text, self._notation.words[:2]))
             case "null":
@@ -100,9 +124,39 @@ class Values:
                 return self._object(option.schema, depth)
         return self.anything()
 
+    def _integer(self, schema: Schema) -> Node:
+        if not is_bounded(schema):
+            return INTEGER
+        form = integer_between(*integer_bounds(schema))
+        return INTEGER if form is None else form
+
+    def _number(self, schema: Schema) -> Node:
+        """Of the bounds only that it is not negative."""
+        if is_bounded(schema) and not only_positive(schema):
+            self.rules.note("minimum and maximum of numbers are not enforced")
+        return POSITIVE if is_positive(schema) else NUMBER
+
     def _string(self, schema: Schema) -> Node:
-        pattern = string_pattern(schema) if self._notation.quoted else None
-        return self._notation.string if pattern is None else pattern
+        if GRAMMAR in schema:
+            return self._foreign(schema)
+        if not self._notation.quoted:
+            self.note_raw(schema)
+            return self._notation.string
+        pattern = string_pattern(schema)
+        if pattern is not None:
+            self._note(stated(schema, "minLength", "maxLength"))
+            return pattern
+        self._note([*stated(schema, "pattern"), *lengths_not_counted(schema)])
+        return FILLED_STRING if is_filled(schema) else self._notation.string
+
+    def _foreign(self, schema: Schema) -> Node:
+        """A custom tool's text, in the notation's quotes."""
+        quote = self._notation.quote
+        style = Quoted() if self._notation.quoted else Raw((quote,))
+        form = foreign(schema[GRAMMAR], style, self.rules)
+        return (
+            self._notation.string if form is None else sequence(marker(quote), form, marker(quote))
+        )
 
     def _object(self, schema: Schema, depth: int) -> Node:
         named = properties(schema)
@@ -114,7 +168,7 @@ class Values:
             for name, sub in named.items()
         ]
         frame = Frame(between=self._comma())
-        return sequence(text("{"), ordered(members, frame, self._rules), text("}"))
+        return sequence(text("{"), ordered(members, frame, self.rules), text("}"))
 
     def _key(self, name: str) -> Node:
         return sequence(self._notation.key(name), text(":"), self._notation.space)
@@ -127,7 +181,7 @@ class Values:
         if values is False:
             return text("{}")
         value = self.value(values, depth + 1) if isinstance(values, Mapping) else self.anything()
-        key = self._rules.share(f"{self._notation.name}-key", self._notation.any_key)
+        key = self.rules.share(f"{self._notation.name}-key", self._notation.any_key)
         pair = sequence(key, text(":"), self._notation.space, value)
         return sequence(text("{"), self._list(pair, 0, None), text("}"))
 
@@ -166,8 +220,8 @@ class Values:
         words = map(text, self._notation.words)
         hint = self._notation.name
         return choice(
-            self._rules.share(f"{hint}-string", self._notation.string),
-            self._rules.share(f"{hint}-number", NUMBER),
+            self.rules.share(f"{hint}-string", self._notation.string),
+            self.rules.share(f"{hint}-number", NUMBER),
             sequence(text("["), self._list(self.anything(), 0, None), text("]")),
             self._map(None, 0),
             *words,

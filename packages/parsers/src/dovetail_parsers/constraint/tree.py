@@ -25,8 +25,8 @@ from dovetail_parsers.constraint.schema import DEEPEST, MOST_VALUES, Values
 def tree_arguments(body: Tree, schema: Schema, rules: Rules) -> Node:
     """The parameters' tags, and the tag that closes the call."""
     form = _TreeForm(body, schema, rules)
-    end = text(f"</{body.call}>")
-    return sequence(form.children(form.values.objects(schema)), marker(body.token), end)
+    end = marker(f"{body.token}</{body.call}>")
+    return sequence(form.children(form.values.objects(schema)), end)
 
 
 class _TreeForm:

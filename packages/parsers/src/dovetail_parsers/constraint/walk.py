@@ -19,7 +19,7 @@ from dovetail_parsers.write import shortest_way
 Spell = Callable[[str, int], str]
 
 _DIGIT = Chars((("0", "9"),))
-_OWN_ID = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "-"))), 0, 64)
+_OWN_ID = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "-"))))
 
 #: A number that only the model can know: how many calls it has made.
 COUNT = several(_DIGIT, 1, 4)

@@ -7,9 +7,11 @@ import msgspec
 from dovetail_model import Usage
 
 
-class FunctionFragment(msgspec.Struct, frozen=True, gc=False):
+class FunctionFragment(msgspec.Struct, frozen=True):
+    """`arguments` is JSON text; some servers send the object itself."""
+
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
 
 
 class CustomFragment(msgspec.Struct, frozen=True, gc=False):
@@ -34,15 +36,29 @@ class Fragment(msgspec.Struct, frozen=True):
     def text(self) -> str | None:
         if self.custom is not None:
             return self.custom.input
-        return self.function.arguments if self.function is not None else None
+        told = self.function.arguments if self.function is not None else None
+        return told if told is None or isinstance(told, str) else _json(told)
 
 
 class Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
+    """A piece of a message, or all of it. `content` is text or parts, thoughts among them."""
+
+    content: Any = None
     refusal: str | None = None
     reasoning_content: Any = None
     reasoning: Any = None
     tool_calls: list[Fragment] | None = None
+
+    @property
+    def text(self) -> str:
+        return _joined(self.content, thoughts=False) or self.refusal or ""
+
+    @property
+    def thought(self) -> str:
+        for told in (self.reasoning_content, self.reasoning):
+            if isinstance(told, str) and told:
+                return told
+        return _joined(self.content, thoughts=True)
 
 
 class Top(msgspec.Struct, frozen=True):
@@ -61,8 +77,11 @@ class TokenList(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
+    """`message` stands in place of a delta where a server does not stream."""
+
     index: int | None = None
     delta: Delta | None = None
+    message: Delta | None = None
     logprobs: TokenList | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
@@ -76,16 +95,16 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class ChunkUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: Counts | None = None
     completion_tokens_details: Counts | None = None
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
         return Usage(
-            input_tokens=self.prompt_tokens,
-            output_tokens=self.completion_tokens,
+            input_tokens=self.prompt_tokens or 0,
+            output_tokens=self.completion_tokens or 0,
             cached_tokens=(prompt.cached_tokens or 0) if prompt else 0,
             reasoning_tokens=(completion.reasoning_tokens or 0) if completion else 0,
         )
@@ -97,3 +116,22 @@ class Chunk(msgspec.Struct, frozen=True):
     choices: list[Choice] | None = None
     usage: ChunkUsage | None = None
     error: dict[str, Any] | str | None = None
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _joined(content: object, *, thoughts: bool) -> str:
+    """The text of a content, or of the thoughts among its parts, as Mistral's API has them."""
+    if isinstance(content, str):
+        return "" if thoughts else content
+    parts = content if isinstance(content, list) else []
+    return "".join(_part(part, thoughts) for part in parts if isinstance(part, dict))
+
+
+def _part(part: dict[str, Any], thoughts: bool) -> str:
+    if (part.get("type") == "thinking") != thoughts:
+        return ""
+    told = part.get("thinking") if thoughts else part.get("text")
+    return told if isinstance(told, str) else _joined(told, thoughts=False)

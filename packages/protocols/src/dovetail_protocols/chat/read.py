@@ -62,6 +62,11 @@ class ChatReader:
                 self._take(event)
         return self._give()
 
+    def whole(self, body: bytes) -> list[Event]:
+        """The events of an answer that did not come as a stream."""
+        self._take(ServerEvent("", body.decode("utf-8", "replace")))
+        return self.finish()
+
     def finish(self) -> list[Event]:
         """The connection has ended: the events that are left."""
         if not self._over:
@@ -98,20 +103,19 @@ class ChatReader:
             self._out.append(usage)
 
     def _take_choice(self, choice: Choice) -> None:
-        delta = choice.delta or Delta()
+        delta = choice.delta or choice.message or Delta()
         tokens = choice.logprobs.content if choice.logprobs else None
         said: list[Event] = [Logprobs(tuple(map(_token, tokens)))] if tokens else []
-        reasoning = delta.reasoning_content or delta.reasoning
-        if isinstance(reasoning, str) and reasoning:
-            self._say("reasoning", [*said, ReasoningDelta(reasoning)])
+        if thought := delta.thought:
+            self._say("reasoning", [*said, ReasoningDelta(thought)])
             said = []
-        if text := delta.content or delta.refusal:
+        if text := delta.text:
             self._say("text", [*said, TextDelta(text)])
             said = []
         self._out += said
         for fragment in delta.tool_calls or ():
             self._take_fragment(fragment)
-        if choice.finish_reason is not None and self._finish is None:
+        if choice.finish_reason and self._finish is None:
             self._hold(choice.finish_reason, choice.stop_reason)
 
     def _say(self, span: str, events: list[Event]) -> None:
@@ -188,8 +192,12 @@ class _Call:
         self._held: list[str] = []
 
     def owns(self, fragment: Fragment) -> bool:
-        if fragment.id and self._id and fragment.id != self._id:
-            return False
+        """Whether the fragment goes on with this call. Without index and id only a name tells."""
+        if fragment.id and self._id:
+            same = fragment.id == self._id
+            return same and (fragment.index == self._index or fragment.index is None)
+        if fragment.index is None:
+            return not (fragment.name and self.opened)
         return fragment.index == self._index
 
     def take(self, fragment: Fragment) -> list[Event]:

@@ -5,8 +5,16 @@ from dovetail_protocols.messages.answer import encode_count, encode_message
 from dovetail_protocols.messages.decode import decode, decode_count
 from dovetail_protocols.messages.encode import CALL_PREFIX, MessagesStream, stream
 from dovetail_protocols.messages.error import encode_error
+from dovetail_protocols.messages.read import MessagesReader
 
-__all__ = ["CODEC", "MessagesCodec", "MessagesStream", "decode_count", "encode_count"]
+__all__ = [
+    "CODEC",
+    "MessagesCodec",
+    "MessagesReader",
+    "MessagesStream",
+    "decode_count",
+    "encode_count",
+]
 
 
 class MessagesCodec:

@@ -45,10 +45,11 @@ class LlamaCppEngine:
         self._endpoint: Endpoint | None = None
         self._recovery: Recovery | None = None
         self.abilities = Abilities(
-            constraints=frozenset({"gbnf"}),
+            constraints=("gbnf",),
             logprobs=True,
             cached_tokens=True,
             context_length=context_length or self._window(),
+            local=True,
         )
 
     @property

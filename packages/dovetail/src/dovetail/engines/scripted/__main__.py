@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.engines.scripted.engine import ScriptedOptions
-from dovetail.engines.scripted.process import ProcessOptions, serve
+from dovetail.engines.scripted.process import ProcessOptions, run
 from dovetail.engines.scripted.script import ScriptError
+from dovetail.engines.serving import Address
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and serve. A mistake in it or in the script is told in one line."""
     try:
-        serve(_read(arguments))
+        run(_read(arguments))
     except (ScriptError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -30,25 +31,29 @@ def _read(arguments: Sequence[str] | None) -> ProcessOptions:
     add("--model", type=Path, help="folder with the tokenizer (default: one token a byte)")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0 takes a free one and prints it")
+    add("--uds", type=Path, help="listen on this unix socket instead")
+    add("--api-key", help="answer only requests that carry this key")
     add("--served-model-name", nargs="+", default=[])
     add("--max-model-len", type=int)
     add("--prefill-rate", type=float, default=usual.prefill_rate, help="tokens/s; 0: no limit")
     add("--decode-rate", type=float, default=usual.decode_rate, help="tokens/s of a stream")
     add("--chunk", type=int, default=usual.chunk, help="tokens of a delta")
+    add("--continues", action="store_true", help="go on with answers that a prompt ends with")
     add("--cache-blocks", type=int, default=usual.cache_blocks)
     add("--block-size", type=int, default=usual.block_size)
     given = parser.parse_args(arguments)
     return ProcessOptions(
         script=given.script,
         model=given.model,
-        host=given.host,
-        port=given.port,
+        address=Address(given.host, given.port, given.uds),
+        key=given.api_key,
         served_model_name=tuple(given.served_model_name),
         max_model_len=given.max_model_len,
         engine=ScriptedOptions(
             prefill_rate=given.prefill_rate,
             decode_rate=given.decode_rate,
             chunk=given.chunk,
+            continues=given.continues,
             cache_blocks=given.cache_blocks,
             block_size=given.block_size,
         ),

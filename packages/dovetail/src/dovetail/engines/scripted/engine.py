@@ -24,7 +24,7 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Tokenizer
 
-SYNTAXES: frozenset[Syntax] = frozenset({"gbnf", "lark", "structural_tag", "json_schema"})
+SYNTAXES: tuple[Syntax, ...] = ("gbnf", "ebnf", "lark", "structural_tag", "json_schema")
 ERRORS: dict[ErrorKind, type[EngineError]] = {
     "engine": EngineError,
     "unavailable": EngineUnavailable,
@@ -37,7 +37,8 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How fast it pretends to be, and what it remembers. A rate of 0 is as fast as possible.
 
     Rates are tokens a second, of one stream. `cache_blocks` is the prefix cache's capacity,
-    `chunk` the tokens of a delta where the script does not say.
+    `chunk` the tokens of a delta where the script does not say. `continues`: a prompt that ends
+    with the beginning of its answer is gone on with, as a model would.
     """
 
     prefill_rate: Seconds = 0.0
@@ -46,6 +47,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Number = 16
     cache_blocks: Count = 65_536
     context_length: Number | None = None
+    continues: bool = False
     remember: Count = 32
 
 
@@ -96,7 +98,7 @@ class ScriptedEngine:
         self.cache = PrefixCache(options.cache_blocks, options.block_size)
         self._tokenizer = tokenizer
         self._casting = Casting(script, tokenizer)
-        self._takes = Takes(script, tokenizer, options.chunk, stop_ids)
+        self._takes = Takes(script, tokenizer, options.chunk, stop_ids, continues=options.continues)
         self._pauses = Pauses()
 
     async def start(self) -> None:
@@ -108,7 +110,11 @@ class ScriptedEngine:
 
     async def health(self) -> Health:
         broken = self._pauses.broken
-        facts = {"running": self.counts.running, "cached_blocks": self.cache.blocks}
+        facts = {
+            "running": self.counts.running,
+            "cached_blocks": self.cache.blocks,
+            "cache_usage": self.cache.usage,
+        }
         return Health(broken is None, broken or "", facts)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:

@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat, takewhile
 from typing import Literal
 
@@ -31,14 +31,22 @@ class Takes:
     """Makes takes. Every answer is tokenized once, at the start, so that mistakes show then.
 
     `stop_ids` are the model's own, the usual one first; `chunk` is the usual size of a delta.
+    `continues`: a prompt that ends with the beginning of its answer is gone on with.
     """
 
     def __init__(
-        self, script: Script, tokenizer: Tokenizer, chunk: int = 1, stop_ids: Sequence[int] = ()
+        self,
+        script: Script,
+        tokenizer: Tokenizer,
+        chunk: int = 1,
+        stop_ids: Sequence[int] = (),
+        *,
+        continues: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._chunk = chunk
         self._stop_ids = tuple(stop_ids)
+        self._continues = continues
         answers = {answer: None for rule in script.rules for answer in rule.answers}
         self._pieces = {answer: self._tokenize(answer) for answer in answers}
         self._named = {answer: self._named_stop(answer) for answer in answers}
@@ -58,15 +66,18 @@ class Takes:
         said = _behind(whole.ids, request.prompt[length:].tolist())
         if said is None:
             return None
-        ends = [end - said for end in whole.ends if end > said]
-        return _cut(Take(answer, whole.ids[said:], ends, whole.finish), request.max_tokens)
+        rest = replace(whole, breaks=None)
+        return _cut(_rest(rest, said), request.max_tokens)
 
     def take(self, answer: Answer, request: EngineRequest) -> Take:
         """The answer as this request gets it."""
         self._begun[request.id] = (answer, len(request.prompt))
         if len(self._begun) > MOST_REMEMBERED:
             self._begun.popitem(last=False)
-        return _cut(self._speak(answer, request), request.max_tokens)
+        whole = self._speak(answer, request)
+        if self._continues:
+            whole = _rest(whole, _said(whole.ids, request.prompt))
+        return _cut(whole, request.max_tokens)
 
     def _speak(self, answer: Answer, request: EngineRequest) -> Take:
         """The whole answer with its stop token. Requests are mostly alike, so it is kept."""
@@ -154,6 +165,24 @@ def _cut(take: Take, max_tokens: int) -> Take:
     if length or finish:
         ends.append(length)
     return Take(take.answer, take.ids[:length], ends, finish, breaks)
+
+
+def _said(ids: Sequence[int], prompt: "array[int]") -> int:
+    """How much of an answer a prompt ends with."""
+    longest = min(len(ids) - 1, len(prompt))
+    tail = prompt[len(prompt) - longest :].tolist()
+    return next((n for n in range(longest, 0, -1) if tail[longest - n :] == ids[:n]), 0)
+
+
+def _rest(take: Take, said: int) -> Take:
+    """A take without its first tokens."""
+    if not said:
+        return take
+    breaks = take.breaks
+    if breaks is not None:
+        breaks = replace(breaks, after=max(0, breaks.after - said))
+    ends = [end - said for end in take.ends if end > said]
+    return Take(take.answer, take.ids[said:], ends, take.finish, breaks)
 
 
 def _behind(ids: Sequence[int], grown: Sequence[int]) -> int | None:

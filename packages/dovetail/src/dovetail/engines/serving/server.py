@@ -1,44 +1,35 @@
-"""The scripted engine over HTTP, as vLLM serves completions: a raw ASGI application."""
+"""A token engine over HTTP, as vLLM serves completions: a raw ASGI application."""
 
+import hmac
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
-from dovetail.engines.engine import EngineRequest
-from dovetail.engines.scripted.engine import ScriptedEngine
-from dovetail.engines.scripted.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
-from dovetail.engines.scripted.wire import (
-    DONE,
-    CompletionRequest,
-    Envelope,
-    Writer,
-    engine_request,
-    merge,
-    prompt_ids,
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.serving.answer import DONE, Envelope, Writer, merge
+from dovetail.engines.serving.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
+from dovetail.engines.serving.load import Load
+from dovetail.engines.serving.model import ServedModel
+from dovetail.engines.serving.request import CompletionRequest, engine_request, prompt_ids
+from dovetail_model import (
+    ClientError,
+    DovetailError,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unauthenticated,
 )
-from dovetail_model import ClientError, DovetailError, EngineUnavailable, InvalidRequest, NotFound
-from dovetail_tokenizers import Tokenizer
 
 SESSION_HEADER = b"x-session-id"
-MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
-VERSION = "0.32.0+scripted"  # the protocol's, for clients that look before they ask
+VERSION = "0.32.0+dovetail"  # the protocol's, for clients that look before they ask
 
+Bursts = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
 _json = msgspec.json.Encoder()
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """The model that the server pretends to have. `eos_ids` end a turn, the usual one first."""
-
-    names: tuple[str, ...]
-    tokenizer: Tokenizer
-    eos_ids: tuple[int, ...] = ()
-    max_model_len: int = MAX_MODEL_LEN
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True):
@@ -50,19 +41,33 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class ScriptedServer:
-    """The ASGI application. `on_death` is called once the script has let the engine die."""
+class _Dead(EngineUnavailable):
+    """The engine failed and will not come back."""
+
+
+class CompletionsServer:
+    """The ASGI application. With a `key` it answers only requests that carry it.
+
+    `bursts` gives the engine's deltas in lists of those that are due together; without it each one
+    goes out by itself. `on_death` is called when the engine turns out to be beyond help.
+    """
 
     def __init__(
         self,
-        engine: ScriptedEngine,
+        engine: TokenEngine,
         model: ServedModel,
+        *,
+        key: str | None = None,
+        bursts: Bursts | None = None,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._model = model
+        self._permit = f"Bearer {key}".encode() if key is not None else None
+        self._bursts = bursts or self._singly
         self._on_death = on_death
         self._created = int(time.time())
+        self._load = Load()
         self._routes: dict[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/tokenize"): self._tokenize,
@@ -77,6 +82,7 @@ class ScriptedServer:
         exchange = Exchange(scope, receive, send)
         route = self._routes.get((scope["method"], scope["path"]))
         try:
+            self._authorize(exchange)
             if route is None:
                 raise NotFound("Not Found")
             await route(exchange)
@@ -85,6 +91,13 @@ class ScriptedServer:
         except DovetailError as error:
             info = _error(error)
             await exchange.answer(_json.encode(info), status=info["error"]["code"])
+
+    def _authorize(self, exchange: Exchange) -> None:
+        if self._permit is None:
+            return
+        shown = (exchange.header(b"authorization") or "").encode("latin-1")
+        if not hmac.compare_digest(shown, self._permit):
+            raise Unauthenticated("Unauthorized")
 
     async def _completions(self, exchange: Exchange) -> None:
         body = await exchange.read(CompletionRequest)
@@ -102,19 +115,18 @@ class ScriptedServer:
         request = engine_request(body, prompt, model.eos_ids, room)
         if request.session is None:
             request = msgspec.structs.replace(request, session=exchange.header(SESSION_HEADER))
+        writer = Writer(body, request, model.tokenizer, next(iter(model.eos_ids), None))
         answer = self._stream if body.stream else self._whole
-        await exchange.unless_gone(answer(exchange, body, request))
+        await exchange.unless_gone(answer(exchange, request, writer))
 
-    async def _stream(
-        self, exchange: Exchange, body: CompletionRequest, request: EngineRequest
-    ) -> None:
+    async def _stream(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
         """The answer as it comes. Whatever is due together goes out in one write."""
-        options = body.stream_options
+        options = writer.body.stream_options
         continuous = options is not None and options.continuous_usage_stats
-        envelope, writer = self._envelope(), self._writer(body, request)
+        envelope = self._envelope()
         await exchange.begin(200, EVENTS)
         try:
-            async with aclosing(self._engine.bursts(request)) as bursts:
+            async with self._generating(request, writer) as bursts:
                 async for burst in bursts:
                     frames = []
                     for delta in burst:
@@ -122,38 +134,44 @@ class ScriptedServer:
                         usage = writer.tally.usage(details=False) if continuous else None
                         frames.append(envelope.chunk(choice, usage))
                     await exchange.more(b"".join(frames))
+        except _Dead as death:  # it says nothing more: its connections break off
+            raise ConnectionAbortedError(death.message) from death
         except DovetailError as error:
-            await self._die_if_dead()
             await exchange.more(b"data: " + _json.encode(_error(error)) + b"\n\n")
         else:
             if options is not None and options.include_usage:
                 await exchange.more(envelope.usage(writer.tally))
         await exchange.end(DONE)
 
-    async def _whole(
-        self, exchange: Exchange, body: CompletionRequest, request: EngineRequest
-    ) -> None:
-        writer = self._writer(body, request)
-        try:
-            async with aclosing(self._engine.generate(request)) as deltas:
-                choices = [writer.choice(delta) async for delta in deltas]
-        except EngineUnavailable:
-            await self._die_if_dead()
-            raise
+    async def _whole(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
+        async with self._generating(request, writer) as bursts:
+            choices = [writer.choice(delta) async for burst in bursts for delta in burst]
         await exchange.answer(self._envelope().whole(merge(choices), writer.tally))
 
-    async def _die_if_dead(self) -> None:
-        """A dead engine says nothing more: its connections break off."""
-        if not (await self._engine.health()).ready:
+    @asynccontextmanager
+    async def _generating(
+        self, request: EngineRequest, writer: Writer
+    ) -> AsyncGenerator[AsyncGenerator[list[TokenDelta]]]:
+        """The engine's deltas, counted."""
+        self._load.begin(writer.tally)
+        try:
+            async with aclosing(self._bursts(request)) as bursts:
+                yield bursts
+        except DovetailError as error:
+            if (await self._engine.health()).ready:
+                raise
             self._on_death()
-            raise ConnectionAbortedError("the script let the engine die")
+            raise _Dead(error.message) from error
+        finally:
+            self._load.end(writer.tally)
+
+    async def _singly(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta]]:
+        async with aclosing(self._engine.generate(request)) as deltas:
+            async for delta in deltas:
+                yield [delta]
 
     def _envelope(self) -> Envelope:
         return Envelope(f"cmpl-{uuid4().hex}", int(time.time()), self._model.names[0])
-
-    def _writer(self, body: CompletionRequest, request: EngineRequest) -> Writer:
-        eos = next(iter(self._model.eos_ids), None)
-        return Writer(body, request, self._model.tokenizer, eos)
 
     async def _tokenize(self, exchange: Exchange) -> None:
         body = await exchange.read(TokenizeRequest)
@@ -182,30 +200,27 @@ class ScriptedServer:
         await exchange.answer(_json.encode({"version": VERSION}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        counts = self._engine.counts
-        values = [
-            ("gauge", "num_requests_running", counts.running),
-            ("gauge", "num_requests_waiting", 0),
-            ("gauge", "kv_cache_usage_perc", self._engine.cache.usage),
-            ("counter", "prompt_tokens_total", counts.prompt),
-            ("counter", "generation_tokens_total", counts.generated),
-            ("counter", "prefix_cache_queries_total", counts.prompt),
-            ("counter", "prefix_cache_hits_total", counts.cached),
-            ("counter", "request_success_total", counts.finished),
-        ]
-        label = f'{{model_name="{self._model.names[0]}"}}'
-        lines = [f"# TYPE vllm:{n} {kind}\nvllm:{n}{label} {value}\n" for kind, n, value in values]
-        await exchange.answer("".join(lines).encode(), b"text/plain; version=0.0.4")
+        facts = (await self._engine.health()).facts or {}
+        text = self._load.text(self._model.names[0], facts)
+        await exchange.answer(text, b"text/plain; version=0.0.4")
+
+
+#: Errors by the names that vLLM has for them, the most special first.
+_WORDS: tuple[tuple[type[DovetailError], str, int], ...] = (
+    (NotFound, "NotFoundError", 404),
+    (Unauthenticated, "AuthenticationError", 401),
+    (ClientError, "BadRequestError", 400),
+    (EngineUnavailable, "ServiceUnavailableError", 503),
+    (Overloaded, "TooManyRequestsError", 429),
+)
 
 
 def _error(error: DovetailError) -> dict[str, Any]:
     """An error as vLLM words it."""
     kind, code = "InternalServerError", 500
-    if isinstance(error, NotFound):
-        kind, code = "NotFoundError", 404
-    elif isinstance(error, ClientError):
-        kind, code = "BadRequestError", 400
-    elif isinstance(error, EngineUnavailable):
-        kind, code = "ServiceUnavailableError", 503
+    for form, word, status in _WORDS:
+        if isinstance(error, form):
+            kind, code = word, status
+            break
     told = {"message": error.message, "type": kind, "param": error.param, "code": code}
     return {"error": told}

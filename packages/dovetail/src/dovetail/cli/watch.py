@@ -1,0 +1,215 @@
+"""`dovetail watch`: a passthrough before a running server, and what it finds out."""
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+
+from dovetail.catalog import CatalogError
+from dovetail.config import Config
+from dovetail.engines.registry import EngineSetupError
+from dovetail.engines.wire import Endpoint
+from dovetail.http.app import App
+from dovetail.http.server import server
+from dovetail.setup import build
+from dovetail.watch.fix import FixApp
+from dovetail.watch.lens import Lens, Lenses, Notation, read_lens, served_models
+from dovetail.watch.recording import RecordingError, recorded
+from dovetail.watch.screen import screen
+from dovetail.watch.watching import Options, Watching
+from dovetail.weights import WeightsError, find_model
+from dovetail_model import DovetailError
+
+SWITCH = 0.0005  # seconds that the observer may hold up the relay at a time
+
+
+def watch(  # noqa: PLR0913 - each is a flag
+    url: Annotated[
+        str, typer.Argument(help="The server to watch, such as http://127.0.0.1:8000.")
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, GGUF file or hub id with the model's tokenizer and template. By default "
+            "the folder that the server names, or the hub's cache; else tokens are estimated."
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="How the model writes calls; by default found out.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="How the model writes thoughts; by default found out.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Record every exchange in this file, for --replay. It holds the text!"),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Watch nothing: look at a recording instead.")
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Answer through Dovetail; hand on what is uncertain.")
+    ] = False,
+    engine_api_key: Annotated[
+        str | None, typer.Option(help="The key that the server asks for.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the summary into this file, too.")
+    ] = None,
+) -> None:
+    """Watch the traffic to a server that stays as it is.
+
+    Point the client at the address that is printed. Bytes pass unchanged in both directions. For
+    each exchange a line says how many prompt tokens the server had to compute again and why; the
+    summary comes at the end (Ctrl-C), or at once after a SIGUSR1.
+    """
+    flags = _Flags(
+        url=url,
+        place=(host, port),
+        tokenizer=tokenizer,
+        notation=Notation(tool_call_parser, reasoning_parser),
+        record=record,
+        key=engine_api_key,
+        json_file=json_file,
+    )
+    try:
+        if replay is not None:
+            _replay(replay, flags)
+        else:
+            _watch(flags, fix)
+    except (CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
+        _fail(str(error))
+    except (OSError, RecordingError, ValueError) as error:
+        _fail(str(error))
+
+
+@dataclass(frozen=True)
+class _Flags:
+    """What was said on the command line."""
+
+    url: str
+    place: tuple[str, int]
+    tokenizer: str | None
+    notation: Notation
+    record: Path | None
+    key: str | None
+    json_file: Path | None
+
+    def lens(self) -> Lens | None:
+        """The model that the user named."""
+        named = self.tokenizer
+        return None if named is None else read_lens(find_model(named), self.notation)
+
+    def config(self) -> Config:
+        """The settings of a server that answers in place of the watched one."""
+        return Config(
+            engine="vllm",
+            engine_url=(self.url,),
+            engine_api_key=self.key,
+            tokenizer=self.tokenizer,
+            tool_call_parser=self.notation.tool_parser,
+            reasoning_parser=self.notation.reasoning_parser,
+        )
+
+
+def _watch(flags: _Flags, fix: bool) -> None:
+    if not flags.url:
+        raise ValueError("the address of a server is needed: dovetail watch http://127.0.0.1:8000")
+    endpoint = _endpoint(flags.url, flags.key)
+    named = flags.lens()
+    app = App(build(flags.config())) if fix else None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        listed = runner.run(served_models(endpoint))
+        lenses = Lenses(named, listed, flags.notation)
+        for one in listed[:1]:
+            lenses.of(one.id)  # now, and not while somebody waits for an answer
+        sys.setswitchinterval(SWITCH)
+        options = Options(record=flags.record)
+        watching = Watching(endpoint, lenses, screen(Console()), options)
+        if app is None:
+            runner.run(_relay(watching, endpoint.base, flags))
+        else:
+            runner.run(_fix(watching, app, endpoint, flags))
+
+
+def _endpoint(url: str, key: str | None) -> Endpoint:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
+
+
+async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
+    """Passes on and looks until it is told to stop."""
+    ended = _signals(watching, flags.json_file)
+    address = await watching.relay.listen(*flags.place)
+    _greet(address + base, "watching")
+    watching.start()
+    await ended.wait()
+    await watching.relay.close()
+    _end(watching, flags.json_file)
+
+
+async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) -> None:
+    """Answers through Dovetail until it is told to stop."""
+    tee = watching.tee
+    fixing = FixApp(app, endpoint, tee.exchange, lambda why: watching.fallbacks.update([why]))
+    serving = server(fixing, *flags.place)
+    _signals(watching, flags.json_file)  # the server raises the one that ends it once more
+    watching.start()
+    task = asyncio.create_task(serving.serve())
+    while not serving.started and not task.done():
+        await asyncio.wait({task}, timeout=0.05)
+    if serving.started:
+        name, number = serving.servers[0].sockets[0].getsockname()[:2]
+        _greet(f"http://{name}:{number}", "fixing")
+    await task
+    _end(watching, flags.json_file)
+
+
+def _signals(watching: Watching, json_file: Path | None) -> asyncio.Event:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: _tell(watching, json_file))
+    return ended
+
+
+def _greet(address: str, doing: str) -> None:
+    typer.echo(f"{doing} at {address}")
+    typer.echo(f"  Claude Code: ANTHROPIC_BASE_URL={address}   others: base URL {address}/v1\n")
+    sys.stdout.flush()
+
+
+def _end(watching: Watching, json_file: Path | None) -> None:
+    watching.close()
+    _tell(watching, json_file)
+
+
+def _tell(watching: Watching, json_file: Path | None) -> None:
+    typer.echo(f"\n{watching.report()}")
+    sys.stdout.flush()
+    if json_file is not None:
+        json_file.write_text(json.dumps(watching.report_json(), indent=2) + "\n")
+
+
+def _replay(path: Path, flags: _Flags) -> None:
+    """A recording, looked at as if it happened now."""
+    lenses = Lenses(flags.lens(), notation=flags.notation)
+    watching = Watching(Endpoint(), lenses, screen(Console()))
+    for exchange in recorded(path):
+        watching.take(exchange)
+    _end(watching, flags.json_file)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail watch: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,88 @@
+"""What a server answers when it refuses or fails, as errors of ours.
+
+A refusal that the client can mend is a client's error. A wrong key or a model that is gone is the
+operator's business: to the client the engine is at fault.
+"""
+
+from typing import Any
+
+import msgspec
+
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+)
+
+#: How servers of this protocol say that a prompt, or prompt and answer, do not fit.
+_TOO_LONG = ("maximum context length", "maximum model length")
+#: How vLLM says with a 503 that it has no room, and with a 500 that its engine has died.
+_BUSY = "try again later"
+_DEAD = "EngineCore"
+_LONGEST_QUOTE = 300
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An error as it is told, in the answer's body or in a frame of its stream."""
+
+    message: str = ""
+    type: str | None = None
+    param: str | None = None
+    code: int | str | None = None
+
+
+def error_of_status(who: str, status: int, content: bytes) -> DovetailError:
+    """The error behind a status that is not 200."""
+    return _error(who, status, _message(content))
+
+
+def error_of_fault(who: str, fault: Fault) -> DovetailError:
+    """The error that a frame of the stream tells of."""
+    code = str(fault.code)
+    status = int(code) if code.isdecimal() else 500
+    return _error(who, status, fault.message or fault.type or "no reason given")
+
+
+def refuses_priority(error: DovetailError) -> bool:
+    """Whether a server refuses a request because it does not schedule by priority."""
+    return isinstance(error, InvalidRequest) and "priority" in error.message.lower()
+
+
+def _error(who: str, status: int, message: str) -> DovetailError:
+    if status >= 500:
+        return _failure(who, status, message)
+    if status in (401, 403):
+        return EngineError(f"{who} refuses the key that it was sent ({status}): {message}")
+    if status == 404:
+        return EngineUnavailable(f"{who} has no such model or path: {message}")
+    if status == 429:
+        return Overloaded(f"{who} has no room now: {message}")
+    if any(words in message for words in _TOO_LONG):
+        return ContextOverflow(message)
+    return InvalidRequest(f"{who} refuses the request: {message}")
+
+
+def _failure(who: str, status: int, message: str) -> DovetailError:
+    if status == 503 and _BUSY in message:
+        return Overloaded(f"{who} has no room now: {message}")
+    if status in (502, 503, 504):
+        return EngineUnavailable(f"{who} is not ready ({status}): {message}")
+    if _DEAD in message:
+        return EngineUnavailable(f"{who} has died: {message}")
+    return EngineError(f"{who} failed ({status}): {message}")
+
+
+def _message(content: bytes) -> str:
+    """The words of a refusal, in whatever form its server or a proxy before it gives them."""
+    try:
+        told: Any = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        told = content.decode("utf-8", "replace").strip()
+    for name in ("error", "message", "detail"):
+        if isinstance(told, dict) and name in told:
+            told = told[name]
+    words = told if isinstance(told, str) else msgspec.json.encode(told).decode()
+    return words[:_LONGEST_QUOTE] or "no reason given"

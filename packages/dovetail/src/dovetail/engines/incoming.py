@@ -1,0 +1,95 @@
+"""Bytes of an engine's answer, read without IO: HTTP's frame taken off, events taken apart.
+
+A stream has a frame for every token, and this is passed by each of them: the parser is
+`httptools`' compiled one, and the data of events stay bytes.
+"""
+
+import httptools
+
+#: Bytes of status line and headers that are read before the answer is called nonsense.
+LONGEST_HEAD = 1 << 18
+
+
+class Incoming:
+    """One answer. `begun` once its head has come, `complete` once its body has ended."""
+
+    __slots__ = ("_parser", "_parts", "_seen", "begun", "complete", "headers", "status")
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._seen = 0
+        self.begun = False
+        self.complete = False
+        self.headers: dict[str, str] = {}
+        self.status = 0
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read. Raises `ValueError` with what is wrong with it."""
+        if not self.begun:
+            self._seen += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
+            if not self.complete:  # what comes behind an answer is nobody's
+                raise ValueError(str(fault)) from fault
+        if not self.begun and self._seen > LONGEST_HEAD:
+            raise ValueError("its head does not end")
+
+    def close(self) -> None:
+        """The connection has ended. Raises `ValueError` if the answer has not."""
+        framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        if not self.begun or (framed and not self.complete):
+            raise ValueError("the connection was closed in the middle")
+        self.complete = True
+
+    def take(self) -> bytes:
+        """The part of the body that has come since the last time."""
+        parts = self._parts
+        if not parts:
+            return b""
+        self._parts = []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.begun:  # trailers are not wanted
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:  # "continue": the answer comes behind it
+            self.headers.clear()
+        else:
+            self.begun = True
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        self.complete = self.begun
+
+
+class PayloadReader:
+    """The data of server-sent events, in any pieces. Names and comments are passed over."""
+
+    __slots__ = ("_data", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of all events that this piece completes."""
+        *lines, self._rest = (self._rest + piece if self._rest else piece).split(b"\n")
+        found: list[bytes] = []
+        data = self._data
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif data and not line:
+                found.append(data[0] if len(data) == 1 else b"\n".join(data))
+                data.clear()
+        return found

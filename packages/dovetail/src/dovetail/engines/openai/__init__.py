@@ -1,0 +1,20 @@
+"""A server that renders and parses by itself, behind Chat Completions or Responses."""
+
+from dovetail.engines.openai.models import discover
+from dovetail.engines.openai.options import OpenAIOptions
+from dovetail.engines.openai.upstream import OpenAIUpstream
+from dovetail.engines.registry import EngineSetupError, UpstreamSetup, read_options
+
+__all__ = ["OpenAIOptions", "OpenAIUpstream", "create", "discover"]
+
+
+def create(setup: UpstreamSetup) -> OpenAIUpstream:
+    """The upstream for one model of a server."""
+    if not setup.remote.name:
+        raise EngineSetupError(
+            f"the server at {setup.endpoint} lists no models: name the one to ask"
+        )
+    options = read_options(setup.options, OpenAIOptions)
+    if options.raw and options.api == "responses":
+        raise EngineSetupError("unparsed text is asked for over Chat Completions alone")
+    return OpenAIUpstream(setup.endpoint, setup.remote, options)

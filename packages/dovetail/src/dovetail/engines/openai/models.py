@@ -1,0 +1,136 @@
+"""What a server says about its models. Everybody has `/v1/models`; few say there how long one is.
+
+The window stands under another name in each of them:
+
+| server | where |
+|---|---|
+| vLLM, SGLang, Dovetail | `max_model_len` |
+| OpenRouter, Together | `context_length`; Groq `context_window`, Mistral `max_context_length` |
+| llama.cpp | `/props`: what a slot has; `meta.n_ctx_train` is what the model could have |
+| LM Studio | `/api/v0/models`: `loaded_context_length`, else `max_context_length` |
+| Ollama | `/api/ps`: what a loaded model has; `/api/show` is what it could have |
+| LiteLLM | `/model/info`: `max_input_tokens` |
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.openai.refusal import error_of, read_refusal
+from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail_model import DovetailError, EngineError, EngineUnavailable
+
+PATIENCE = Patience(connect=5.0, silence=15.0)
+
+_WINDOWS = (
+    "max_model_len",
+    "context_length",
+    "context_window",
+    "max_context_length",
+    "loaded_context_length",
+    "max_input_tokens",
+)
+Card = Mapping[str, Any]
+
+
+async def discover(endpoint: Endpoint) -> RemoteModel:
+    """The first model of a server, and the names of all. One that lists none is named by nobody."""
+    cards = await list_models(endpoint)
+    if not cards:
+        return RemoteModel("")
+    name = str(cards[0]["id"])
+    root = cards[0].get("root")
+    return RemoteModel(
+        name=name,
+        names=tuple(str(card["id"]) for card in cards),
+        root=root if isinstance(root, str) else None,
+        context_length=await window(endpoint, name, cards),
+        version=_text(cards[0].get("owned_by")),
+    )
+
+
+async def list_models(endpoint: Endpoint) -> list[Card]:
+    """All that `/v1/models` lists; nothing where a server has no such list."""
+    who = f"the server at {endpoint}"
+    try:
+        status, content = await fetch(endpoint, Call("GET", "/v1/models", patience=PATIENCE))
+    except EngineUnavailable as fault:
+        raise EngineUnavailable(f"{fault.message}: is a server running there?") from fault
+    if status in (404, 405, 501):
+        return []
+    if status != 200:
+        raise error_of(who, "", read_refusal(status, content))
+    told = _decoded(content)
+    cards = [card for card in _list(told, "data") if card.get("id")]
+    if not cards and "data" not in told:
+        raise EngineError(f"{who} does not list models as OpenAI's API does")
+    if not cards:
+        raise EngineUnavailable(f"{who} serves no model yet")
+    return cards
+
+
+async def window(endpoint: Endpoint, name: str, cards: Iterable[Card]) -> int | None:
+    """How many tokens the model of that name has room for, as far as anybody says."""
+    card = next((card for card in cards if card.get("id") == name), {})
+    found = None if "meta" in card else _named(card)
+    if found is None:
+        found = await _elsewhere(endpoint, name)
+    meta = card.get("meta")
+    return found or (_number(meta.get("n_ctx_train")) if isinstance(meta, dict) else None)
+
+
+async def _elsewhere(endpoint: Endpoint, name: str) -> int | None:
+    """The window from what only one kind of server has. Each is asked until one knows."""
+    settings = (await _ask(endpoint, "/props")).get("default_generation_settings")
+    found = _number(settings.get("n_ctx")) if isinstance(settings, dict) else None
+    if found is None:
+        studio = _list(await _ask(endpoint, "/api/v0/models"), "data")
+        card = next((card for card in studio if card.get("id") == name), {})
+        found = _number(card.get("loaded_context_length")) or _named(card)
+    if found is None:
+        loaded = _list(await _ask(endpoint, "/api/ps"), "models")
+        found = _named(next((card for card in loaded if card.get("name") == name), {}))
+    if found is None:
+        deployed = _list(await _ask(endpoint, "/model/info"), "data")
+        card = next((card for card in deployed if card.get("model_name") == name), {})
+        info = card.get("model_info")
+        found = _named(info) if isinstance(info, dict) else None
+    return found
+
+
+async def _ask(endpoint: Endpoint, path: str) -> Card:
+    try:
+        status, content = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+    except DovetailError:
+        return {}
+    return _decoded(content) if status == 200 else {}
+
+
+def _decoded(content: bytes) -> Card:
+    try:
+        told = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _list(told: Card, key: str) -> list[Card]:
+    found = told.get(key)
+    return [card for card in found if isinstance(card, dict)] if isinstance(found, list) else []
+
+
+def _named(card: Card) -> int | None:
+    return next((found for name in _WINDOWS if (found := _number(card.get(name)))), None)
+
+
+def _number(value: object) -> int | None:
+    """A number of tokens. LiteLLM writes some as text."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,178 @@
+"""A server without parsers: its text is read by ours, and its history is written by ours.
+
+Assistant turns go to it as text in the model's own notation. So think, call, think, call keeps its
+order even though a chat message has no place for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from dovetail.engines.openai.options import OpenAIOptions
+from dovetail.engines.openai.restore import Restorer
+from dovetail.engines.registry import EngineSetupError
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Event,
+    Finish,
+    OutputBlock,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    ToolCallBlock,
+    Turn,
+)
+from dovetail_parsers import Parser, resolve, write
+from dovetail_protocols import ToolNames
+
+
+class Notation:
+    """How a model writes thoughts and calls: by the names of parsers, else by the model's id."""
+
+    __slots__ = ("_family", "_reasoning_parser", "_tool_parser")
+
+    def __init__(self, options: OpenAIOptions, model: str) -> None:
+        tool, reasoning = options.tool_parser, options.reasoning_parser
+        family = resolve(tool or reasoning or model)
+        if family is None:
+            raise EngineSetupError(
+                f"nothing is known about how {model!r} writes calls and thoughts: "
+                "name its --tool-call-parser and --reasoning-parser"
+            )
+        if tool is None and reasoning is None:
+            tool, reasoning = family.tool_parser, family.reasoning_parser
+        elif tool is not None and family.unified is None:
+            family = replace(family, pairs_with=reasoning)
+        self._tool_parser, self._reasoning_parser = tool, reasoning
+        self._family = family
+        self.parser(Request(model))
+
+    def parser(self, request: Request, in_reasoning: bool | None = None) -> Parser:
+        """A parser for one answer. Raises where tool and reasoning parser do not fit."""
+        try:
+            return Parser(
+                self._tool_parser,
+                self._reasoning_parser,
+                tools=request.tools,
+                in_reasoning=in_reasoning,
+            )
+        except ValueError as error:
+            raise EngineSetupError(str(error)) from error
+
+    def write(self, blocks: Sequence[OutputBlock]) -> str:
+        """The blocks as the model would have written them. Raises `ValueError` if it could not."""
+        return write(blocks, self._family)
+
+
+class TurnText:
+    """Writes the assistant turns of one request. `lost` are codes of what could not be written."""
+
+    __slots__ = ("_names", "_notation", "lost")
+
+    def __init__(self, notation: Notation, names: ToolNames) -> None:
+        self._notation = notation
+        self._names = names
+        self.lost: dict[str, None] = {}
+
+    def __call__(self, turn: Turn) -> str:
+        blocks = [made for block in turn.blocks if (made := self._block(block)) is not None]
+        try:
+            return self._notation.write(blocks)
+        except ValueError:
+            self.lost["reasoning_not_carried"] = None
+        spoken = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+        try:
+            return self._notation.write(spoken)
+        except ValueError:
+            self.lost["calls_not_carried"] = None
+        return "".join(block.text for block in spoken if isinstance(block, TextBlock))
+
+    def _block(self, block: object) -> OutputBlock | None:
+        match block:
+            case TextBlock():
+                return block
+            case ReasoningBlock(text=text) if text:
+                return block
+            case ToolCallBlock():
+                return msgspec.structs.replace(block, name=self._names.shown(block))
+            case _:
+                return None
+
+
+class RawReader:
+    """Parses the text of an answer. What the server has parsed nevertheless is taken as it is."""
+
+    __slots__ = (
+        "_calls",
+        "_closed",
+        "_notation",
+        "_numbers",
+        "_parser",
+        "_parser_is_new",
+        "_request",
+        "_restorer",
+    )
+
+    def __init__(self, notation: Notation, request: Request) -> None:
+        self._notation = notation
+        self._request = request
+        self._parser = notation.parser(request)
+        self._restorer = Restorer(ToolNames(request.tools))
+        self._parser_is_new = False  # whether it would say nothing if it were finished
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._calls = self._closed = 0
+
+    def restore(self, events: list[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            match event:
+                case TextDelta(text=text):
+                    self._parser_is_new = False
+                    out += self._numbered("text", self._parser.feed(text))
+                case SpanEnd(kind="text"):
+                    pass  # where text ends is the parser's to say
+                case CallOpen() | ReasoningDelta():
+                    out += self._flushed()
+                    out += self._numbered("server", self._restorer.restore([event]))
+                case CallArgs() | CallClose():
+                    out += self._numbered("server", self._restorer.restore([event]))
+                case Finish():
+                    out += [*self._flushed(), self._finish(event)]
+                case _:
+                    out.append(event)
+        return out
+
+    def _flushed(self) -> list[Event]:
+        """What the parser still holds. What follows is read by a new one, outside of thoughts."""
+        if self._parser_is_new:
+            return []
+        self._parser_is_new = True
+        events = self._numbered("text", self._parser.finish())
+        self._parser = self._notation.parser(self._request, in_reasoning=False)
+        self._numbers = {key: at for key, at in self._numbers.items() if key[0] != "text"}
+        return events
+
+    def _numbered(self, source: str, events: list[Event]) -> list[Event]:
+        """The events with their calls counted through, whoever found them."""
+        out: list[Event] = []
+        for event in events:
+            if isinstance(event, CallOpen):
+                self._numbers[source, event.index] = self._calls
+                self._calls += 1
+            self._closed += isinstance(event, CallClose)
+            if isinstance(event, CallOpen | CallArgs | CallClose):
+                event = msgspec.structs.replace(event, index=self._numbers[source, event.index])
+            out.append(event)
+        return out
+
+    def _finish(self, finish: Finish) -> Finish:
+        """The server does not know of calls, nor that the last one never ended."""
+        if finish.reason not in ("stop", "tool_calls") or not self._calls:
+            return finish
+        return Finish("tool_calls" if self._closed == self._calls else "length")

@@ -1,0 +1,151 @@
+"""What a server says when it refuses or fails, as errors of ours.
+
+A request that the client can mend is the client's fault. A wrong key or a model that is gone is the
+operator's business: to the client the upstream is at fault.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    Failure,
+    InvalidRequest,
+    Overloaded,
+)
+from dovetail_model import error_of as error_of_failure
+
+_LONGEST_QUOTE = 500
+
+#: Codes and words with which servers say that a prompt does not fit: OpenAI, vLLM, llama.cpp,
+#: SGLang, LM Studio, Ollama, TRT-LLM, LiteLLM in this order, as far as they differ.
+_TOO_LONG = (
+    "context_length_exceeded",
+    "maximum context length",
+    "exceed_context_size",
+    "exceeds the available context size",
+    "longer than the model's context length",
+    "context overflow",
+    "context length of only",
+    "exceeds context window",
+    "exceeds the context",
+    "max_num_tokens",
+    "contextwindowexceedederror",
+    "prompt is too long",
+)
+_NUMBERS = tuple(
+    re.compile(words, re.DOTALL)
+    for words in (
+        r"context length is (?P<window>\d+).*?(?P<prompt>\d+) (?:in the messages|input tokens)",
+        r"context length is (?P<window>\d+).*?(?:resulted in|contains) (?P<prompt>\d+)",
+        r"\((?P<prompt>\d+) tokens\).*context size \((?P<window>\d+) tokens\)",
+        r"too long: (?P<prompt>\d+) tokens > (?P<window>\d+)",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is none. `code` and `param` are the server's own, where it has them."""
+
+    status: int
+    message: str
+    code: str = ""
+    param: str = ""
+    retry_after: float | None = None
+
+    @property
+    def too_long(self) -> bool:
+        words = f"{self.code} {self.message}".lower()
+        return any(mark in words for mark in _TOO_LONG)
+
+    @property
+    def numbers(self) -> tuple[int, int] | None:
+        """The prompt's tokens and the window, where the server tells both."""
+        found = next((match for each in _NUMBERS if (match := each.search(self.message))), None)
+        return (int(found["prompt"]), int(found["window"])) if found else None
+
+
+def read_refusal(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
+    """The refusal in an answer, in whatever form its server or a proxy before it gives it."""
+    told = _decoded(content)
+    if isinstance(told, dict):
+        told = next((told[key] for key in ("error", "detail", "message") if told.get(key)), told)
+    fields: dict[str, Any] = told if isinstance(told, dict) else {"message": told}
+    words = fields.get("message", told)
+    message = words if isinstance(words, str) else msgspec.json.encode(words).decode()
+    code = fields.get("code") or fields.get("type") or ""
+    return Refusal(
+        status=status,
+        message=message.strip()[:_LONGEST_QUOTE] or "no reason given",
+        code=code if isinstance(code, str) else "",
+        param=str(fields.get("param") or ""),
+        retry_after=_seconds((headers or {}).get("retry-after")),
+    )
+
+
+def error_of(who: str, model: str, refusal: Refusal) -> DovetailError:
+    """The error behind a status that is not 200."""
+    status, message = refusal.status, refusal.message
+    if refusal.too_long:
+        return ContextOverflow(_overflow(refusal))
+    if status in (401, 403):
+        return EngineError(f"{who} refuses our key ({status}): {message}")
+    if status == 404:
+        return EngineError(f"{who} has no such model or path, asked for {model!r}: {message}")
+    if status == 408 or status == 504:
+        return EngineTimeout(f"{who} was too slow ({status}): {message}")
+    if status in (429, 529):
+        text = f"{who} has no room now ({status}): {message}"
+        return Overloaded(text, retry_after=refusal.retry_after)
+    if status in (502, 503):
+        text = f"{who} is not ready ({status}): {message}"
+        return EngineUnavailable(text, retry_after=refusal.retry_after)
+    if status >= 500:
+        return EngineError(f"{who} failed ({status}): {message}")
+    return InvalidRequest(f"{who} refuses the request ({status}): {message}")
+
+
+def error_in_stream(who: str, failure: Failure) -> DovetailError:
+    """The error that an answer broke off with. A client's fault must be one that it can mend."""
+    told = Refusal(500, failure.message)
+    if failure.kind == "context_overflow" or told.too_long:
+        return ContextOverflow(_overflow(told))
+    if failure.kind == "rate_limited":
+        return Overloaded(f"{who} has no room now: {failure.message}")
+    if failure.kind in ("unauthenticated", "forbidden", "not_found"):
+        return EngineError(f"{who} refuses the request: {failure.message}")
+    text = f"{who}: {failure.message}"
+    if failure.kind in ("invalid_request", "unsupported", "too_large"):
+        return InvalidRequest(text, param=failure.param)
+    return error_of_failure(Failure(failure.kind, text, failure.param))
+
+
+def _overflow(refusal: Refusal) -> str:
+    """Words that harnesses know, so that they make their conversation shorter by themselves."""
+    if refusal.numbers is None:
+        return f"prompt is too long: {refusal.message}"
+    prompt, window = refusal.numbers
+    return f"prompt is too long: {prompt} tokens > {window} maximum"
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content.decode("utf-8", "replace")
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None  # a date: clients wait as they think fit

@@ -1,0 +1,11 @@
+"""The server side of vLLM's completions protocol, over any token engine.
+
+Our engines that run in a process of their own speak it: what is made for vLLM's clients, ours among
+them, reads them all.
+"""
+
+from dovetail.engines.serving.listening import Address, listen, serve
+from dovetail.engines.serving.model import ServedModel, read_model
+from dovetail.engines.serving.server import CompletionsServer
+
+__all__ = ["Address", "CompletionsServer", "ServedModel", "listen", "read_model", "serve"]

@@ -1,0 +1,136 @@
+"""The bytes of an answer in vLLM's completions protocol. The shapes were read off vLLM 0.32.
+
+A chunk names every field of its choice, null or not, and the usage comes in a chunk of its own
+without choices.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.serving.request import CompletionRequest
+from dovetail_tokenizers import Detokenizer, Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+_json = msgspec.json.Encoder()
+
+
+@dataclass
+class Tally:
+    """Tokens of one answer. What was cached is None where the engine does not say."""
+
+    prompt: int
+    cached: int | None = None
+    generated: int = 0
+
+    def usage(self, *, details: bool = True) -> dict[str, Any]:
+        counts: dict[str, Any] = {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt + self.generated,
+            "completion_tokens": self.generated,
+        }
+        if details and self.cached is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        return counts
+
+
+class Choice(msgspec.Struct):
+    """The one choice, or what a chunk adds to it."""
+
+    index: int = 0
+    text: str = ""
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class Writer:
+    """Deltas to choices and bytes, for one answer."""
+
+    def __init__(
+        self, body: CompletionRequest, request: EngineRequest, tokenizer: Tokenizer, eos: int | None
+    ) -> None:
+        self.body = body
+        self._request = request
+        self._eos = eos
+        self._detokenizer = Detokenizer(tokenizer, keep_controls=not body.skip_special_tokens)
+        self._offset = 0
+        self.tally = Tally(len(request.prompt))
+
+    def choice(self, delta: TokenDelta) -> Choice:
+        """What a delta adds."""
+        ids, body, tally = delta.ids, self.body, self.tally
+        choice = Choice(finish_reason=delta.finish)
+        shown = ids
+        if delta.finish is not None and ids and ids[-1] in self._request.stop_ids:
+            choice.stop_reason = None if ids[-1] == self._eos else ids[-1]
+            shown = ids if body.include_stop_str_in_output else ids[:-1]
+        pieces = self._detokenizer.feed(shown)
+        if delta.finish is not None:
+            pieces += self._detokenizer.finish()
+        choice.text = "".join([piece.text for piece in pieces])
+        if delta.logprobs:
+            choice.logprobs = self._logprobs(delta)
+        if body.return_token_ids:
+            choice.token_ids = ids
+            if not tally.generated:
+                choice.prompt_token_ids = self._request.prompt.tolist()
+        tally.generated += len(ids)
+        if delta.cached is not None:
+            tally.cached = delta.cached
+        return choice
+
+    def _logprobs(self, delta: TokenDelta) -> dict[str, Any]:
+        offsets = []
+        for one in delta.logprobs:
+            offsets.append(self._offset)
+            self._offset += len(one.token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [one.logprob for one in delta.logprobs],
+            "tokens": [one.token for one in delta.logprobs],
+            "top_logprobs": [dict(one.top) for one in delta.logprobs],
+        }
+
+
+class Envelope:
+    """What is around the choices of one answer. Written once, it is the same for every chunk."""
+
+    def __init__(self, id: str, created: int, model: str) -> None:
+        self._fields = {"id": id, "object": "text_completion", "created": created, "model": model}
+        self._head = b"data: " + _json.encode(self._fields)[:-1] + b',"choices":['
+
+    def chunk(self, choice: Choice, usage: Mapping[str, Any] | None = None) -> bytes:
+        """A frame of the stream, with the usage so far where that was asked for."""
+        tail = b"]}\n\n" if usage is None else b'],"usage":' + _json.encode(usage) + b"}\n\n"
+        return self._head + _json.encode(choice) + tail
+
+    def usage(self, tally: Tally) -> bytes:
+        """The frame behind the last choice."""
+        return self._head + b'],"usage":' + _json.encode(tally.usage()) + b"}\n\n"
+
+    def whole(self, choice: Choice, tally: Tally) -> bytes:
+        """The answer in one piece."""
+        return _json.encode({**self._fields, "choices": [choice], "usage": tally.usage()})
+
+
+def merge(choices: Sequence[Choice]) -> Choice:
+    """What all the chunks of an answer add up to."""
+    whole = Choice(
+        text="".join([choice.text for choice in choices]),
+        finish_reason=choices[-1].finish_reason,
+        stop_reason=choices[-1].stop_reason,
+        prompt_token_ids=choices[0].prompt_token_ids,
+    )
+    if choices[0].token_ids is not None:
+        whole.token_ids = [id for choice in choices for id in choice.token_ids or ()]
+    parts = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    if parts:
+        whole.logprobs = {name: [x for part in parts for x in part[name]] for name in parts[0]}
+    return whole

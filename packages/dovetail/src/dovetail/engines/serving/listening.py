@@ -1,0 +1,45 @@
+"""Where a server listens, and the loop that it runs in."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+BACKLOG = 4_096
+
+
+@dataclass(frozen=True)
+class Address:
+    """A TCP address, or a unix socket. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    path: Path | None = None
+
+
+def listen(address: Address) -> tuple[socket.socket, str]:
+    """A socket that takes connections, and its URL."""
+    if address.path is not None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(address.path))
+        listener.listen(BACKLOG)
+        return listener, f"unix://{address.path}"
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+    host, port = listener.getsockname()[:2]
+    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: Callable[..., Any], listener: socket.socket) -> None:
+    """Serves until interrupted."""
+    uvicorn.Server(configuration(app)).run(sockets=[listener])
+
+
+def configuration(app: Callable[..., Any]) -> uvicorn.Config:
+    """How uvicorn runs it: no access log, no lifespan, connections kept."""
+    return uvicorn.Config(
+        app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=600
+    )

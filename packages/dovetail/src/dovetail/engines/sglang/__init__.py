@@ -1,0 +1,23 @@
+"""SGLang, remote and unmodified: token ids over its native `/generate`."""
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.sglang.discovery import discover
+from dovetail.engines.sglang.engine import SglangEngine
+from dovetail.engines.sglang.options import SglangOptions
+
+__all__ = ["SglangEngine", "SglangOptions", "create", "discover"]
+
+
+def create(setup: EngineSetup) -> SglangEngine:
+    """The engine for a server that listens somewhere."""
+    if setup.endpoint is None:
+        raise EngineSetupError(
+            "the engine 'sglang' needs the address of a server: --engine-url URL"
+        )
+    told = setup.remote.context_length if setup.remote is not None else None
+    return SglangEngine(
+        setup.endpoint,
+        setup.tokenizer,
+        context_length=setup.context_length or told,
+        options=read_options(setup.options, SglangOptions),
+    )

@@ -1,0 +1,85 @@
+"""Which model an SGLang server serves, and how it was started.
+
+Newer servers have other paths for the same than older ones, and a router that speaks SGLang's
+`/generate` has neither: what is not found is left open.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.sglang.faults import refusal
+from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail_model import EngineError
+
+MODEL_PATHS = ("/model_info", "/get_model_info")
+SERVER_PATHS = ("/server_info", "/get_server_info")
+LIST_PATH = "/v1/models"
+#: `/health` of SGLang generates a token, so it is the last resort.
+HEALTH_PATHS = ("/ready", *MODEL_PATHS, "/health")
+PATIENCE = Patience(connect=5.0, silence=15.0)
+
+
+async def discover(endpoint: Endpoint) -> RemoteModel:
+    """What is served there. Raises an `EngineError` where nobody answers, or not SGLang."""
+    model = await ask(endpoint, *MODEL_PATHS) or {}
+    server = await ask(endpoint, *SERVER_PATHS) or {}
+    cards = await _cards(endpoint)
+    names = tuple(str(card["id"]) for card in cards if card.get("id"))
+    path = _text(model, "model_path") or _text(server, "model_path")
+    name = _text(model, "served_model_name") or _text(server, "served_model_name")
+    name = name or next(iter(names), None) or path
+    if name is None:
+        raise EngineError(f"{endpoint} does not tell which model it serves: is it SGLang?")
+    card = next((card for card in cards if card.get("id") == name), {})
+    tokenizer = _text(model, "tokenizer_path") or _text(server, "tokenizer_path")
+    return RemoteModel(
+        name=name,
+        names=names or (name,),
+        root=tokenizer or path or _text(card, "root"),
+        context_length=_length(card) or _length(server),
+        version=_text(server, "version") or "",
+    )
+
+
+async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
+    """What the first of these paths that exists answers; None where none does."""
+    for path in paths:
+        status, content = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+        if status in (401, 403):
+            raise refusal(status, content)
+        if status != 200:
+            continue
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError:
+            continue
+    return None
+
+
+async def health_path(endpoint: Endpoint) -> str:
+    """The cheapest path that tells whether the server is well."""
+    for path in HEALTH_PATHS:
+        status, _ = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+        if status in (200, 503):
+            return path
+    return LIST_PATH
+
+
+async def _cards(endpoint: Endpoint) -> list[Mapping[str, Any]]:
+    listed = await ask(endpoint, LIST_PATH) or {}
+    cards = listed.get("data")
+    return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+
+def _text(told: Mapping[str, Any], name: str) -> str | None:
+    value = told.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _length(told: Mapping[str, Any]) -> int | None:
+    """The window, by SGLang's names for it and by that of Dynamo."""
+    values = (told.get(name) for name in ("max_model_len", "context_length", "context_window"))
+    return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -1,0 +1,154 @@
+"""An SGLang server as a token engine: ids in, ids out, over its native `/generate`."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from secrets import token_hex
+
+import msgspec
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.sglang.body import body
+from dovetail.engines.sglang.discovery import SERVER_PATHS, ask, health_path
+from dovetail.engines.sglang.facts import Facts, facts_of
+from dovetail.engines.sglang.faults import WHO, refusal
+from dovetail.engines.sglang.frames import FrameReader
+from dovetail.engines.sglang.options import SglangOptions
+from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
+from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
+from dovetail_tokenizers import Tokenizer
+
+HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+ABORT_PATIENCE = Patience(connect=2.0, silence=5.0)
+
+_logger = logging.getLogger(__name__)
+
+
+class SglangEngine:
+    """One server, which belongs to somebody else: it is neither started nor stopped here."""
+
+    name = "sglang"
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        tokenizer: Tokenizer,
+        *,
+        context_length: int | None = None,
+        options: SglangOptions | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+        self._options = options or SglangOptions()
+        self._facts = Facts()
+        self._health_path: str | None = None
+        self._takes_aborts = True
+        self._running: set[str] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self.abilities = self._abilities()
+
+    async def start(self) -> None:
+        """Asks the server how it was started. Raises if nobody answers."""
+        self._facts = facts_of(await ask(self._endpoint, *SERVER_PATHS), self._options)
+        self.abilities = self._abilities()
+        self._takes_aborts = True
+        self._health_path = await health_path(self._endpoint)
+        if self._facts.incremental is False:
+            _logger.info(
+                "%s repeats all ids in every frame: --incremental-streaming-output spares it that",
+                WHO,
+            )
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        """Deltas as they come. Closing it drops the connection and tells SGLang to stop."""
+        self._check_length(request)
+        # An abort means every request whose id begins with it, so none may be another's beginning.
+        rid = f"{token_hex(8)}-{request.id}"
+        reader = FrameReader(request, self._tokenizer)
+        patience = Patience(silence=self._options.silence)
+        call = Call(
+            "POST", "/generate", body(request, rid, self._facts.priority), patience=patience
+        )
+        wanted = True
+        self._running.add(rid)
+        try:
+            self._check_running(rid)
+            async with send(self._endpoint, call) as reply, aclosing(reply.payloads()) as batches:
+                if reply.status != 200:
+                    wanted = False
+                    raise refusal(reply.status, await reply.read())
+                async for payloads in batches:
+                    self._check_running(rid)
+                    delta = reader.read(payloads)
+                    if delta is None:
+                        continue
+                    yield delta
+                    if delta.finish is not None:
+                        return
+            raise EngineUnavailable(f"{WHO} ended its answer without a word")
+        except EngineUnavailable:
+            wanted = False
+            raise
+        finally:
+            self._running.discard(rid)
+            if wanted and not reader.over:
+                self._abort_soon(rid)
+
+    async def health(self) -> Health:
+        """Whether the server answers, and what it said about itself."""
+        if self._health_path is None:
+            return Health(False, "not started")
+        call = Call("GET", self._health_path, patience=HEALTH_PATIENCE)
+        try:
+            status, _ = await fetch(self._endpoint, call)
+        except DovetailError as error:
+            return Health(False, error.message)
+        facts = {"version": self._facts.version, "priority": self._facts.priority or "off"}
+        return Health(status == 200, "" if status == 200 else f"status {status}", facts)
+
+    async def stop(self) -> None:
+        """Gives up what runs there for us."""
+        self._health_path = None
+        running, self._running = self._running, set()
+        for rid in running:
+            self._abort_soon(rid)
+        await asyncio.gather(*self._aborts)
+
+    def _abort_soon(self, rid: str) -> None:
+        """SGLang looks for clients that hung up only seconds later, so it is told as well."""
+        if self._takes_aborts:
+            task = asyncio.get_running_loop().create_task(self._abort(rid))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, rid: str) -> None:
+        asked = msgspec.json.encode({"rid": rid})
+        call = Call("POST", "/abort_request", asked, patience=ABORT_PATIENCE)
+        try:
+            status, _ = await fetch(self._endpoint, call)
+        except DovetailError as error:
+            _logger.info("the request %s was not aborted: %s", rid, error.message)
+            return
+        if status in (401, 403, 404, 405):
+            self._takes_aborts = False
+            _logger.info("%s takes no aborts (%d): it will notice who hangs up", WHO, status)
+
+    def _check_running(self, rid: str) -> None:
+        if self._health_path is None or rid not in self._running:
+            raise EngineUnavailable("the engine 'sglang' is not running")
+
+    def _check_length(self, request: EngineRequest) -> None:
+        length, limit = len(request.prompt), self.abilities.context_length
+        if limit is not None and length + 1 > limit:
+            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
+
+    def _abilities(self) -> Abilities:
+        lengths = [self._context_length, self._facts.window]
+        return Abilities(
+            constraints=self._facts.constraints,
+            logprobs=True,
+            cached_tokens=self._facts.told,
+            context_length=min((length for length in lengths if length), default=None),
+        )

@@ -1,0 +1,29 @@
+"""Models that transformers runs, on a GPU or a CPU, in a process of their own."""
+
+from pathlib import Path
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
+
+__all__ = ["TransformersEngine", "TransformersOptions", "create"]
+
+
+def create(setup: EngineSetup) -> TransformersEngine:
+    """The engine for a folder of weights in Hugging Face's layout."""
+    if setup.model is None or not (setup.model / "config.json").is_file():
+        raise EngineSetupError(_no_weights(setup.model))
+    return TransformersEngine(
+        setup.model,
+        context_length=setup.context_length,
+        options=read_options(setup.options, TransformersOptions),
+    )
+
+
+def _no_weights(path: Path | None) -> str:
+    wanted = "the engine 'transformers' needs a folder with config.json and weights"
+    if path is None:
+        return wanted
+    if not path.exists():
+        return f"{wanted}, and there is no {path}"
+    return f"{wanted}, and {path} is a {'folder without them' if path.is_dir() else 'file'}"

@@ -1,0 +1,48 @@
+"""The engine's own process: loads a model and serves it until the parent lets go.
+
+It is run by its path, by an interpreter that has torch and may not have Dovetail: the parent says
+where that lies. In: one line of JSON on stdin, an `Order`. Out: one line of JSON on stdout, where
+it listens or an error. The end of stdin ends the process, so it never outlives its parent.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def main() -> None:
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is log
+    order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    sys.path.extend(order["paths"])
+    serve: Callable[[], None] | None = None
+    try:
+        answer, serve = _prepare(order)
+    except ImportError as fault:
+        answer = {"error": f"{fault} (pip install 'dovetail[transformers]')"}
+    except Exception as fault:
+        answer = {"error": f"{fault}"}
+    print(json.dumps(answer), file=report, flush=True)
+    if serve is not None:
+        serve()
+    # Generations may be running: the operating system ends them faster than their owner would.
+    os._exit(0 if serve is not None else 1)
+
+
+def _prepare(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+    from dovetail.engines.transformers.child.hosting import prepare
+
+    return prepare(order)
+
+
+def _end_with_the_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""transformers as a token engine: the model in a process of its own, asked as vLLM is asked."""
+
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.transformers.options import TransformersOptions
+from dovetail.engines.transformers.process import ModelProcess, Ready
+from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable, Sampling
+
+#: A long prompt is read without a sign of life.
+PATIENCE = Patience(connect=10.0, silence=600.0)
+HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+LAST_BREATH = 1.0
+IGNORED = ("min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
+
+_log = logging.getLogger(__name__)
+
+
+class TransformersEngine:
+    """The engine for one folder of weights. Its window is the model's, or what memory allows.
+
+    What it can do is known for certain once the model is loaded.
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        context_length: int | None = None,
+        options: TransformersOptions | None = None,
+    ) -> None:
+        self._folder = folder
+        self._wanted_length = context_length
+        self._options = options or TransformersOptions()
+        self._process = ModelProcess(self._options)
+        self._endpoint: Endpoint | None = None
+        self._client: CompletionsClient | None = None
+        self._ready: Ready | None = None
+        self._noted: set[str] = set()
+        window = context_length or likely_window(folder)
+        self.abilities = Abilities(context_length=window, local=True)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where the process listens, with its key; None while it does not."""
+        return self._endpoint
+
+    @property
+    def pid(self) -> int | None:
+        """The process that has the model."""
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Loads the model, in a process of its own."""
+        if self._endpoint is not None:
+            return
+        self._process = ModelProcess(self._options)
+        endpoint, ready = await self._process.start(self._folder, self._wanted_length)
+        self.abilities = Abilities(
+            cached_tokens=ready.cached_tokens, context_length=ready.context_length, local=True
+        )
+        name = self._folder.resolve().name
+        self._client = CompletionsClient(endpoint, name, who="transformers", patience=PATIENCE)
+        self._endpoint, self._ready = endpoint, ready
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        """Deltas as they come. Closing it drops the connection, at which the model stops."""
+        client, process = self._client, self._process
+        if client is None:
+            raise EngineUnavailable("the engine 'transformers' is not running")
+        self._check_length(request)
+        self._note_ignored(request.sampling)
+        try:
+            async with aclosing(client.generate(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except EngineUnavailable as fault:
+            # A broken line is often the first sign of a death.
+            if not await process.ended(LAST_BREATH):
+                raise
+            raise EngineUnavailable(process.epitaph()) from fault
+
+    async def health(self) -> Health:
+        """Whether the process answers, and how many generations run and wait there."""
+        endpoint, ready = self._endpoint, self._ready
+        if endpoint is None or ready is None:
+            return Health(False, "not started")
+        if not self._process.alive:
+            return Health(False, self._process.epitaph())
+        try:
+            status, _ = await fetch(endpoint, Call("GET", "/health", patience=HEALTH_PATIENCE))
+            _, text = await fetch(endpoint, Call("GET", "/metrics", patience=HEALTH_PATIENCE))
+        except DovetailError as error:
+            return Health(False, error.message)
+        facts: dict[str, Any] = {**ready.facts}
+        facts.update((name.decode(), int(value)) for name, value in _GAUGES.findall(text))
+        return Health(status == 200, "" if status == 200 else f"status {status}", facts)
+
+    async def stop(self) -> None:
+        """Ends the process, and with it everything that runs there."""
+        self._endpoint = self._client = None
+        await self._process.stop()
+
+    def _check_length(self, request: EngineRequest) -> None:
+        length, limit = len(request.prompt), self.abilities.context_length
+        if limit is not None and length + 1 > limit:
+            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
+
+    def _note_ignored(self, sampling: Sampling) -> None:
+        """Says once what transformers cannot do for one request of a batch."""
+        asked = {name for name in IGNORED if getattr(sampling, name) is not None} - self._noted
+        if asked:
+            self._noted |= asked
+            fields = {"engine": self.name, "fields": sorted(asked)}
+            _log.warning("sampling_ignored", extra={"fields": fields})
+
+
+def likely_window(folder: Path) -> int | None:
+    """The window that a model was made for; None if its folder does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    length = (config.get("text_config") or config).get("max_position_embeddings")
+    return length if isinstance(length, int) else None

@@ -1,0 +1,44 @@
+"""What an operator can say about the transformers engine."""
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options by the names that the documentation uses. None chooses what suits the machine.
+
+    `python` is the interpreter that has torch; None is the one that runs the server. `device_map`
+    is a device (`cpu`, `cuda`, `cuda:1`) or `auto`, `dtype` and `attention` are transformers' own
+    names. `max_batch` generations run at once, the others wait. A prompt is read `max_batch_tokens`
+    at a time; between two of those a generation can be cancelled. `cache_tokens` is the room for
+    the keys and values of all of them, in pages of `page_size` tokens, which are also the units in
+    which prefixes are shared. `logs` passes on what the process says; `tcp` makes it listen on a
+    loopback port, as it must where there are no unix sockets.
+    """
+
+    python: str | None = None
+    device_map: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    max_batch: Count = 64
+    max_batch_tokens: Count | None = None
+    cache_tokens: Count | None = None
+    page_size: Annotated[int, msgspec.Meta(ge=4)] | None = None
+    threads: Count | None = None
+    logs: bool = False
+    tcp: bool = False
+    start_timeout: float = 600.0
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the child is told: the model, where to listen, what else it may import from."""
+
+    model: str
+    key: str
+    socket: str | None = None
+    context_length: int | None = None
+    options: TransformersOptions = TransformersOptions()
+    paths: tuple[str, ...] = ()

@@ -1,0 +1,121 @@
+"""The process that torch and the model live in.
+
+Nobody but us reaches its server: it listens on a unix socket in a folder that only this user can
+enter, or on a loopback port that the system picks, and asks for a key made anew at each start.
+"""
+
+import importlib.util
+import re
+import secrets
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from dovetail.engines.process import ChildProcess, Launch, PrivateSocket
+from dovetail.engines.transformers.options import Order, TransformersOptions
+from dovetail.engines.wire import Endpoint
+from dovetail_model import EngineUnavailable
+
+CHILD = Path(__file__).parent / "child" / "__main__.py"
+NEEDED = ("torch", "transformers")
+OURS = ("dovetail", "dovetail_model", "dovetail_protocols", "dovetail_tokenizers")
+COMPLAINT = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*")  # the last line of a traceback
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the child says once it serves. `facts` are for whoever looks at the engine's health."""
+
+    address: str
+    context_length: int
+    cached_tokens: bool = False
+    facts: dict[str, str | int] = {}
+
+
+class ModelProcess:
+    """One running model. A process is not started twice."""
+
+    __slots__ = ("_child", "_options", "_socket")
+
+    def __init__(self, options: TransformersOptions) -> None:
+        self._options = options
+        self._socket = PrivateSocket()
+        self._child = ChildProcess(
+            Launch(
+                name="transformers",
+                command=(options.python or sys.executable, "-P", str(CHILD)),
+                patience=options.start_timeout,
+                logs=options.logs,
+            )
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    async def start(self, model: Path, context_length: int | None) -> tuple[Endpoint, Ready]:
+        """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
+        if self._options.python is None:
+            check_packages()
+        key = secrets.token_urlsafe(32)
+        order = Order(
+            str(model),
+            key,
+            None if self._options.tcp else self._socket.make("engine.sock"),
+            context_length,
+            self._options,
+            sources() if self._options.python is not None else (),
+        )
+        try:
+            answer = await self._child.start(msgspec.to_builtins(order))
+            if "address" not in answer:
+                reason = answer.get("error") or self.epitaph()
+                raise EngineUnavailable(f"transformers cannot serve {model}: {reason}")
+        except BaseException:
+            await self.stop()
+            raise
+        ready = msgspec.convert(answer, Ready)
+        return Endpoint.parse(ready.address, {"authorization": f"Bearer {key}"}), ready
+
+    async def stop(self) -> None:
+        """Ends the process and waits for it. May be called at any time, and twice."""
+        await self._child.stop()
+        self._socket.remove()
+
+    async def ended(self, patience: float) -> bool:
+        """Whether the process ends within so many seconds."""
+        return await self._child.ended(patience)
+
+    def epitaph(self) -> str:
+        """How the process ended, and what it complained of last."""
+        complaint = last_complaint(self._child.log)
+        ended = self._child.epitaph()
+        return f"{ended}: {complaint}" if complaint and not self.alive else ended
+
+
+def check_packages() -> None:
+    """Raises where this interpreter has no torch or no transformers."""
+    for package in NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise EngineUnavailable(
+                f"the engine 'transformers' needs the package {package}: "
+                "pip install 'dovetail[transformers]', or name the interpreter that has it (python)"
+            )
+
+
+def sources() -> tuple[str, ...]:
+    """Where our own packages lie, for an interpreter that does not have them."""
+    specs = [importlib.util.find_spec(name) for name in OURS]
+    roots = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
+    return tuple(dict.fromkeys(roots))
+
+
+def last_complaint(log: Iterable[str]) -> str:
+    """The last error that a log tells of."""
+    found = [line for line in log if COMPLAINT.match(line)]
+    return found[-1][:300] if found else ""

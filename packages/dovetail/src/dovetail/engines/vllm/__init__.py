@@ -1,0 +1,21 @@
+"""A vLLM that runs elsewhere, unmodified: its completions API is all that is used."""
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.vllm.engine import VllmEngine
+from dovetail.engines.vllm.models import discover
+from dovetail.engines.vllm.options import VllmOptions
+
+__all__ = ["VllmEngine", "VllmOptions", "create", "discover"]
+
+
+def create(setup: EngineSetup) -> VllmEngine:
+    """The engine for a model of a running server."""
+    if setup.endpoint is None or setup.remote is None:
+        raise EngineSetupError("the engine 'vllm' needs the address of a server: --engine-url")
+    return VllmEngine(
+        setup.endpoint,
+        setup.remote,
+        setup.tokenizer,
+        context_length=setup.context_length,
+        options=read_options(setup.options, VllmOptions),
+    )

@@ -1,0 +1,38 @@
+"""Numbers of the replicas, read when somebody asks for them."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dovetail.routing import Pool
+from dovetail.service import Service
+
+
+class ReplicaNumbers(Collector):
+    """Shows what the pools of a service know of themselves."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        up = GaugeMetricFamily("dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL)
+        restarts = CounterMetricFamily(
+            "dovetail_replica_restarts", "Engines that were started again.", labels=_MODEL
+        )
+        warmed = CounterMetricFamily(
+            "dovetail_warmed_prompts", "Prompts that were read ahead.", labels=_MODEL
+        )
+        for name, pool in self._pools():
+            up.add_metric([name], pool.up)
+            restarts.add_metric([name], sum(worker.restarts for worker in pool.workers))
+            warmed.add_metric([name], pool.warmed)
+        return up, restarts, warmed
+
+    def _pools(self) -> Iterator[tuple[str, Pool]]:
+        for one in self._service.served:
+            if isinstance(one.engine, Pool):
+                yield one.name, one.engine
+
+
+_MODEL = ("model",)

@@ -1,0 +1,131 @@
+"""One choice of an upstream's answer: its events, with what clients keep of them made ours.
+
+Calls get ids that are unique here, and thoughts get seals, so that a client that may not show them
+still carries them back. What was sealed is put into the next request in the model's own words.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from dovetail.ledger.entry import Span
+from dovetail.ledger.sealed import Sealed
+from dovetail.service import Relayed
+from dovetail.speaker import HOLD, Watch
+from dovetail.streams import held
+from dovetail_model import (
+    Block,
+    CallOpen,
+    DovetailError,
+    EngineUnavailable,
+    Event,
+    Failure,
+    Finish,
+    InternalError,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    Turn,
+    Usage,
+    error_of,
+)
+
+
+class Relay:
+    """One choice of an answer."""
+
+    def __init__(
+        self, served: Relayed, request: Request, new_call_id: Callable[[], str], watch: Watch
+    ) -> None:
+        self._served = served
+        self._request = _as_sent(served, request)
+        self._new_call_id = new_call_id
+        self._watch = watch
+        self._thought: list[str] = []
+
+    async def speak(self) -> AsyncGenerator[list[Event]]:
+        """Batches of events, the finish last. Raises before the first, is a `Failure` after."""
+        begun = finished = False
+        answer = self._served.engine.answer(self._request)
+        self._watch.relayed(sum(turn.role == "assistant" for turn in self._request.turns))
+        try:
+            async with aclosing(answer), aclosing(held(answer, HOLD)) as batches:
+                async for batch in batches:
+                    told = self._tell(batch if batch is not None else [Usage()])
+                    if told and isinstance(told[-1], Failure):
+                        raise error_of(told[-1])
+                    begun = True
+                    if told:
+                        yield told
+                        finished = isinstance(told[-1], Finish)
+            if not finished:
+                raise EngineUnavailable("the upstream ended its answer without a word")
+        except DovetailError as error:
+            if not begun:
+                raise
+            yield [error.failure()]
+        except Exception as error:
+            if not begun:
+                raise
+            yield [InternalError(f"{type(error).__name__}").failure()]
+            raise
+
+    def _tell(self, batch: list[Event]) -> list[Event]:
+        told: list[Event] = []
+        for event in batch:
+            match event:
+                case CallOpen():
+                    event = msgspec.structs.replace(event, id=self._new_call_id())
+                case ReasoningDelta(text=text):
+                    self._thought.append(text)
+                case SpanEnd(kind="reasoning", seal=seal):
+                    event = msgspec.structs.replace(event, seal=self._seal(seal))
+            told.append(event)
+        return told
+
+    def _seal(self, theirs: str | None) -> str:
+        """The thought that has just ended, for the client to carry, and the upstream's own seal."""
+        text = "".join(self._thought)
+        self._thought.clear()
+        sealed = Sealed(
+            entry=secrets.token_urlsafe(12),
+            parent=None,
+            generated=b"",
+            spans=(Span("reasoning", raw=theirs or "", shown=text),),
+            before=b"",
+            head=b"",
+        )
+        return self._served.sealer.seal(sealed, self._request.identity.tenant, _owner(self._served))
+
+
+def _as_sent(served: Relayed, request: Request) -> Request:
+    """The request as the upstream gets it: stable, with every thought that the client carried."""
+    request = served.stabilizer.stabilize(request)
+    turns = tuple(_restored(served, request, turn) for turn in request.turns)
+    sampling = msgspec.structs.replace(served.sampling(request.sampling), n=1)
+    return msgspec.structs.replace(request, turns=turns, sampling=sampling)
+
+
+def _restored(served: Relayed, request: Request, turn: Turn) -> Turn:
+    if turn.role != "assistant" or not any(isinstance(b, ReasoningBlock) for b in turn.blocks):
+        return turn
+    tenant = request.identity.tenant
+    return Turn(turn.role, tuple(_opened(served, tenant, block) for block in turn.blocks))
+
+
+def _opened(served: Relayed, tenant: str, block: Block) -> Block:
+    if not isinstance(block, ReasoningBlock) or block.seal is None:
+        return block
+    found = served.sealer.open(block.seal, tenant, _owner(served))
+    if not isinstance(found, Sealed) or not found.spans:
+        return msgspec.structs.replace(block, seal=None)  # nobody's, or another server's
+    thought = found.spans[-1]
+    return msgspec.structs.replace(block, text=thought.shown, seal=thought.raw or None)
+
+
+def _owner(served: Relayed) -> str:
+    """What a seal is bound to beside its tenant."""
+    return f"upstream:{served.name}"

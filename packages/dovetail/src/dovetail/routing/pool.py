@@ -1,0 +1,130 @@
+"""The replicas of a model behind one engine: each request goes to one of them.
+
+A session comes back to the replica that has its prefix cached; a new one goes to the least busy. A
+replica that is down is passed over. Nothing is tried twice here: who asked knows what was already
+said, and asks again with it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, TokenEngine
+from dovetail.routing.worker import Worker
+from dovetail_model import DovetailError
+
+SESSIONS = 1 << 16  # whose replica is remembered
+
+
+class Pool:
+    """A token engine made of replicas. They are alike: what one can do, all can."""
+
+    def __init__(self, engines: Sequence[TokenEngine]) -> None:
+        self.workers = tuple(Worker(engine, at) for at, engine in enumerate(engines))
+        self.name = engines[0].name
+        self._homes: OrderedDict[str, Worker] = OrderedDict()
+        self._warming: dict[Worker, asyncio.Task[None]] = {}
+        self.warmed = 0  # prompts that were read ahead
+
+    @property
+    def abilities(self) -> Abilities:
+        """What every replica that can be asked can do."""
+        all_of = [worker.engine.abilities for worker in self._candidates()]
+        first, *others = all_of
+        windows = [one.context_length for one in all_of if one.context_length is not None]
+        return Abilities(
+            constraints=tuple(
+                syntax
+                for syntax in first.constraints
+                if all(syntax in other.constraints for other in others)
+            ),
+            logprobs=all(one.logprobs for one in all_of),
+            cached_tokens=all(one.cached_tokens for one in all_of),
+            context_length=min(windows, default=None),
+            local=first.local,
+            behind_thought=any(one.behind_thought for one in all_of),
+        )
+
+    @property
+    def up(self) -> int:
+        """How many replicas can be asked."""
+        return sum(worker.up for worker in self.workers)
+
+    async def start(self) -> None:
+        """Makes the replicas ready. One of them is enough; the others are looked after."""
+        faults = await asyncio.gather(*(worker.start() for worker in self.workers))
+        told = [fault for fault in faults if fault is not None]
+        if len(told) == len(self.workers):
+            await self.stop()
+            raise told[0]
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        """The answer of one replica. Raises what that raises."""
+        worker = self._choose(request.session)
+        await self._make_way(worker)
+        with worker.working():
+            async with aclosing(worker.engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    def warm(self, session: str | None, expected: Awaitable[EngineRequest | None]) -> None:
+        """Has a prompt read ahead of its request, until its replica has something better to do."""
+        worker = self._choose(session)
+        before = self._warming.get(worker)
+        if before is not None:
+            before.cancel()
+        self._warming[worker] = asyncio.create_task(self._warm(worker, expected))
+
+    async def health(self) -> Health:
+        """Ready as long as one replica is."""
+        states = await asyncio.gather(*(worker.health() for worker in self.workers))
+        if len(states) == 1:
+            return states[0]
+        ready = sum(state.ready for state in states)
+        told = [f"{at}: {state.detail}" for at, state in enumerate(states) if not state.ready]
+        detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *told])
+        return Health(ready > 0, detail)
+
+    async def stop(self) -> None:
+        for task in self._warming.values():
+            task.cancel()
+        await asyncio.gather(*self._warming.values(), return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    def _choose(self, session: str | None) -> Worker:
+        if len(self.workers) == 1:
+            return self.workers[0]
+        home = self._homes.get(session) if session is not None else None
+        if home is None or not home.up:
+            home = min(self._candidates(), key=lambda worker: worker.busy)
+        if session is not None:
+            self._homes[session] = home
+            self._homes.move_to_end(session)
+            if len(self._homes) > SESSIONS:
+                self._homes.popitem(last=False)
+        return home
+
+    def _candidates(self) -> Sequence[Worker]:
+        """Those that are up. Where none is, any of them can say best what is wrong."""
+        return [worker for worker in self.workers if worker.up] or self.workers
+
+    async def _make_way(self, worker: Worker) -> None:
+        """Real work ends what was only done ahead of time."""
+        task = self._warming.pop(worker, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _warm(self, worker: Worker, expected: Awaitable[EngineRequest | None]) -> None:
+        try:
+            request = await expected
+            if request is None or worker.busy or not worker.up:
+                return
+            with suppress(DovetailError), worker.working():
+                async with aclosing(worker.engine.generate(request)) as deltas:
+                    async for _ in deltas:
+                        self.warmed += 1
+        finally:
+            if self._warming.get(worker) is asyncio.current_task():
+                del self._warming[worker]

@@ -1,0 +1,107 @@
+"""One replica of a model: its engine, how busy it is, and whether it can be asked.
+
+A replica that failed is asked for nothing more until it has shown that it is back. A process of
+ours is started again; a server of somebody else's is looked at until it answers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dovetail.engines.engine import Health, TokenEngine
+from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
+
+#: Seconds before each look at a replica that is down; the last one is repeated.
+PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+HEALTH_PATIENCE = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One replica."""
+
+    __slots__ = ("_recovery", "busy", "engine", "number", "restarts", "up")
+
+    def __init__(self, engine: TokenEngine, number: int) -> None:
+        self.engine = engine
+        self.number = number
+        self.up = True
+        self.busy = 0
+        self.restarts = 0
+        self._recovery: asyncio.Task[None] | None = None
+
+    async def start(self) -> DovetailError | None:
+        """Makes the replica ready, or says why it is not: then it is looked after."""
+        try:
+            await self.engine.start()
+        except DovetailError as fault:
+            self.fall(fault)
+            return fault
+        return None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """One generation, for as long as it lasts. A failure of the engine takes it down."""
+        self.busy += 1
+        try:
+            yield
+        except (EngineUnavailable, EngineTimeout) as fault:
+            self.fall(fault)
+            raise
+        finally:
+            self.busy -= 1
+
+    def fall(self, fault: DovetailError) -> None:
+        """It is down, and somebody sees to it that it comes back."""
+        if self.up:
+            _log.warning("replica_down", extra=self._told(fault))
+        self.up = False
+        if self._recovery is None or self._recovery.done():
+            self._recovery = asyncio.create_task(self._recover())
+
+    async def health(self) -> Health:
+        """What the engine says. One that fails to answer is not ready, whatever the reason."""
+        try:
+            async with asyncio.timeout(HEALTH_PATIENCE):
+                return await self.engine.health()
+        except TimeoutError:
+            return Health(False, "no answer")
+        except Exception as error:
+            return Health(False, type(error).__name__)
+
+    async def stop(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
+        await self.engine.stop()
+
+    async def _recover(self) -> None:
+        """Looks again and again, ever more rarely."""
+        for looks in range(1 << 30):
+            await asyncio.sleep(PAUSES[min(looks, len(PAUSES) - 1)])
+            try:
+                await self._revive()
+            except DovetailError as fault:
+                _log.info("replica_still_down", extra=self._told(fault))
+                continue
+            self.up = True
+            _log.warning("replica_up", extra=self._told(None))
+            return
+
+    async def _revive(self) -> None:
+        """A process that is gone is started anew; a server elsewhere is asked who it is now."""
+        if (await self.health()).ready:
+            return
+        if self.engine.abilities.local:
+            self.restarts += 1
+            await self.engine.stop()
+        await self.engine.start()
+        state = await self.health()
+        if not state.ready:
+            raise EngineUnavailable(state.detail or "not ready")
+
+    def _told(self, fault: DovetailError | None) -> dict[str, object]:
+        reason = {} if fault is None else {"reason": fault.message}
+        return {"fields": {"engine": self.engine.name, "replica": self.number, **reason}}

@@ -1,0 +1,157 @@
+"""One service out of many settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dovetail.catalog import load_model
+from dovetail.config import Config
+from dovetail.engines.files import find_files
+from dovetail.engines.registry import UPSTREAMS
+from dovetail.folders import data_folder
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.seal import Sealer
+from dovetail.preparation import Preparer, Settings
+from dovetail.service import Offered, Relayed, Served, Service
+from dovetail.setup.engines import make_pool, make_upstream
+from dovetail.setup.kept import open_keyring, open_ledger
+from dovetail.setup.remote import Remote, find_remote
+from dovetail.stability import DEFAULT_PATTERNS, Stability, Stabilizer
+from dovetail.weights import find_model
+from dovetail_model import Sampling
+
+DEFAULT_MODEL = "smollm2"
+CLAUDE = (
+    "claude-*"  # names that Claude Code uses beside the one it is told: of its small model, say
+)
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+#: Sampling under which a built-in model answers well; the files of its weights say nothing.
+ADVISED = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all models of a server have in common."""
+
+    folder: Path
+    ledger: Ledger
+    keyring: Keyring
+
+
+def build(config: Config, progress: Progress | None = None) -> Service:
+    """The service that the settings ask for. Its engines are started by `Service.start`."""
+    folder = config.data_dir or data_folder()
+    shared = _Shared(folder, open_ledger(config, folder), open_keyring(config, folder))
+    each = [replace(config, models=(), **table) for table in config.models] or [config]
+    offered = [_offer(one, shared, progress) for one in each]
+    usual = {CLAUDE: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
+    return Service(offered, aliases(config) or usual)
+
+
+def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offered:
+    """One model. A remote engine is asked first: it may know better what it serves."""
+    remote = find_remote(config)
+    if remote is not None and config.engine in UPSTREAMS:
+        return _relayed(config, shared, remote)
+    return _served(config, shared, remote, progress)
+
+
+def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
+    return Relayed(
+        names=config.served_model_name or remote.model.names or (remote.model.name,),
+        engine=make_upstream(config, remote),
+        stabilizer=Stabilizer(settings(config).stability),
+        sealer=Sealer(shared.keyring),
+        max_context=config.context_length,
+        defaults=default_sampling(config),
+    )
+
+
+def _served(
+    config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
+) -> Served:
+    path = _files(config, shared, remote, progress)
+    template = own_template(_model_name(config)) if remote is None else None
+    model = load_model(
+        path,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        custom_template=config.custom_jinja_template or template,
+        switches=config.chat_template_kwargs,
+    )
+    return Served(
+        names=config.served_model_name or _names(config, path, remote),
+        model=model,
+        preparer=Preparer(model, shared.ledger, shared.keyring, settings(config)),
+        engine=make_pool(config, model, path, remote),
+        max_context=config.context_length,
+        migration_limit=config.migration_limit,
+        defaults=default_sampling(config),
+    )
+
+
+def _files(
+    config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
+) -> Path:
+    """Where the model's tokenizer and template are; its weights too, where it runs here."""
+    if remote is None:
+        return find_model(_model_name(config), shared.folder, progress)
+    named = config.model if config.model not in remote.model.names else None
+    return find_files(remote.model, config.tokenizer or named)
+
+
+def _names(config: Config, path: Path, remote: Remote | None) -> tuple[str, ...]:
+    """What a model is called where nobody says."""
+    if remote is not None:
+        return tuple(dict.fromkeys((remote.model.name, *remote.model.names)))
+    name = _model_name(config)
+    return (path.resolve().name if Path(name).expanduser().exists() else name,)
+
+
+def _model_name(config: Config) -> str:
+    return config.model or DEFAULT_MODEL
+
+
+def own_template(model: str) -> Path | None:
+    """Our template for a built-in model: SmolLM2 answers better without its own system text."""
+    path = TEMPLATES / f"{model}.jinja"
+    return path if path.is_file() else None
+
+
+def default_sampling(config: Config) -> Sampling:
+    """What holds where a request does not say: the operator's values, then what suits the model."""
+    remote = bool(config.engine_url)
+    advised = Sampling() if remote else ADVISED.get(_model_name(config), Sampling())
+    given = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})
+
+
+def settings(config: Config) -> Settings:
+    """What an operator decides about prompts."""
+    return Settings(
+        replay=config.replay,
+        stability=Stability(
+            strip_preamble=config.strip_anthropic_preamble,
+            volatile=(*DEFAULT_PATTERNS, *config.volatile_pattern),
+        ),
+        default_thinking=config.default_thinking_mode,
+        template_switches=config.chat_template_kwargs,
+        resume_drop_thinking=config.resume_drop_thinking,
+        hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
+    )
+
+
+def aliases(config: Config) -> dict[str, str]:
+    """Aliases as written on the command line: ALIAS=NAME."""
+    found: dict[str, str] = {}
+    for written in config.model_alias:
+        alias, equals, name = written.partition("=")
+        if not (alias and equals and name):
+            raise ValueError(f"--model-alias {written}: ALIAS=NAME is wanted")
+        found[alias] = name
+    return found

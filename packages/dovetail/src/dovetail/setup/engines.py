@@ -1,0 +1,81 @@
+"""The engines that the settings ask for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.catalog import Model
+from dovetail.config import Config
+from dovetail.engines.engine import MessageEngine
+from dovetail.engines.registry import (
+    EngineSetup,
+    EngineSetupError,
+    UpstreamSetup,
+    create_engine,
+    create_upstream,
+)
+from dovetail.routing import Pool
+from dovetail.setup.remote import Remote
+
+
+def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> Pool:
+    """The replicas of a token engine: one for each address, or as many as are wanted here."""
+    name = engine_name(config)
+    first = [id for stop in model.stops if (id := model.tokenizer.controls.get(stop)) is not None]
+    endpoints = remote.endpoints if remote is not None else (None,) * max(1, config.replicas)
+    setups = [
+        EngineSetup(
+            tokenizer=model.tokenizer,
+            model=path,
+            endpoint=endpoint,
+            remote=remote.model if remote is not None else None,
+            context_length=config.context_length,
+            stop_ids=(*first, *(model.stop_ids - set(first))),
+            thought_closing=model.thought_closing,
+            options=_options(config, name),
+        )
+        for endpoint in endpoints
+    ]
+    return Pool([create_engine(name, setup) for setup in setups])
+
+
+def make_upstream(config: Config, remote: Remote) -> MessageEngine:
+    """An upstream that parses by itself."""
+    if len(remote.endpoints) > 1:
+        raise EngineSetupError(
+            f"the engine {config.engine!r} takes one --engine-url: its answers cannot be taken "
+            "over by another server"
+        )
+    options = _options(config, config.engine)
+    return create_upstream(config.engine, UpstreamSetup(remote.endpoints[0], remote.model, options))
+
+
+def engine_name(config: Config) -> str:
+    if config.engine != "auto":
+        return config.engine
+    return "scripted" if config.script is not None else "llamacpp"
+
+
+def _options(config: Config, name: str) -> dict[str, Any]:
+    """The engine's own options: those with flags, then those given by name."""
+    flags: Mapping[str, Mapping[str, Any]] = {
+        "scripted": {"script": config.script},
+        "llamacpp": {
+            "threads": config.threads,
+            "slots": config.slots,
+            "gpu_layers": config.gpu_layers,
+        },
+        "openai": {
+            "api": config.upstream_api,
+            "raw": config.upstream_raw,
+            "tool_parser": config.tool_call_parser,
+            "reasoning_parser": config.reasoning_parser,
+        },
+    }
+    options = {key: value for key, value in flags.get(name, {}).items() if value is not None}
+    for written in config.engine_option:
+        key, equals, value = written.partition("=")
+        if not (key and equals):
+            raise ValueError(f"--engine-option {written}: NAME=VALUE is wanted")
+        options[key.replace("-", "_")] = value
+    return options

@@ -1,0 +1,85 @@
+"""Remote engines, as far as they must be asked before anything can be loaded."""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from dovetail.config import Config
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.registry import REMOTE, EngineSetupError, discover
+from dovetail.engines.wire import Endpoint
+from dovetail_model import DovetailError, EngineUnavailable
+
+LOOK = 2.0  # seconds between two looks at an engine that is awaited
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Servers of one model, and what the first that answered says about it."""
+
+    endpoints: tuple[Endpoint, ...]
+    model: RemoteModel
+
+
+def find_remote(config: Config) -> Remote | None:
+    """Who listens at the engine's addresses; None for engines that run here."""
+    name = config.engine
+    if name not in REMOTE:
+        if config.engine_url and ":" not in name:
+            raise EngineSetupError(f"the engine {name!r} runs here: it takes no --engine-url")
+        return None
+    if not config.engine_url:
+        raise EngineSetupError(f"the engine {name!r} needs the address of a server: --engine-url")
+    endpoints = tuple(_endpoint(url, config.engine_api_key) for url in config.engine_url)
+    return Remote(endpoints, _wanted(config, _ask(name, endpoints, config.engine_wait)))
+
+
+def _endpoint(url: str, key: str | None) -> Endpoint:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        # Users paste the address that an SDK wants, too.
+        return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
+    except ValueError as error:
+        raise EngineSetupError(f"--engine-url: {error}") from error
+
+
+def _ask(name: str, endpoints: tuple[Endpoint, ...], patience: float) -> RemoteModel:
+    """What the first server that answers says it serves."""
+    until = time.monotonic() + patience
+    while True:
+        faults = []
+        for endpoint in endpoints:
+            try:
+                return _run(name, endpoint)
+            except DovetailError as fault:
+                faults.append(fault.message)
+        if time.monotonic() >= until:
+            raise EngineUnavailable(f"the engine {name!r} does not answer: {'; '.join(faults)}")
+        _log.info("waiting_for_engine", extra={"fields": {"engine": name, "reason": faults[0]}})
+        time.sleep(LOOK)
+
+
+def _run(name: str, endpoint: Endpoint) -> RemoteModel:
+    """Asks from a thread of its own: whoever sets up a server may be inside an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(discover(name, endpoint))).result()
+
+
+def _wanted(config: Config, found: RemoteModel) -> RemoteModel:
+    """The model that the settings name, if the server has several."""
+    names = found.names or (found.name,)
+    if config.model is None or config.model == found.name:
+        return found
+    if config.model in names:
+        return replace(found, name=config.model)
+    if config.engine == "openai":
+        return replace(found, name=config.model, root=None)  # many upstreams load what is asked for
+    if config.tokenizer is None:
+        return found  # a folder or an id: where the tokenizer is
+    raise EngineSetupError(
+        f"the engine {config.engine!r} serves {', '.join(names)}, not {config.model}"
+    )

@@ -1,0 +1,1 @@
+"""Watch mode: a passthrough in front of a server that was not changed, and what it finds out."""

@@ -1,0 +1,72 @@
+"""A request and its answer as they went over the wire."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
+
+#: Never kept: whoever reads a recording must not be able to ask in somebody's name.
+SECRET = frozenset(
+    {"authorization", "x-api-key", "api-key", "cookie", "set-cookie", "proxy-authorization"}
+)
+Server = Literal["upstream", "dovetail"]
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A finished exchange. Bodies are without transfer and content encodings.
+
+    Times are seconds: `began` since the epoch, the others since then. `asked` is when the request
+    was complete. `marks` say how much of the answer had come when: pairs of a time and a number of
+    bytes. `cut` says that the connection ended before the answer did.
+    """
+
+    number: int
+    method: str
+    target: str
+    began: float
+    asked: float
+    ended: float
+    status: int
+    request_headers: dict[str, str]
+    answer_headers: dict[str, str]
+    request: bytes
+    answer: bytes
+    marks: tuple[tuple[float, int], ...] = ()
+    cut: bool = False
+    server: Server = "upstream"
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def codec(self) -> Codec | None:
+        """The API that was spoken, if it is one of the three."""
+        return codec_of(self.method, self.target)
+
+    @property
+    def streamed(self) -> bool:
+        return self.answer_headers.get("content-type", "").startswith("text/event-stream")
+
+
+def codec_of(method: str, target: str) -> Codec | None:
+    """The codec of a request that a model answers; None for all others."""
+    path = target.partition("?")[0].rstrip("/")
+    if method != "POST":
+        return None
+    return next((codec for end, codec in _ENDS.items() if path.endswith(end)), None)
+
+
+def plain_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by their names in lower case, without those that hold a secret."""
+    named = ((name.decode("latin-1").lower(), value) for name, value in headers)
+    return {name: value.decode("latin-1") for name, value in named if name not in SECRET}
+
+
+_ENDS: dict[str, Codec] = {
+    "/v1/messages": MESSAGES,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+}

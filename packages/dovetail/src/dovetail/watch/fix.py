@@ -1,0 +1,198 @@
+"""`--fix`: the same traffic through the real pipeline, and whatever is uncertain handed on.
+
+A request of one of the three APIs goes to our own application. What that would refuse (a body it
+cannot read, a model it does not know, an image) goes to the server instead, and so does everything
+else: the server decides. Only before an answer has begun; an answer that began is ours to end.
+"""
+
+import json
+from collections.abc import Callable
+from itertools import count
+from time import monotonic, time
+
+from dovetail.engines.wire import Endpoint
+from dovetail.http.app import App
+from dovetail.http.asgi import Message, Receive, Scope, Send
+from dovetail.http.body import decoded
+from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers
+from dovetail.watch.passthrough import pass_on
+from dovetail_model import ClientError
+
+#: Statuses with which our application says that a request is not for it.
+_NOT_OURS = frozenset({400, 404, 405, 408, 413, 415, 422, 426, 500, 501})
+_OVERFLOWS = (b"prompt is too long", b"context_length_exceeded")
+_MOST_BYTES = 64 << 20
+_epoch = time() - monotonic()
+
+
+class FixApp:
+    """An ASGI application before ours. `ended` gets each exchange of the three APIs."""
+
+    def __init__(
+        self,
+        app: App,
+        endpoint: Endpoint,
+        ended: Callable[[Exchange], None],
+        fell_back: Callable[[str], None],
+    ) -> None:
+        self._app = app
+        self._endpoint = endpoint
+        self._ended = ended
+        self._fell_back = fell_back
+        self._numbers = count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await _body(receive)
+        if body is None:
+            return  # the client has hung up
+        target = scope["path"]
+        if codec_of(scope["method"], target) is None:
+            await pass_on(self._endpoint, scope, body, send)
+            return
+        taking = _Taking(scope, body, send)
+        try:
+            await self._answer(scope, body, receive, taking)
+        finally:
+            self._ended(taking.exchange(next(self._numbers)))
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, taking: "_Taking") -> None:
+        gate = _Gate(taking.send)
+        taking.server = "dovetail"
+        if len(body) > _MOST_BYTES:
+            gate.refusal = "the body is too large"
+        else:
+            await self._app(scope, _again(body, receive), gate.send)
+        if gate.refusal is not None:
+            taking.server = "upstream"
+            self._fell_back(gate.refusal)
+            await pass_on(self._endpoint, scope, body, taking.send)
+
+
+class _Gate:
+    """Lets an answer through, unless it is a refusal: that one is kept.
+
+    A prompt that is too long is too long for the server as well, and clients know what to do about
+    it by our words: that is no reason to ask somebody else.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._kept: list[Message] = []
+        self.refusal: str | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in _NOT_OURS:
+            self.refusal = str(message["status"])
+        if self.refusal is None:
+            await self._send(message)
+            return
+        self._kept.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            await self._judge()
+
+    async def _judge(self) -> None:
+        """The refusal is complete."""
+        start, *pieces = self._kept
+        body = b"".join(piece.get("body", b"") for piece in pieces)
+        if any(mark in body for mark in _OVERFLOWS):
+            self.refusal = None
+            for message in self._kept:
+                await self._send(message)
+        else:
+            self.refusal = _reason(start["status"], body)
+
+
+class _Taking:
+    """An answer on its way to the client, with its times."""
+
+    def __init__(self, scope: Scope, body: bytes, send: Send) -> None:
+        self._scope = scope
+        self._body = body
+        self._send = send
+        self._began = monotonic()
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+        self._marks: list[tuple[float, int]] = []
+        self._size = 0
+        self._whole = False
+        self.server: Server = "upstream"
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = plain_headers(message["headers"])
+        else:
+            self._note(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+        await self._send(message)
+
+    def _note(self, data: bytes) -> None:
+        if data and self._size < _MOST_BYTES:
+            self._size += len(data)
+            self._parts.append(data)
+            self._marks.append((monotonic() - self._began, self._size))
+
+    def exchange(self, number: int) -> Exchange:
+        headers = plain_headers(self._scope["headers"])
+        query = self._scope.get("query_string", b"").decode("latin-1")
+        return Exchange(
+            number=number,
+            method=self._scope["method"],
+            target=self._scope["path"] + (f"?{query}" if query else ""),
+            began=_epoch + self._began,
+            asked=0.0,
+            ended=monotonic() - self._began,
+            status=self._status,
+            request_headers=headers,
+            answer_headers=self._headers,
+            request=_plain(self._body, headers.pop("content-encoding", "")),
+            answer=b"".join(self._parts),
+            marks=tuple(self._marks),
+            cut=not self._whole,
+            server=self.server,
+        )
+
+
+def _plain(body: bytes, coding: str) -> bytes:
+    try:
+        return decoded(body, coding, _MOST_BYTES)
+    except ClientError:
+        return body
+
+
+async def _body(receive: Receive) -> bytes | None:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, then what the client does next."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _reason(status: int, body: bytes) -> str:
+    """Why our application refused, as short as possible."""
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return str(status)
+    return f"{status}: {message[:100]}"

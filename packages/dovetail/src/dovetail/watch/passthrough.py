@@ -1,0 +1,66 @@
+"""A request handed to the server as it came, for those that `--fix` does not answer itself.
+
+Status, headers and body are the server's own; how they are framed is up to our two connections.
+"""
+
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from dovetail.engines.wire import Call, Endpoint, Patience, send
+from dovetail.http.asgi import Message, Scope, Send
+from dovetail_model import EngineError
+
+PATIENCE = Patience(silence=3600.0)
+#: Headers that are about one connection, not about the message.
+_OF_A_CONNECTION = frozenset(
+    {
+        "connection",
+        "content-length",
+        "host",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_KEYS = {"authorization", "x-api-key"}  # of the client, where the server's own key is known
+
+
+async def pass_on(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -> None:
+    """Asks the server, and answers what it answers."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
+    kept_back = _OF_A_CONNECTION | (_KEYS if "authorization" in endpoint.headers else set())
+    headers = {
+        name: value.decode("latin-1")
+        for raw, value in scope["headers"]
+        if (name := raw.decode("latin-1").lower()) not in kept_back
+    }
+    target = f"{path}?{query}" if query else path
+    call = Call(scope["method"], target, body, headers, PATIENCE)
+    try:
+        async with send(endpoint, call) as reply:
+            await answer(_start(reply.status, reply.headers))
+            if scope["method"] != "HEAD":
+                async with aclosing(reply.chunks()) as chunks:
+                    async for chunk in chunks:
+                        await answer(_piece(chunk, more=True))
+            await answer(_piece(b"", more=False))
+    except EngineError as error:
+        await answer(_start(502, {"content-type": "text/plain"}))
+        await answer(_piece(f"dovetail watch: {error.message}\n".encode(), more=False))
+
+
+def _start(status: int, headers: Mapping[str, str]) -> Message:
+    lines = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers.items()
+        if name.lower() not in _OF_A_CONNECTION - {"content-length"}
+    ]
+    return {"type": "http.response.start", "status": status, "headers": lines}
+
+
+def _piece(body: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -1,0 +1,174 @@
+"""Prompts side by side: as a plain server makes them of a request, and as Dovetail would.
+
+Nobody tells a bystander which tokens a model generated. They are worked out by writing the answer
+in the model's own notation or as its template does, whichever has as many tokens as the server
+counted. Where neither has, or it does not count, they are a guess, and what rests on it is called
+an estimate.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dovetail.catalog import Model
+from dovetail.ledger.entry import IDS
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.visible import digest, see
+from dovetail.preparation import Prepared, Preparer
+from dovetail.renderers import Renderers
+from dovetail.rendering.conversation import Conversation, Names, tool_definitions
+from dovetail.rendering.fallback import as_plain_messages
+from dovetail.rendering.template import RenderError
+from dovetail.rendering.writing import TurnWriter
+from dovetail.stability import Diagnosis, Doctor, Sighting
+from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
+from dovetail_tokenizers import Guard
+
+_TAIL = 24  # tokens of a prompt's end: whether it opens a thought
+
+
+@dataclass(frozen=True)
+class Natural:
+    """A prompt as a plain server makes it. `request` has its turns in order, nothing taken out."""
+
+    request: Request
+    ids: "array[int]"
+    sighting: Sighting
+    diagnosis: Diagnosis
+
+
+class NaturalPrompts:
+    """The template's own rendering of what the client sent: no ledger, nothing taken out."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._guard = Guard(model.tokenizer)
+        self._renderers = Renderers(model)
+        self._doctor = Doctor(decode=model.tokenizer.decode)
+
+    def ids(self, request: Request) -> "array[int]":
+        """The tokens of an arranged request. Raises `RenderError`."""
+        model = self._model
+        speech = model.tool_speech if request.tools else model.speech
+        switches = dict(request.thinking.template_kwargs)
+        conversation = Conversation(speech.facts, _as_it_is, Names(request.tools))
+        messages = conversation.messages(request.system, request.turns)
+        tools = tool_definitions(request.tools, _as_it_is)
+        try:
+            text = speech.template.render(messages, tools, switches=switches)
+        except RenderError:  # a template without a place for tools: a server would refuse, or help
+            plain = as_plain_messages(messages, tools, speech.facts, model.tool_parser)
+            text = speech.template.render(plain, switches=switches)
+        return array(IDS, self._guard.encode(text, first=True))
+
+    def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> Natural:
+        """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
+        sighting = Sighting(
+            session=session,
+            harness="",
+            ids=ids,
+            system=digest(msgspec.json.encode(request.system)),
+            tools=digest(msgspec.json.encode(request.tools)),
+            switches=digest(msgspec.json.encode(request.thinking.template_kwargs)),
+            turns=tuple(see(turn).digest for turn in request.turns),
+            policy_dropped=dropped,
+        )
+        return Natural(request, ids, sighting, self._doctor.examine(sighting))
+
+    def answered(self, natural: Natural, turn: Turn, ids: Sequence[int]) -> None:
+        """What was generated on a prompt."""
+        seen = natural.sighting
+        self._doctor.generated(seen.session, ids, turn=see(turn).digest, prompt=seen)
+
+    def spelled(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
+        """The tokens of an answer as the template writes it behind its own prompt.
+
+        None where the template does not leave that prompt as it was.
+        """
+        turns = (*request.turns, said, Turn("user", (TextBlock("x"),)))
+        try:
+            whole = self.ids(msgspec.structs.replace(request, turns=turns))
+        except RenderError:
+            return None
+        if whole[: len(prompt)] != prompt:
+            return None
+        stops = self._model.stop_ids
+        ends = (at for at in range(len(prompt), len(whole)) if whole[at] in stops)
+        end = next(ends, None)
+        return None if end is None else whole[len(prompt) : end].tolist()
+
+    def drops(self, request: Request, place: int) -> bool:
+        """Whether the template drops the thoughts of a turn at this place."""
+        renderer = self._renderers.of(bool(request.tools), dict(request.thinking.template_kwargs))
+        return place < renderer.start(request.turns, bool(request.tools))
+
+
+class ExactPrompts:
+    """The same requests on their way through Dovetail, with a ledger in memory."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._guard = Guard(model.tokenizer)
+        self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
+        self._preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+
+    async def prepare(self, request: Request) -> Prepared:
+        return await self._preparer.prepare(request)
+
+    def spelled(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
+        """The tokens of an answer in the model's notation; None if that cannot write it."""
+        end = self._model.tokenizer.decode(prompt[-_TAIL:])
+        text = self._writer.write(turn, Names(request.tools), self._guard.protect, end)
+        if text is None:
+            return None
+        stops = self._model.stops
+        ended = next((stop for stop in stops if text.rstrip().endswith(stop)), None)
+        if ended is not None:
+            text = text.rstrip().removesuffix(ended)
+        return self._guard.encode(text, first=False)
+
+    async def answered(self, prepared: Prepared, turn: Turn, ids: Sequence[int]) -> bool:
+        """Records what was generated. False if it does not read as what the client was shown."""
+        calls = _call_ids(turn)
+        generation = self._preparer.generation(prepared, lambda: next(calls))
+        stop = min(self._model.stop_ids, default=None)
+        generation.feed([*ids, *([] if stop is None else [stop])])
+        generation.finish("stop")
+        read = Turn("assistant", generation.message().blocks)
+        if see(read).digest != see(turn).digest:
+            return False
+        await self._preparer.record(prepared, generation)
+        return True
+
+    async def close(self) -> None:
+        await self._preparer.close()
+
+
+def without_thoughts(request: Request) -> Request:
+    """The request as a server sees it that does not read the thoughts of earlier turns."""
+    turns = tuple(
+        Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
+        if turn.role == "assistant"
+        else turn
+        for turn in request.turns
+    )
+    return msgspec.structs.replace(request, turns=turns)
+
+
+def _call_ids(turn: Turn) -> Iterator[str]:
+    """The ids that the client was shown, in their order; then such as no client has."""
+    shown = [block.id for block in turn.blocks if isinstance(block, ToolCallBlock)]
+    yield from shown
+    number = 0
+    while True:
+        number += 1
+        yield f"unseen_{number}"
+
+
+def _as_it_is(text: str, /) -> str:
+    """A plain server does not protect control tokens in what clients say."""
+    return text

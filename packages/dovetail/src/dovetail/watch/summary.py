@@ -1,0 +1,104 @@
+"""Sums over exchanges, for each session and for all."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dovetail.watch.verdict import Basis, Code, Finding, Verdict
+
+_NEWEST = 10_000  # exchanges that are told one by one
+
+
+@dataclass
+class Sums:
+    """What a session, or all of them, amounts to.
+
+    `prefilled` are the tokens that the server had to compute, `needless` those of them that
+    Dovetail would not have. `costs` are needless tokens by the cause that broke the prefix,
+    `counts` how often each was found, and `examples` a detail of each. `bases` count how sure the
+    numbers are.
+    """
+
+    label: str = ""
+    requests: int = 0
+    failed: int = 0
+    unread: int = 0
+    fixed: int = 0
+    prompt: int = 0
+    prefilled: int = 0
+    needless: int = 0
+    told_prompt: int = 0
+    told_cached: int = 0
+    tells_cached: bool = False
+    thoughts: int = 0
+    calls: int = 0
+    bases: Counter[Basis] = field(default_factory=Counter)
+    costs: Counter[Code] = field(default_factory=Counter)
+    counts: Counter[Code] = field(default_factory=Counter)
+    examples: dict[Code, str] = field(default_factory=dict)
+    dispatch: list[float] = field(default_factory=list)
+    tool_gaps: list[float] = field(default_factory=list)
+    apis: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether any number in it is an estimate."""
+        return self.bases["estimated"] > 0
+
+    def add(self, verdict: Verdict) -> None:
+        self.requests += 1
+        self.failed += verdict.status >= 400 or verdict.status == 0
+        self.unread += bool(verdict.unread)
+        self.fixed += verdict.fixed
+        self.apis[verdict.api] += 1
+        self.models[verdict.model] += bool(verdict.model)
+        self.thoughts += verdict.thought
+        self.calls += verdict.calls
+        self.dispatch += verdict.dispatch
+        self.tool_gaps += [] if verdict.tool_gap is None else [verdict.tool_gap]
+        self._tokens(verdict)
+        for finding in (verdict.broke, *verdict.findings):
+            if finding is not None:
+                self._find(finding)
+
+    def _tokens(self, verdict: Verdict) -> None:
+        if verdict.cached is not None and verdict.prompt_tokens is not None:
+            self.tells_cached = True
+            self.told_prompt += verdict.prompt_tokens
+            self.told_cached += verdict.cached
+        if verdict.served is None or verdict.exact is None:
+            return
+        self.prompt += verdict.served.total
+        self.prefilled += verdict.served.again
+        self.needless += verdict.needless
+        self.bases[verdict.basis] += 1
+        if verdict.broke is not None:
+            self.costs[verdict.broke.code] += verdict.needless
+
+    def _find(self, finding: Finding) -> None:
+        self.counts[finding.code] += 1
+        if finding.detail:
+            self.examples.setdefault(finding.code, finding.detail)
+
+
+class Summary:
+    """All sessions, in the order in which they began, the whole, and the newest exchanges."""
+
+    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
+        self.newest: deque[Verdict] = deque(maxlen=_NEWEST)
+        self.whole = Sums("all")
+        self.sessions: dict[str, Sums] = {}
+        for verdict in verdicts:
+            self.add(verdict)
+
+    def add(self, verdict: Verdict) -> None:
+        self.newest.append(verdict)
+        self.whole.add(verdict)
+        sums = self.sessions.setdefault(verdict.session, Sums(verdict.session))
+        sums.add(verdict)
+
+
+def median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

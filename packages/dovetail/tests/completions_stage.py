@@ -1,0 +1,112 @@
+"""Servers of the completions protocol in this process: the scripted engine's, and made-up ones."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import uvicorn
+from scripted_stage import END, RETURN, TOKENIZER, engine
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.registry import EngineSetup, create_engine, discover
+from dovetail.engines.scripted import ScriptedEngine
+from dovetail.engines.serving import CompletionsServer, ServedModel
+from dovetail.engines.serving.listening import configuration
+from dovetail.engines.wire import Endpoint
+
+MODEL = "org/model"
+Answer = Callable[[str, bytes], Awaitable[list[bytes]]]
+
+
+@asynccontextmanager
+async def scripted_server(
+    script: str, *, key: str | None = None, max_model_len: int = 100_000, **options: Any
+) -> AsyncIterator[tuple[ScriptedEngine, Endpoint]]:
+    """The scripted engine behind a real socket, and where that is."""
+    playing = engine(script, (END, RETURN), **options)
+    model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
+    app = CompletionsServer(playing, model, key=key, bursts=playing.bursts)
+    server = uvicorn.Server(configuration(app))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield playing, Endpoint("127.0.0.1", listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await playing.stop()
+        await serving
+
+
+@asynccontextmanager
+async def made_up_server(answer: Answer) -> AsyncIterator[Endpoint]:
+    """A server whose answers, byte by byte, are what `answer` gives for a path and a body."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
+            path, body = head.split(" ")[1], await reader.readexactly(length)
+            for piece in await answer(path, body):
+                writer.write(piece)
+                await writer.drain()
+        except ConnectionError:
+            pass  # the client has heard enough
+        finally:
+            writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Endpoint("127.0.0.1", running.sockets[0].getsockname()[1])
+    finally:
+        running.close()
+
+
+def status(code: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (code, len(body), body)
+
+
+def stream(*payloads: bytes) -> bytes:
+    """An answer in frames, whole."""
+    return open_stream(*payloads) + b"0\r\n\r\n"
+
+
+def open_stream(*payloads: bytes) -> bytes:
+    """An answer that has not ended."""
+    frames = [b"data: %b\n\n" % payload for payload in payloads]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+
+
+class Remotely:
+    """An engine together with the server that it speaks to, for whoever wants one object."""
+
+    abilities = Abilities()
+
+    def __init__(self, name: str, script: str) -> None:
+        self.name = name
+        self._script = script
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        _, endpoint = await self._stack.enter_async_context(scripted_server(self._script))
+        remote = await discover(self.name, endpoint)
+        setup = EngineSetup(TOKENIZER, endpoint=endpoint, remote=remote, options={"probe": False})
+        self._engine = create_engine(self.name, setup)
+        await self._engine.start()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        deltas = self._engine.generate(request)
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            await deltas.aclose()
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+        await self._stack.aclose()

@@ -1,0 +1,78 @@
+"""Dynamo's mocker, which serves SGLang's native `/generate`, in processes of their own.
+
+The interpreter that has it is named by DOVETAIL_DYNAMO_PYTHON; tools/fetch_dynamo.py makes one.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import qwen_folder
+
+from dovetail.engines.sglang import discover
+from dovetail.engines.wire import Endpoint
+from dovetail_model import EngineError
+
+PYTHON = os.environ.get("DOVETAIL_DYNAMO_PYTHON")
+LOOKS, PAUSE = 300, 0.2
+PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
+
+
+@contextmanager
+def mocking(folder: Path, name: str, window: int) -> Iterator[Endpoint]:
+    """A frontend, and behind it a worker that plays an SGLang with this window."""
+    if PYTHON is None:
+        pytest.skip("no Dynamo: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
+    model = qwen_folder(folder / "model")
+    port = _free_port()
+    worker = ["--model-path", str(model), "--model-name", name, "--max-model-len", str(window)]
+    worker += ["--kv-bytes-per-token", "1024"]  # else it wants transformers to find that out
+    commands = [
+        ["dynamo.mocker", *worker, "--engine-type", "sglang", "--sglang-generate", *PLANES],
+        ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *PLANES],
+    ]
+    env = {**os.environ, "HOME": str(folder), "DYN_FILE_KV": str(folder / "discovery")}
+    env["DYN_SGLANG_ENABLE_GENERATE"] = "true"
+    log = folder / "dynamo.log"
+    with log.open("wb") as out:
+        processes = [
+            subprocess.Popen(
+                [PYTHON, "-m", *command], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+            for command in commands
+        ]
+    try:
+        endpoint = Endpoint("127.0.0.1", port)
+        if not asyncio.run(_found(endpoint, processes)):
+            pytest.fail(f"Dynamo does not start: {log.read_text(errors='replace')[-2000:]}")
+        yield endpoint
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+async def _found(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"]) -> bool:
+    """Whether the frontend finds the worker in time; False also if one of them ends."""
+    for _ in range(LOOKS):
+        if any(process.poll() is not None for process in processes):
+            return False
+        try:
+            await discover(endpoint)
+        except EngineError:
+            await asyncio.sleep(PAUSE)
+        else:
+            return True
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

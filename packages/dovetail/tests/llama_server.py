@@ -1,0 +1,68 @@
+"""llama.cpp's own server as an upstream: the real one, out of xllamacpp, on a loopback port."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llamacpp_at_hand import WEIGHTS
+
+from dovetail.engines.llamacpp.process import CHILD
+
+#: ChatML that shows thoughts of a history, and calls in Hermes' notation.
+THINKING_CHATML = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@contextmanager
+def llama_server(**more: Any) -> Iterator[str]:
+    """A running server with SmolLM2; its address."""
+    params = {
+        "n_ctx": 1024,
+        "n_parallel": 1,
+        "hostnames": ["127.0.0.1"],
+        "port": 0,
+        "offline": True,
+        "verbosity": 1,
+        "ui": False,
+        "use_jinja": True,
+        **more,
+    }
+    wanted = {"model": str(WEIGHTS), "params": params, "threads": 1}
+    child = subprocess.Popen(
+        [sys.executable, "-P", str(CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(wanted) + "\n")
+        child.stdin.flush()
+        told = json.loads(child.stdout.readline())
+        try:
+            yield told["address"]
+        finally:
+            child.stdin.close()
+            child.wait(30)

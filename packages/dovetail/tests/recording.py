@@ -1,0 +1,116 @@
+"""A pass-through before an engine's server that keeps what the engine says it read and wrote."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.engines.incoming import Incoming, PayloadReader
+
+
+@dataclass
+class Recorded:
+    """One completion. `prompt` and `generated` are the engine's own account of its ids."""
+
+    asked: dict[str, Any]
+    prompt: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+    cached: int | None = None
+    finish: str | None = None
+
+
+class Recorder:
+    """Listens on a port of its own. `completions` are in the order in which they were asked."""
+
+    def __init__(self, upstream: int) -> None:
+        self.completions: list[Recorded] = []
+        self._upstream = upstream
+        self._place = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._place.getsockname()[1]}"
+
+    def __enter__(self) -> "Recorder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+        self._place.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._place))
+        self._loop.run_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back: asyncio.StreamWriter | None = None
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+            body = await reader.readexactly(int(length or 0))
+            record = None
+            if b" /v1/completions " in head:
+                record = Recorded(json.loads(body))
+                self.completions.append(record)
+            answer, back = await asyncio.open_connection("127.0.0.1", self._upstream)
+            back.write(head + body)
+            watch = asyncio.ensure_future(_closed(reader, back))
+            await _pass(answer, writer, record)
+            watch.cancel()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # either side hung up
+        finally:
+            writer.close()
+            if back is not None:
+                back.close()
+
+
+async def _closed(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    """A client that hangs up is hung up on over there, too."""
+    with suppress(OSError):
+        await reader.read()
+    back.transport.abort()
+
+
+async def _pass(
+    answer: asyncio.StreamReader, writer: asyncio.StreamWriter, record: Recorded | None
+) -> None:
+    incoming, events = Incoming(), PayloadReader()
+    while data := await answer.read(65536):
+        writer.write(data)
+        await writer.drain()
+        if record is not None:
+            incoming.feed(data)
+            for payload in events.feed(incoming.take()):
+                _note(record, payload)
+
+
+def _note(record: Recorded, payload: bytes) -> None:
+    frame = json.loads(payload) if payload != b"[DONE]" else {}
+    for choice in frame.get("choices", ()):
+        record.prompt += choice["prompt_token_ids"] or []
+        record.generated += choice["token_ids"]
+        record.finish = choice["finish_reason"] or record.finish
+    details = (frame.get("usage") or {}).get("prompt_tokens_details")
+    if details is not None:
+        record.cached = details["cached_tokens"]
+
+
+@contextmanager
+def recording(port: int) -> Iterator[Recorder]:
+    """A recorder before the server on a port of this machine."""
+    with Recorder(port) as recorder:
+        yield recorder

@@ -1,0 +1,220 @@
+"""A stand-in for an SGLang server, for tests of the adapter: the protocol, and no model.
+
+Its frames, paths and errors are those of SGLang 0.5.23, as its sources have them. What a real
+implementation sends is checked in test_sglang_mocker.py.
+"""
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from scripted_stage import END, TOKENIZER, ids
+
+from dovetail.engines.engine import EngineRequest, Health, TokenDelta
+from dovetail.engines.sglang import SglangEngine, SglangOptions
+from dovetail.engines.wire import Endpoint
+
+Json = dict[str, Any]
+
+MODEL_INFO: Json = {"model_path": "/models/tiny", "tokenizer_path": "/models/words"}
+MODEL_INFO |= {"served_model_name": "tiny", "is_generation": True}
+SERVER_INFO: Json = {
+    "version": "0.5.23",
+    "context_length": None,
+    "max_req_input_len": 8186,
+    "grammar_backend": "xgrammar",
+    "enable_priority_scheduling": False,
+    "schedule_low_priority_values_first": False,
+    "incremental_streaming_output": False,
+}
+MODELS: Json = {"object": "list", "data": [{"id": "tiny", "root": "tiny", "max_model_len": 8192}]}
+PATHS: dict[str, Json] = {
+    "/ready": {},
+    "/model_info": MODEL_INFO,
+    "/server_info": SERVER_INFO,
+    "/v1/models": MODELS,
+}
+
+
+def meta(count: int, prompt: int = 2, finish: Json | None = None, **more: Any) -> Json:
+    """The `meta_info` of a frame."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": count}
+    return {"id": "r", "finish_reason": finish, **counts, **more}
+
+
+def frames(
+    parts: Sequence[Sequence[int]], finish: Json, *, repeats: bool, prompt: int = 2, cached: int = 0
+) -> Iterator[Json]:
+    """An answer in these parts: each frame with all ids so far, or with the new ones."""
+    so_far: list[int] = []
+    for number, part in enumerate(parts, 1):
+        so_far += part
+        told = meta(len(so_far), prompt, finish if number == len(parts) else None)
+        text = TOKENIZER.decode(so_far if repeats else list(part))
+        told_ids = list(so_far) if repeats else list(part)
+        yield {"text": text, "output_ids": told_ids, "meta_info": {**told, "cached_tokens": cached}}
+
+
+def event(frame: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(frame) + b"\n\n"
+
+
+@dataclass
+class StandIn:
+    """What the server answers, and what it was asked."""
+
+    said: Sequence[int] = (*ids("a" * 1000), END)
+    repeats: bool = True
+    paths: Mapping[str, Json] = field(default_factory=lambda: dict(PATHS))
+    status: int = 200
+    refusal: Json = field(default_factory=dict)
+    aborts_taken: int = 200
+    #: After so many tokens it says nothing more until it is told to give up.
+    halt: int | None = None
+    script: Iterable[bytes] | None = None
+    asked: list[Json] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    told_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _serving: set["asyncio.Task[None] | None"] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
+        with suppress(ConnectionError):
+            await self._exchange(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def close(self) -> None:
+        """Waits for those that still talk."""
+        self.told_to_stop.set()
+        await asyncio.gather(*(task for task in self._serving if task is not None))
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.headers.append(head)
+        length = int(head.lower().partition("content-length: ")[2].partition("\r")[0] or 0)
+        content = await reader.readexactly(length)
+        method, path, _ = head.split(" ", 2)
+        if (method, path) == ("POST", "/generate"):
+            await self._generate(msgspec.json.decode(content), reader, writer)
+        elif (method, path) == ("POST", "/abort_request"):
+            self._abort(msgspec.json.decode(content)["rid"])
+            _answer(writer, self.aborts_taken, {})
+        else:
+            _answer(writer, 200 if path in self.paths else 404, self.paths.get(path, {}))
+
+    def _abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+        self.told_to_stop.set()
+
+    async def _generate(
+        self, asked: Json, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.asked.append(asked)
+        if self.status != 200:
+            _answer(writer, self.status, self.refusal)
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+        writer.write(b"connection: close\r\n\r\n")
+        for number, piece in enumerate(self.script or self._frames(asked), 1):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+            if self.halt == number:
+                gone = asyncio.ensure_future(reader.read())
+                stopped = asyncio.ensure_future(self.told_to_stop.wait())
+                await asyncio.wait({gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    gone.exception()  # a reset is a way to hang up
+                    self.hung_up.set()
+                gone.cancel()
+                stopped.cancel()
+                writer.write(event({"meta_info": meta(0, finish={"type": "abort"})}))
+                return
+
+    def _frames(self, asked: Json) -> Iterator[bytes]:
+        params = asked["sampling_params"]
+        limit = params["max_new_tokens"]
+        said = list(self.said[:limit])
+        stopped = bool(said) and said[-1] in params.get("stop_token_ids", ())
+        finish = {"type": "stop", "matched": said[-1]} if stopped else {"type": "length"}
+        prompt = len(asked["input_ids"])
+        parts = [[id] for id in said]
+        yield from map(event, frames(parts, finish, repeats=self.repeats, prompt=prompt, cached=1))
+        yield b"data: [DONE]\n\n"
+
+
+def _answer(writer: asyncio.StreamWriter, status: int, content: Json) -> None:
+    body = msgspec.json.encode(content)
+    writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+
+
+@asynccontextmanager
+async def listening(stand_in: StandIn) -> AsyncIterator[Endpoint]:
+    """Where it listens while the block runs."""
+    server = await asyncio.start_server(stand_in.serve, "127.0.0.1", 0)
+    try:
+        host, port = server.sockets[0].getsockname()
+        yield Endpoint(host, port, headers={"authorization": "Bearer k"})
+    finally:
+        server.close()
+        await stand_in.close()
+
+
+@asynccontextmanager
+async def running(stand_in: StandIn, **options: Any) -> AsyncIterator[SglangEngine]:
+    """An engine that was started before such a server."""
+    async with listening(stand_in) as endpoint:
+        engine = SglangEngine(endpoint, TOKENIZER, options=SglangOptions(**options))
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+class StandInEngine:
+    """The adapter together with its own server, so that it can be made like any other engine."""
+
+    name = "sglang"
+
+    def __init__(self) -> None:
+        self._stand_in = StandIn()
+        self._server: asyncio.Server | None = None
+        self._engine = SglangEngine(Endpoint(port=1), TOKENIZER)
+        self.abilities = self._engine.abilities
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._stand_in.serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self._engine = SglangEngine(Endpoint(host, port), TOKENIZER)
+        await self._engine.start()
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        return self._engine.generate(request)
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+        if self._server is not None:
+            self._server.close()
+            await self._stand_in.close()
+
+
+def ask(max_tokens: int = 5000, **more: Any) -> EngineRequest:
+    """A request with two prompt tokens."""
+    stops = {"stop_ids": frozenset({END})}
+    return EngineRequest("r", array("I", [1, 2]), max_tokens, **{**stops, **more})
+
+
+async def heard(engine: SglangEngine, request: EngineRequest) -> list[TokenDelta]:
+    return [delta async for delta in engine.generate(request)]

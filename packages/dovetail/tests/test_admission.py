@@ -1,0 +1,120 @@
+"""Who comes in when there is no room, and in which order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from dovetail.http.admission import Admission
+from dovetail_model import Hints, Overloaded, RateLimited
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES
+
+
+def scene(play: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await play()
+
+    asyncio.run(main())
+
+
+class Visit:
+    """A request that stays inside until it is told to leave."""
+
+    def __init__(self, admission: Admission, order: list[str], name: str, **hints: object) -> None:
+        self.leave = asyncio.Event()
+        self._order = order
+        self._name = name
+        hinted = Hints(**hints)  # type: ignore[arg-type]
+        self.task = asyncio.create_task(self._stay(admission, hinted))
+
+    async def _stay(self, admission: Admission, hints: Hints) -> None:
+        async with admission.enter(CHAT, hints):
+            self._order.append(self._name)
+            await self.leave.wait()
+
+
+async def settle(until: Callable[[], bool]) -> None:
+    while not until():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+
+
+def test_the_most_urgent_comes_first_then_who_was_first() -> None:
+    async def play() -> None:
+        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
+        inside = Visit(admission, order, "inside")
+        await settle(lambda: admission.inside == 1)
+        waiting = [
+            Visit(admission, order, "first"),
+            Visit(admission, order, "second"),
+            Visit(admission, order, "sensitive", latency_sensitivity=0.9),
+            Visit(admission, order, "important", priority=5),
+            Visit(admission, order, "strict", strict_priority=1),
+        ]
+        await settle(lambda: admission.waiting == 5)
+        for visit in [inside, *waiting]:
+            visit.leave.set()
+        await asyncio.gather(*(visit.task for visit in [inside, *waiting]))
+        assert order == ["inside", "strict", "important", "sensitive", "first", "second"]
+        assert (admission.inside, admission.waiting) == (0, 0)
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind"), [(MESSAGES, Overloaded), (CHAT, RateLimited), (RESPONSES, RateLimited)]
+)
+def test_no_room_to_wait_is_told_in_the_kind_that_clients_come_back_after(
+    codec: object, kind: type[Exception]
+) -> None:
+    async def play() -> None:
+        admission = Admission(0, longest=0)
+        with pytest.raises(kind):
+            async with admission.enter(codec, Hints()):  # type: ignore[arg-type]
+                pass
+
+    scene(play)
+
+
+def test_waiting_has_an_end() -> None:
+    async def play() -> None:
+        admission = Admission(0, longest=1, patience=0.0)
+        with pytest.raises(RateLimited):
+            async with admission.enter(CHAT, Hints()):
+                pass
+        assert (admission.inside, admission.waiting) == (0, 0)
+
+    scene(play)
+
+
+def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
+    async def play() -> None:
+        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
+        inside = Visit(admission, order, "inside")
+        gone, stays = Visit(admission, order, "gone", priority=9), Visit(admission, order, "stays")
+        await settle(lambda: admission.waiting == 2)
+        gone.task.cancel()
+        await settle(lambda: admission.waiting == 1)
+        inside.leave.set()
+        stays.leave.set()
+        await stays.task
+        assert order == ["inside", "stays"]
+        assert admission.inside == 0
+
+    scene(play)
+
+
+def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
+    async def play() -> None:
+        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
+        async with admission.enter(CHAT, Hints()):
+            gone = Visit(admission, order, "gone", priority=9)
+            stays = Visit(admission, order, "stays")
+            await settle(lambda: admission.waiting == 2)
+        gone.task.cancel()  # the room is its own now, and it has not noticed yet
+        stays.leave.set()
+        await stays.task
+        assert order == ["stays"]
+        assert admission.inside == 0
+
+    scene(play)

@@ -1,0 +1,253 @@
+"""Frames of the completions protocol in, deltas out: in any cut, and where they are malformed."""
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engines.completions.faults import error_of_status, refuses_priority
+from dovetail.engines.completions.frames import FrameReader
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.incoming import Incoming, PayloadReader
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    Sampling,
+)
+
+PROMPT = array("I", [1, 2, 3])
+
+
+def request(**fields: Any) -> EngineRequest:
+    return EngineRequest("r", PROMPT, 100, **fields)
+
+
+def choice(ids: list[int] | None, finish: str | None = None, **more: Any) -> bytes:
+    told = {"index": 0, "text": "é", "token_ids": ids, "finish_reason": finish, **more}
+    return json.dumps({"id": "cmpl-1", "model": "m", "choices": [told]}).encode()
+
+
+def usage(prompt: int = 3, generated: int | None = None, cached: int | None = None) -> bytes:
+    details = None if cached is None else {"cached_tokens": cached}
+    counts = {"prompt_tokens": prompt, "completion_tokens": generated}
+    return json.dumps(
+        {"choices": [], "usage": {**counts, "prompt_tokens_details": details}}
+    ).encode()
+
+
+DONE = b"[DONE]"
+
+
+def read(*batches: list[bytes], **fields: Any) -> list[TokenDelta]:
+    reader = FrameReader(request(**fields), "vLLM")
+    return [delta for batch in batches if (delta := reader.read(batch)) is not None]
+
+
+STREAMS: list[tuple[str, list[list[bytes]], list[TokenDelta]]] = [
+    (
+        "one by one",
+        [[choice([7])], [choice([8], "stop")], [usage(generated=2, cached=2)]],
+        [TokenDelta([7]), TokenDelta([8], finish="stop", cached=2)],
+    ),
+    (
+        "all at once",
+        [[choice([7]), choice([8, 9]), choice([5], "length"), usage(3, 4, 0), DONE]],
+        [TokenDelta([7, 8, 9, 5], finish="length", cached=0)],
+    ),
+    (
+        "a prompt that is read in pieces",
+        [[choice([])], [choice([7])], [choice([], "stop")], [DONE]],
+        [TokenDelta([7]), TokenDelta([], finish="stop")],
+    ),
+    (
+        "no word about the cache",
+        [[choice([7], "stop")], [usage(generated=1)]],
+        [TokenDelta([7], finish="stop")],
+    ),
+    ("no usage", [[choice([7], "stop")], [DONE]], [TokenDelta([7], finish="stop")]),
+    (
+        "a stop id that is only the reason",
+        [[choice([7], "stop", stop_reason=9), DONE]],
+        [TokenDelta([7, 9], finish="stop")],
+    ),
+    (
+        "a stop id that is told twice",
+        [[choice([7, 9], "stop", stop_reason=9), DONE]],
+        [TokenDelta([7, 9], finish="stop")],
+    ),
+    (
+        "a stop text",
+        [[choice([7], "stop", stop_reason="x"), DONE]],
+        [TokenDelta([7], finish="stop")],
+    ),
+    (
+        "another prompt than ours",
+        [[choice([7], "stop"), usage(prompt=4, generated=1)]],
+        [TokenDelta([7], finish="stop", exact=False)],
+    ),
+    (
+        "more tokens than we heard of",
+        [[choice([7], "stop"), usage(generated=2)]],
+        [TokenDelta([7], finish="stop", exact=False)],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("batches", "deltas"), [s[1:] for s in STREAMS], ids=[s[0] for s in STREAMS]
+)
+def test_streams(batches: list[list[bytes]], deltas: list[TokenDelta]) -> None:
+    assert read(*batches) == deltas
+
+
+def test_usage_in_every_frame_ends_nothing() -> None:
+    """Some servers are told to count in each frame, whoever asks."""
+    counted = json.loads(choice([7]))
+    counted["usage"] = {"prompt_tokens": 3, "completion_tokens": 1}
+    last = json.loads(choice([8], "stop"))
+    last["usage"] = {"prompt_tokens": 3, "completion_tokens": 2}
+    frames = [json.dumps(frame).encode() for frame in (counted, last)]
+    heard = read([frames[0]], [frames[1]], [usage(generated=2, cached=1)])
+    assert heard == [TokenDelta([7]), TokenDelta([8], finish="stop", cached=1)]
+
+
+def test_what_is_cached_is_told_as_soon_as_it_is_known() -> None:
+    early = json.loads(choice([7]))
+    early["usage"] = json.loads(usage(generated=1, cached=2))["usage"]
+    heard = read(
+        [json.dumps(early).encode()], [choice([8], "stop")], [usage(generated=2, cached=2)]
+    )
+    assert heard == [TokenDelta([7], cached=2), TokenDelta([8], finish="stop")]
+
+
+def test_probabilities_are_those_of_the_likeliest() -> None:
+    told = {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-3.0, None],
+        "top_logprobs": [{"a": -3.0, "x": -0.5, "y": -1.0}, None],
+        "text_offset": [0, 1],
+    }
+    batch = [choice([7, 8], logprobs=told), choice([9], "length", logprobs=None), DONE]
+    (delta,) = read(batch, sampling=Sampling(logprobs=2))
+    assert [one.token for one in delta.logprobs] == ["a", "b"]
+    assert delta.logprobs[0].top == (("x", -0.5), ("y", -1.0))
+    assert delta.logprobs[1].logprob == -9999.0
+    (bare,) = read(batch, sampling=Sampling(logprobs=0))
+    assert bare.logprobs[0].top == ()
+
+
+BROKEN: list[tuple[str, list[bytes], type[DovetailError], str]] = [
+    ("not JSON", [b"{"], EngineError, "vLLM sent what is not understood"),
+    ("ids that are none", [choice(["7"])], EngineError, "not understood"),  # type: ignore[list-item]
+    ("no ids", [choice(None)], EngineError, "does not tell token ids"),
+    ("no reason", [choice([7]), DONE], EngineUnavailable, "without saying why"),
+    ("nothing at all", [DONE], EngineUnavailable, "without saying why"),
+    ("given up", [choice([7], "abort")], EngineUnavailable, "gave the request up"),
+    ("failed", [choice([7], "error")], EngineError, "with 'error'"),
+    (
+        "an error in the stream",
+        [choice([7]), b'{"error":{"message":"no room","type":"X","code":503}}'],
+        EngineUnavailable,
+        "no room",
+    ),
+    (
+        "an error without a code",
+        [b'{"error":{"message":"oh"}}'],
+        EngineError,
+        r"failed \(500\): oh",
+    ),
+    ("a refusal in the stream", [b'{"error":{"message":"no","code":"400"}}'], InvalidRequest, "no"),
+]
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "words"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN]
+)
+def test_broken_streams(batch: list[bytes], kind: type[DovetailError], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        read(batch)
+    assert type(caught.value) is kind
+
+
+REFUSALS: list[tuple[int, bytes, type[DovetailError]]] = [
+    (
+        400,
+        b'{"error":{"message":"This model\'s maximum context length is 9 tokens."}}',
+        ContextOverflow,
+    ),
+    (400, b'{"error":{"message":"bad grammar","type":"BadRequestError"}}', InvalidRequest),
+    (401, b'{"error":"Unauthorized"}', EngineError),
+    (404, b'{"error":{"message":"The model `x` does not exist."}}', EngineUnavailable),
+    (404, b'{"detail":"Not Found"}', EngineUnavailable),
+    (422, b'{"detail":[{"loc":["body"],"msg":"x"}]}', InvalidRequest),
+    (429, b"slow down", Overloaded),
+    (500, b"", EngineError),
+    (500, b'{"error":{"message":"EngineCore encountered an issue."}}', EngineUnavailable),
+    (502, b"<html>bad gateway</html>", EngineUnavailable),
+    (503, b'{"error":{"message":"The engine is busy. Please try again later."}}', Overloaded),
+    (503, b"", EngineUnavailable),
+]
+
+
+@pytest.mark.parametrize(("status", "content", "kind"), REFUSALS)
+def test_refusals(status: int, content: bytes, kind: type[DovetailError]) -> None:
+    error = error_of_status("vLLM", status, content)
+    assert type(error) is kind
+    assert len(error.message) < 400
+
+
+def test_a_refused_priority_is_recognised() -> None:
+    refused = error_of_status("vLLM", 400, b'{"message":"Priority scheduling is not enabled."}')
+    assert refuses_priority(refused)
+    assert not refuses_priority(error_of_status("vLLM", 400, b'{"message":"bad grammar"}'))
+    assert not refuses_priority(error_of_status("vLLM", 500, b'{"message":"priority"}'))
+
+
+ANSWER = [
+    choice([7]),
+    choice([8, 9]),
+    choice([300, 5], "stop", stop_reason=5),
+    usage(3, 5, 2),
+    DONE,
+]
+
+
+def over_http(payloads: list[bytes]) -> bytes:
+    frames = [b": alive\n\nevent: x\ndata: " + payload + b"\n\n" for payload in payloads]
+    chunks = [b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames]
+    return (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n"
+    )
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
+def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
+    wire, at, piece = over_http(ANSWER), 0, 0
+    answer, events, frames = Incoming(), PayloadReader(), FrameReader(request(), "vLLM")
+    heard: list[TokenDelta] = []
+    while not (heard and heard[-1].finish):
+        size = sizes[piece % len(sizes)]
+        answer.feed(wire[at : at + size])
+        at, piece = at + size, piece + 1
+        delta = frames.read(events.feed(answer.take()))
+        if delta is not None:
+            heard.append(delta)
+    answer.feed(wire[at:])
+    assert answer.complete
+    assert [id for delta in heard for id in delta.ids] == [7, 8, 9, 300, 5]
+    assert [delta.finish for delta in heard if delta.finish] == ["stop"]
+    assert [delta.cached for delta in heard if delta.cached is not None] == [2]
+    assert all(delta.exact for delta in heard)
+
+
+def test_data_on_several_lines_and_without_a_space() -> None:
+    reader = PayloadReader()
+    assert reader.feed(b"data:a\r\ndata: b\r\n\r\ndata: c\n") == [b"a\nb"]
+    assert reader.feed(b"\n") == [b"c"]

@@ -1,0 +1,249 @@
+"""Replicas killed while streams run: real processes, killed with -9, behind a real server.
+
+The replicas are scripted engines that speak vLLM's protocol, so that every text is known; a prompt
+that ends with the beginning of its answer is gone on with, as a model would do.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from pathlib import Path
+from threading import Barrier, Event
+from time import monotonic
+from typing import Any
+from urllib.request import urlopen
+
+from served import NAME, Running, qwen_folder, served
+
+STREAMS = 50
+WORDS = [f"word{number}" for number in range(120)]
+TEXT = " ".join(WORDS)
+PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
+
+
+@dataclass
+class Replica:
+    process: "subprocess.Popen[str]"
+    url: str
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@contextmanager
+def replicas(folder: Path, count: int, script: str = TEXT) -> Iterator[list[Replica]]:
+    """Scripted engines as processes of their own, fast enough to have many streams under way."""
+    path = folder / "script.yaml"
+    path.write_text(json.dumps([{"text": script}]))
+    model = qwen_folder(folder / "model")
+    with ExitStack() as stack:
+        yield [stack.enter_context(_replica(path, model)) for _ in range(count)]
+
+
+@contextmanager
+def _replica(script: Path, model: Path, port: str = "0") -> Iterator[Replica]:
+    command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", script]
+    options = ["--model", model, "--served-model-name", NAME, "--port", port]
+    pace = ["--decode-rate", "60", "--continues"]
+    process = subprocess.Popen(
+        list(map(str, [*command, *options, *pace])), stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            yield Replica(process, process.stdout.readline().split()[-1])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+@contextmanager
+def in_front_of(behind: list[Replica], folder: Path, *more: str) -> Iterator[Running]:
+    urls = [part for replica in behind for part in ("--engine-url", replica.url)]
+    with served("--engine", "vllm", *urls, "--tokenizer", folder / "model", *more) as running:
+        yield running
+
+
+def body_for(path: str, number: int) -> dict[str, Any]:
+    ask = f"Question {number}"
+    if path == "/v1/responses":
+        return {"model": NAME, "input": ask, "stream": True}
+    limits = {"max_tokens": 2000} if path == "/v1/messages" else {}
+    return {"model": NAME, "messages": [{"role": "user", "content": ask}], "stream": True, **limits}
+
+
+def frames(response: HTTPResponse) -> Iterator[Any]:
+    for line in response:
+        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def text_of(frame: Any) -> str:
+    """What a frame of any of the three APIs adds to the text."""
+    if frame.get("type") == "content_block_delta":
+        return str(frame["delta"].get("text", ""))
+    if frame.get("type") == "response.output_text.delta":
+        return str(frame["delta"])
+    choices = frame.get("choices") or []
+    return str(choices[0]["delta"].get("content") or "") if choices else ""
+
+
+def is_failure(frame: Any) -> bool:
+    return frame.get("type") in ("error", "response.failed") or "error" in frame
+
+
+@dataclass
+class Heard:
+    text: str
+    failures: int
+    ended: bool
+
+
+def is_end(frame: Any) -> bool:
+    if frame.get("type") in ("message_stop", "response.completed"):
+        return True
+    return any(choice.get("finish_reason") for choice in frame.get("choices") or [])
+
+
+def listen(running: Running, number: int, begun: Barrier, killed: Event) -> Heard:
+    """One stream to its end. All of them have begun before the replica is killed."""
+    path = PATHS[number % len(PATHS)]
+    heard = Heard("", 0, False)
+    waited = False
+    with running.open("POST", path, body_for(path, number)) as response:
+        assert response.status == 200
+        for frame in frames(response):
+            heard.text += text_of(frame)
+            heard.failures += is_failure(frame)
+            heard.ended = heard.ended or is_end(frame)
+            if heard.text and not waited:
+                waited = True
+                begun.wait(60)
+                assert killed.wait(60)
+    return heard
+
+
+def play(running: Running, victim: Replica) -> list[Heard]:
+    """All streams at once; once each has said something, the victim is killed."""
+    begun, killed = Barrier(STREAMS + 1), Event()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(listen, running, at, begun, killed) for at in range(STREAMS)]
+        begun.wait(60)
+        victim.kill()
+        killed.set()
+        return [stream.result(90) for stream in streams]
+
+
+def counted(running: Running, name: str) -> float:
+    page = running.ask("GET", "/metrics").body.decode()
+    values = [line.split()[-1] for line in page.splitlines() if line.startswith(name)]
+    return sum(map(float, values))
+
+
+def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as (first, second), in_front_of([first, second], tmp_path) as front:
+        heard = play(front, first)
+        moved = counted(front, "dovetail_migrations_total")
+        again = front.ask("GET", "/health").json
+    assert [one.text for one in heard] == [TEXT] * STREAMS
+    assert all(one.ended and not one.failures for one in heard)
+    assert STREAMS // 4 <= moved <= STREAMS  # those of the replica that was killed
+    assert "1 of 2 replicas are ready" in again["engines"][0]["detail"]
+
+
+def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path) -> None:
+    with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path) as front:
+        heard = play(front, only)
+        later = front.ask("POST", "/v1/messages", body_for("/v1/messages", 99))
+        health = front.ask("GET", "/health")
+    assert all(one.failures == 1 and not one.ended for one in heard)
+    assert all(TEXT.startswith(one.text) and one.text for one in heard)
+    assert later.status == 503
+    assert health.status == 503
+
+
+def test_a_limit_of_none_keeps_answers_where_they_are(tmp_path: Path) -> None:
+    limit = ("--migration-limit", "0")
+    with (
+        replicas(tmp_path, 2) as (first, second),
+        in_front_of([first, second], tmp_path, *limit) as front,
+    ):
+        heard = play(front, first)
+    broken = [one for one in heard if one.failures]
+    assert STREAMS // 4 <= len(broken) < STREAMS
+    assert all(one.text == TEXT for one in heard if not one.failures)
+
+
+def test_a_grammar_cannot_be_taken_up_in_the_middle(tmp_path: Path) -> None:
+    """Nobody could tell the new engine how far the form was: an honest error."""
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"city": "' + TEXT + '"}}\n</tool_call>'
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"name": "look_up", "input_schema": schema}
+    demand = {"tools": [tool], "tool_choice": {"type": "any"}, "thinking": {"type": "disabled"}}
+    with (
+        replicas(tmp_path, 2, call) as both,
+        # The script keeps to no grammar, which the server would find out: it is told that it does.
+        in_front_of(both, tmp_path, "--engine-option", "probe=false") as front,
+        front.open(
+            "POST",
+            "/v1/messages",
+            {**body_for("/v1/messages", 0), **demand},
+            x_session_id="one",
+        ) as response,
+    ):
+        seen = []
+        for frame in frames(response):
+            seen.append(frame)
+            if len(seen) == 10:
+                for replica in both:
+                    if _has_work(replica):
+                        replica.kill()
+    assert seen[-1]["type"] == "error"
+
+
+def _has_work(replica: Replica) -> bool:
+    """Whether a replica has work, as vLLM's metrics tell it."""
+    with urlopen(f"{replica.url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    running = next(line for line in lines if line.startswith("vllm:num_requests_running"))
+    return float(running.split()[-1]) > 0
+
+
+def test_a_replica_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    """The first is killed, the second has all the work; then the first is back, and the second
+    goes: what is asked next can only come from the first.
+    """
+    with (
+        replicas(tmp_path, 2, "Hello.") as (first, second),
+        in_front_of([first, second], tmp_path) as front,
+    ):
+        first.kill()
+        assert [said(front, number) for number in range(3)] == ["Hello."] * 3
+        port = first.url.rpartition(":")[2]
+        with _replica(tmp_path / "script.yaml", tmp_path / "model", port):
+            wait_for(front, 2)
+            second.kill()
+            assert [said(front, number) for number in range(3, 6)] == ["Hello."] * 3
+
+
+def said(front: Running, number: int) -> str:
+    path = PATHS[number % len(PATHS)]
+    with front.open("POST", path, body_for(path, number)) as response:
+        assert response.status == 200
+        return "".join(map(text_of, frames(response)))
+
+
+def wait_for(front: Running, ready: int) -> None:
+    """Until the log tells that a replica is up again: health alone would not show that."""
+    deadline = monotonic() + 60
+    while "replica_up" not in front.log.read_text():
+        assert monotonic() < deadline
+    assert f"{ready} of 2" in front.ask("GET", "/health").json["engines"][0]["detail"]

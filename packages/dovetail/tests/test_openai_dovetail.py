@@ -1,0 +1,255 @@
+"""A second Dovetail as the upstream: nothing is lost on the way, in either API."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from http_stage import NAME, THINKING_TEMPLATE, Stage, run, serving
+from upstream_at_hand import LOOK, answer, upstream, user
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.openai import OpenAIUpstream, discover
+from dovetail.engines.wire import Endpoint
+from dovetail_model import (
+    ContextOverflow,
+    EngineError,
+    Message,
+    ReasoningBlock,
+    Sampling,
+    TextBlock,
+    TextDelta,
+    Thinking,
+    ToolCallBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
+
+BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "%s"}}\n</tool_call>'
+INTERLEAVED = (
+    "<think>\nFirst Oslo.\n</think>\n\n" + CALL % "Oslo"
+    + "\n<think>\nThen Rome.\n</think>\n\n" + CALL % "Rome"
+)  # fmt: skip
+
+
+def behind(stage: Stage, api: str = "chat", **options: Any) -> OpenAIUpstream:
+    return upstream(Endpoint(port=stage.port), NAME, api=api, **options)
+
+
+def shape(message: Message) -> list[tuple[str, ...]]:
+    """Kinds and texts in the order of the model."""
+    found: list[tuple[str, ...]] = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            found.append(("call", block.name, block.arguments))
+        else:
+            found.append((block.type, block.text.strip()))
+    return found
+
+
+def test_its_model_is_found() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            found = await discover(Endpoint(port=stage.port))
+            assert (found.name, found.context_length) == (NAME, 4096)
+            assert found.version == "dovetail"
+            engine = behind(stage)
+            await engine.start()
+            assert engine.abilities.context_length == 4096
+
+    run(scene)
+
+
+@BOTH
+def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+            stage.engine.plan = stage.engine.says(INTERLEAVED)
+            message = await answer(engine, user("Where?", tools=(LOOK,)))
+            assert shape(message) == [
+                ("reasoning", "First Oslo."),
+                ("call", "look_up", '{"city": "Oslo"}'),
+                ("reasoning", "Then Rome."),
+                ("call", "look_up", '{"city": "Rome"}'),
+            ]
+            assert message.finish == "tool_calls"
+            assert message.usage.input_tokens == len(stage.engine.asked[-1].prompt)
+            assert message.usage.output_tokens > 0
+
+    run(scene)
+
+
+@BOTH
+def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
+    """The upstream recognises its turn by the ids of its calls: it is exact there after all."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+            stage.engine.asked.clear()
+            stage.engine.plan = stage.engine.says(INTERLEAVED, "Done.")
+            first = await answer(engine, user("Where?", tools=(LOOK,)))
+            calls = [block.id for block in first.blocks if isinstance(block, ToolCallBlock)]
+            results = tuple(ToolResultBlock(id, (TextBlock("Sunny."),)) for id in calls)
+            again = user(
+                "Where?", Turn("assistant", first.blocks), Turn("tool", results), tools=(LOOK,)
+            )
+            second = await answer(engine, again)
+            assert shape(second) == [("text", "Done.")]
+            before, after = (request.prompt for request in stage.engine.asked)
+            said = stage.engine.tokenizer.encode(INTERLEAVED)
+            assert list(after[: len(before) + len(said)]) == [*before, *said]
+
+    run(scene)
+
+
+def test_the_probe_finds_that_it_reads_segments() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, "auto")
+            await engine.start()
+            facts = (await engine.health()).facts or {}
+            assert (facts["api"], facts["reasoning_field"]) == ("chat", "reasoning_segments")
+            assert facts["exact_turns"] is False
+            thought = Turn("assistant", (ReasoningBlock("Distinct."), TextBlock("A.")))
+            await answer(engine, user("Q", thought, Turn("user", (TextBlock("Q2"),))))
+            prompt = stage.engine.tokenizer.decode(list(stage.engine.asked[-1].prompt))
+            assert "Distinct." in prompt
+
+    run(scene)
+
+
+@BOTH
+def test_a_custom_tool_goes_there_and_back(api: str) -> None:
+    patch = ToolSpec("patch", "Patches.", custom=True)
+    said = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for known in (True, False):
+                engine = behind(stage, api, custom_tools=known)
+                await engine.start()
+                stage.engine.plan = stage.engine.says(said)
+                message = await answer(engine, user("Go.", tools=(patch,)))
+                (call,) = message.blocks
+                assert isinstance(call, ToolCallBlock)
+                assert (call.name, call.arguments, call.custom) == ("patch", "a\nb", True)
+
+    run(scene)
+
+
+@BOTH
+def test_a_namespace_comes_back(api: str) -> None:
+    find = ToolSpec("find", namespace="docs", shown_as="docs__find")
+    said = '<tool_call>\n{"name": "docs__find", "arguments": {}}\n</tool_call>'
+
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+            stage.engine.plan = stage.engine.says(said)
+            message = await answer(engine, user("Go.", tools=(find,)))
+            (call,) = message.blocks
+            assert isinstance(call, ToolCallBlock)
+            assert (call.namespace, call.name) == ("docs", "find")
+
+    run(scene)
+
+
+@BOTH
+def test_a_limit_cuts_there_and_the_cut_is_told(api: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+
+            async def obeys(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("word"), finish="length")
+
+            stage.engine.plan = obeys
+            limited = user("Go.", sampling=Sampling(max_tokens=10))
+            assert (await answer(engine, limited)).finish == "length"
+            assert stage.engine.asked[-1].max_tokens == 10
+            beyond = user("Go.", sampling=Sampling(max_tokens=32000))
+            assert (await answer(engine, beyond)).finish == "context_window"
+
+    run(scene)
+
+
+@BOTH
+def test_a_prompt_that_does_not_fit_is_the_clients_to_shorten(api: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+            with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 4095"):
+                await answer(engine, user("long " * 2000))
+
+    run(scene)
+
+
+@BOTH
+def test_closing_an_answer_cancels_it_there(api: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage, api)
+            await engine.start()
+
+            async def hangs(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("word"))
+                await asyncio.Event().wait()
+
+            stage.engine.plan = hangs
+            stage.engine.closed.clear()
+            batches = engine.answer(user("Go."))
+            while not any(isinstance(event, TextDelta) for event in await anext(batches)):
+                pass
+            await batches.aclose()
+            await stage.engine.closed.wait()
+            assert stage.engine.running == 0
+
+    run(scene)
+
+
+def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = upstream(
+                Endpoint(port=stage.port), "other", api="chat", reasoning_field="none"
+            )
+            with pytest.raises(EngineError, match="no such model"):
+                await answer(engine, user("Hi."))
+
+    run(scene)
+
+
+def test_thinking_controls_reach_the_template() -> None:
+    async def scene() -> None:
+        async with serving(template=THINKING_TEMPLATE) as stage:
+            engine = behind(stage)
+            await engine.start()
+            stage.engine.plan = stage.engine.says("Hm.\n</think>\n\nHi.")
+            asked = user("Hi.", thinking=Thinking(enabled=True, effort="high"))
+            message = await answer(engine, asked)
+            assert shape(message) == [("reasoning", "Hm."), ("text", "Hi.")]
+
+    run(scene)
+
+
+def test_a_required_call_is_asked_for() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            engine = behind(stage)
+            await engine.start()
+            stage.engine.plan = stage.engine.says(CALL % "Oslo")
+            choice = ToolChoice("named", "look_up", parallel=False)
+            message = await answer(engine, user("Go.", tools=(LOOK,), tool_choice=choice))
+            assert message.finish == "tool_calls"
+
+    run(scene)

@@ -1,0 +1,161 @@
+"""llama.cpp's own server as the upstream: what it parses is trusted, its text is parsed here."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from http_stage import run
+from llama_server import THINKING_CHATML, llama_server
+from llamacpp_at_hand import need_weights
+from upstream_at_hand import LOOK, answer, upstream, user
+
+from dovetail.engines.openai import discover
+from dovetail.engines.wire import Endpoint
+from dovetail_model import (
+    ContextOverflow,
+    ImageBlock,
+    ReasoningBlock,
+    Request,
+    Sampling,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+GREEDY = Sampling(temperature=0.0, max_tokens=4, seed=1)
+SAID = """<think>Hm.</think><tool_call>{"name": "go", "arguments": {}}</tool_call>"""
+GRAMMAR = f"root ::= {json.dumps(SAID)}"
+CALL = ToolCallBlock("call_1", "look_up", '{"city": "Oslo"}')
+LOOP = (
+    Turn("assistant", (ReasoningBlock("Distinct."), CALL)),
+    Turn("tool", (ToolResultBlock("call_1", (TextBlock("Sunny."),)),)),
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Endpoint]:
+    """A server with the template of the weights, which knows neither thoughts nor tools."""
+    need_weights()
+    with llama_server() as url:
+        yield Endpoint.parse(url)
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Endpoint]:
+    """One whose template shows the thoughts of a history."""
+    need_weights()
+    with llama_server(chat_template=THINKING_CHATML, reasoning_format=0) as url:
+        yield Endpoint.parse(url)
+
+
+def test_its_model_and_its_slot_are_found(plain: Endpoint) -> None:
+    async def scene() -> None:
+        found = await discover(plain)
+        assert found.name.endswith("smollm2.gguf")
+        assert found.context_length == 1024
+        assert found.version == "llamacpp"
+
+    run(scene)
+
+
+@pytest.mark.parametrize("api", ["auto", "responses"])
+def test_text_with_its_cost(plain: Endpoint, api: str) -> None:
+    async def scene() -> None:
+        engine = upstream(plain, api=api)
+        await engine.start()
+        for _ in range(2):
+            message = await answer(engine, user("The capital of France?", sampling=GREEDY))
+        (said,) = message.blocks
+        assert isinstance(said, TextBlock)
+        assert said.text
+        # Its Responses API calls a cut answer complete.
+        assert message.finish == ("length" if api == "auto" else "stop")
+        assert message.usage.output_tokens == 4
+        assert 0 < message.usage.cached_tokens <= message.usage.input_tokens
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("server", "field"), [("plain", "none"), ("thinking", "reasoning_content")]
+)
+def test_the_verdict_of_the_probe(server: str, field: str, request: pytest.FixtureRequest) -> None:
+    endpoint: Endpoint = request.getfixturevalue(server)
+
+    async def scene() -> None:
+        engine = upstream(endpoint)
+        await engine.start()
+        health = await engine.health()
+        assert health.ready
+        assert (health.facts or {})["reasoning_field"] == field
+        message = await answer(engine, user("Where?", *LOOP, tools=(LOOK,), sampling=GREEDY))
+        lost = [diagnostic.code for diagnostic in message.diagnostics]
+        assert lost == (["reasoning_not_carried"] if field == "none" else [])
+
+    run(scene)
+
+
+def test_a_prompt_that_does_not_fit(plain: Endpoint) -> None:
+    async def scene() -> None:
+        engine = upstream(plain, reasoning_field="none")
+        with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 1024"):
+            await answer(engine, user("word " * 2000, sampling=GREEDY))
+
+    run(scene)
+
+
+def test_a_limit_beyond_the_window_is_none(plain: Endpoint) -> None:
+    async def scene() -> None:
+        engine = upstream(plain, reasoning_field="none")
+        await engine.start()
+        limit = Sampling(max_tokens=32000, temperature=0.0, stop=(" is",))
+        message = await answer(engine, user("The capital of France?", sampling=limit))
+        assert message.finish == "stop"
+
+    run(scene)
+
+
+def test_an_image_that_it_cannot_see_becomes_a_placeholder(plain: Endpoint) -> None:
+    async def scene() -> None:
+        engine = upstream(plain, reasoning_field="none")
+        seen = Turn("user", (TextBlock("What is this?"), ImageBlock("image/png", data="aGk=")))
+        message = await answer(engine, Request("m", turns=(seen,), sampling=GREEDY))
+        assert message.usage.output_tokens == 4
+
+    run(scene)
+
+
+def test_raw_text_is_parsed_here(thinking: Endpoint) -> None:
+    """The grammar makes the little model say what a big one would."""
+    forced = json.dumps({"grammar": GRAMMAR, "reasoning_format": "none"})
+
+    async def scene() -> None:
+        engine = upstream(
+            thinking, raw=True, tool_parser="hermes", reasoning_parser="qwen3", body=forced
+        )
+        await engine.start()
+        assert ((await engine.health()).facts or {})["raw"] is True
+        message = await answer(engine, user("Where?", sampling=Sampling(max_tokens=80)))
+        thought, call = message.blocks
+        assert isinstance(thought, ReasoningBlock)
+        assert thought.text.strip() == "Hm."
+        assert isinstance(call, ToolCallBlock)
+        assert (call.name, json.loads(call.arguments)) == ("go", {})
+        assert message.finish == "tool_calls"
+
+    run(scene)
+
+
+def test_raw_history_is_written_in_the_models_notation(plain: Endpoint) -> None:
+    """The plain template knows no calls: as text they are in the prompt all the same."""
+
+    async def scene() -> None:
+        asked = user("Where?", *LOOP, sampling=GREEDY)
+        raw = upstream(plain, raw=True, tool_parser="hermes", reasoning_parser="qwen3")
+        parsed = upstream(plain, reasoning_field="none")
+        written, left_out = await answer(raw, asked), await answer(parsed, asked)
+        assert written.usage.input_tokens > left_out.usage.input_tokens + 20
+        assert written.diagnostics == ()
+
+    run(scene)

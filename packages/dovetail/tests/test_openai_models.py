@@ -1,0 +1,135 @@
+"""What servers of many makes say about their models, as each of them says it."""
+
+import json
+from typing import Any
+
+import pytest
+from http_stage import run
+from upstream_at_hand import Answer, Asked, Reply, faked
+
+from dovetail.engines.openai import create, discover
+from dovetail.engines.registry import EngineSetupError, UpstreamSetup
+from dovetail.engines.wire import Endpoint
+from dovetail_model import EngineError, EngineUnavailable
+
+
+def pages(**answers: Any) -> Reply:
+    """A server that has these pages; in their names __ stands for /."""
+
+    def reply(asked: Asked) -> Answer:
+        found = answers.get(asked.path.strip("/").replace("/", "__"))
+        return Answer(404) if found is None else Answer(body=json.dumps(found).encode())
+
+    return reply
+
+
+def listed(*cards: dict[str, Any]) -> dict[str, Any]:
+    return {"object": "list", "data": list(cards)}
+
+
+SERVERS: dict[str, tuple[Reply, int | None]] = {
+    "vllm": (pages(v1__models=listed({"id": "m", "max_model_len": 4096})), 4096),
+    "openrouter": (pages(v1__models=listed({"id": "m", "context_length": 131072})), 131072),
+    "groq": (pages(v1__models=listed({"id": "m", "context_window": 8192})), 8192),
+    "llama.cpp": (
+        pages(
+            v1__models=listed({"id": "m", "meta": {"n_ctx_train": 8192}}),
+            props={"default_generation_settings": {"n_ctx": 1024}},
+        ),
+        1024,
+    ),
+    "llama.cpp without props": (
+        pages(v1__models=listed({"id": "m", "meta": {"n_ctx_train": 8192}})),
+        8192,
+    ),
+    "lm studio": (
+        pages(
+            v1__models=listed({"id": "m"}),
+            api__v0__models=listed(
+                {"id": "n", "max_context_length": 1},
+                {"id": "m", "max_context_length": 32768, "loaded_context_length": 4096},
+            ),
+        ),
+        4096,
+    ),
+    "lm studio before it is loaded": (
+        pages(
+            v1__models=listed({"id": "m"}),
+            api__v0__models=listed({"id": "m", "max_context_length": 32768}),
+        ),
+        32768,
+    ),
+    "ollama": (
+        pages(
+            v1__models=listed({"id": "m", "owned_by": "library"}),
+            api__ps={"models": [{"name": "m", "context_length": 4096}]},
+        ),
+        4096,
+    ),
+    "litellm": (
+        pages(
+            v1__models=listed({"id": "m"}),
+            model__info=listed({"model_name": "m", "model_info": {"max_input_tokens": "200000"}}),
+        ),
+        200000,
+    ),
+    "trt-llm": (pages(v1__models=listed({"id": "m"})), None),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_window_is_found(server: str) -> None:
+    reply, length = SERVERS[server]
+
+    async def scene() -> None:
+        async with faked(reply) as fake:
+            found = await discover(fake.endpoint)
+            assert (found.name, found.context_length) == ("m", length)
+
+    run(scene)
+
+
+def test_all_names_are_told() -> None:
+    async def scene() -> None:
+        async with faked(pages(v1__models=listed({"id": "a"}, {"id": "b"}))) as fake:
+            assert (await discover(fake.endpoint)).names == ("a", "b")
+
+    run(scene)
+
+
+def test_a_server_without_a_list_needs_a_name() -> None:
+    async def scene() -> None:
+        async with faked(pages()) as fake:
+            found = await discover(fake.endpoint)
+            with pytest.raises(EngineSetupError, match="lists no models"):
+                create(UpstreamSetup(fake.endpoint, found))
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (Answer(401, b'{"error": {"message": "Who?"}}'), EngineError, "refuses our key"),
+        (Answer(body=b'{"data": []}'), EngineUnavailable, "no model yet"),
+        (Answer(body=b"<html>"), EngineError, "does not list models"),
+        (Answer(503, b"Loading"), EngineUnavailable, "not ready"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(
+    answer: Answer, kind: type[Exception], words: str
+) -> None:
+    async def scene() -> None:
+        async with faked(lambda _: answer) as fake:
+            with pytest.raises(kind, match=words):
+                await discover(fake.endpoint)
+
+    run(scene)
+
+
+def test_nobody_there() -> None:
+    async def scene() -> None:
+        with pytest.raises(EngineUnavailable, match="is a server running there"):
+            await discover(Endpoint(port=1))
+
+    run(scene)

@@ -1,0 +1,592 @@
+"""Upstreams with quirks: what they refuse, how they stream, how they break."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_stage import run
+from upstream_at_hand import (
+    LOOK,
+    Answer,
+    Asked,
+    Reply,
+    answer,
+    chunks,
+    events,
+    faked,
+    refusal,
+    stream,
+    upstream,
+    user,
+)
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.openai import OpenAIUpstream, create
+from dovetail.engines.openai.call_ids import form_of
+from dovetail.engines.openai.probe import THOUGHT
+from dovetail.engines.registry import EngineSetupError, UpstreamSetup
+from dovetail.engines.wire import Endpoint
+from dovetail_model import (
+    Diagnostic,
+    EngineError,
+    EngineUnavailable,
+    Finish,
+    Identity,
+    ImageBlock,
+    InvalidRequest,
+    Overloaded,
+    ReasoningBlock,
+    Request,
+    Sampling,
+    TextBlock,
+    TextDelta,
+    Thinking,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+    Usage,
+)
+
+HI = stream({"content": "Hi."})
+NO_SUCH_LIMIT = "max_tokens=32000 cannot be greater than max_model_len=4096. Please request fewer"
+WINDOW = "This model's maximum context length is 4096 tokens"
+TOO_LARGE = (
+    f"'max_tokens' is too large: 32000. {WINDOW} and your request has 1234 input tokens",
+    f"{WINDOW}. However, you requested 33000 (1000 in the messages, 32000 in the completion).",
+)
+THINKING = Thinking(enabled=True, effort="max", template_kwargs={"x": 1})
+
+
+def chat(reply: Callable[[dict[str, Any]], Answer]) -> Reply:
+    """A server with one page, which gets the body of each request."""
+
+    def choose(asked: Asked) -> Answer:
+        if asked.path == "/v1/chat/completions":
+            return reply(asked.body)
+        return (
+            Answer(body=b'{"data": [{"id": "m"}]}') if asked.path == "/v1/models" else Answer(404)
+        )
+
+    return choose
+
+
+def fixed(given: Answer) -> Reply:
+    return chat(lambda _: given)
+
+
+def asking(**options: Any) -> Callable[[Any], OpenAIUpstream]:
+    told = {"api": "chat", "reasoning_field": "none", **options}
+    return lambda fake: upstream(fake.endpoint, **told)
+
+
+class TestRefusedFields:
+    def test_a_field_that_only_refines_is_left_out_from_then_on(self) -> None:
+        def picky(body: dict[str, Any]) -> Answer:
+            for name in ("reasoning_effort", "chat_template_kwargs", "top_k"):
+                if name in body:
+                    return refusal(400, f"Unrecognized request argument supplied: {name}")
+            return HI
+
+        async def scene() -> None:
+            async with faked(chat(picky)) as fake:
+                engine = asking()(fake)
+                asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=3, temperature=0.5))
+                assert (await answer(engine, asked)).finish == "stop"
+                assert len(fake.bodies()) == 4
+                await answer(engine, asked)
+                assert len(fake.bodies()) == 5
+                assert fake.bodies()[-1]["temperature"] == 0.5
+                facts = (await engine.health()).facts or {}
+                refused = ["chat_template_kwargs", "reasoning_effort=max", "top_k"]
+                assert facts["fields_refused"] == refused
+                await answer(engine, user("Hi.", thinking=Thinking(effort="low")))
+                assert fake.bodies()[-2]["reasoning_effort"] == "low"
+
+        run(scene)
+
+    def test_the_newer_name_of_the_limit(self) -> None:
+        def newer(body: dict[str, Any]) -> Answer:
+            if "max_tokens" in body:
+                return refusal(
+                    400, "Unsupported 'max_tokens'. Use 'max_completion_tokens' instead."
+                )
+            return HI
+
+        async def scene() -> None:
+            async with faked(chat(newer)) as fake:
+                await answer(asking()(fake), user("Hi.", sampling=Sampling(max_tokens=5)))
+                assert fake.bodies()[-1]["max_completion_tokens"] == 5
+
+        run(scene)
+
+    @pytest.mark.parametrize("message", [NO_SUCH_LIMIT, *TOO_LARGE])
+    def test_a_limit_that_the_window_cannot_hold(self, message: str) -> None:
+        def small(body: dict[str, Any]) -> Answer:
+            if "max_tokens" in body:
+                return refusal(400, message)
+            return stream({"content": "Hi."}, reason="length")
+
+        async def scene() -> None:
+            async with faked(chat(small)) as fake:
+                asked = user("Hi.", sampling=Sampling(max_tokens=32000))
+                assert (await answer(asking()(fake), asked)).finish == "context_window"
+
+        run(scene)
+
+    def test_images_that_a_server_cannot_see(self) -> None:
+        def blind(body: dict[str, Any]) -> Answer:
+            shown = isinstance(body["messages"][0]["content"], list)
+            return refusal(500, "image input is not supported") if shown else HI
+
+        async def scene() -> None:
+            async with faked(chat(blind)) as fake:
+                seen = Turn("user", (TextBlock("See"), ImageBlock(url="http://a/b.png")))
+                engine = asking()(fake)
+                for _ in range(2):
+                    await answer(engine, Request("m", turns=(seen,)))
+                assert len(fake.bodies()) == 3
+                assert fake.bodies()[-1]["messages"][0]["content"] == "See\n[image]"
+
+        run(scene)
+
+    def test_what_a_request_means_is_never_given_up(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(refusal(400, "tools: not supported"))) as fake:
+                with pytest.raises(InvalidRequest, match="tools: not supported"):
+                    await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+                assert len(fake.bodies()) == 1
+
+        run(scene)
+
+    def test_a_server_that_refuses_everything_is_not_asked_for_ever(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(refusal(400, "reasoning_effort top_k"))) as fake:
+                asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=1))
+                with pytest.raises(InvalidRequest):
+                    await answer(asking()(fake), asked)
+                assert len(fake.bodies()) == 2
+
+        run(scene)
+
+
+class TestStreams:
+    def test_no_usage_is_told(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                found = await events(asking()(fake), user("Hi."))
+                assert found[-3:] == [Diagnostic("usage_unknown"), Usage(), Finish("stop")]
+
+        run(scene)
+
+    def test_no_done_keep_alive_comments_and_a_lump_of_calls(self) -> None:
+        calls = [
+            {"id": id, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+            for id in ("a", "b")
+        ]
+        body = b": keep-alive\n\n" + chunks({"tool_calls": calls}, done=False)
+
+        async def scene() -> None:
+            async with faked(fixed(Answer(body=body, kind="text/event-stream"))) as fake:
+                message = await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+                ids = [block.id for block in message.blocks if isinstance(block, ToolCallBlock)]
+                assert (ids, message.finish) == (["a", "b"], "tool_calls")
+
+        run(scene)
+
+    def test_a_whole_answer_although_a_stream_was_asked_for(self) -> None:
+        told = {"choices": [{"index": 0, "message": {"content": "Hi."}, "finish_reason": "stop"}]}
+
+        async def scene() -> None:
+            async with faked(fixed(Answer(body=json.dumps(told).encode()))) as fake:
+                assert (await answer(asking()(fake), user("Hi."))).blocks == (TextBlock("Hi."),)
+
+        run(scene)
+
+    def test_a_tool_that_was_not_offered(self) -> None:
+        call = {"index": 0, "id": "a", "function": {"name": "other", "arguments": "{}"}}
+
+        async def scene() -> None:
+            async with faked(fixed(stream({"tool_calls": [call]}))) as fake:
+                message = await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+                assert message.diagnostics[0] == Diagnostic("unknown_tool")
+
+        run(scene)
+
+    @pytest.mark.parametrize("arguments", ['{"input": "a"}', '{"other": 1}', "a", '{"input": 1}'])
+    def test_free_text_in_any_shape(self, arguments: str) -> None:
+        call = {"index": 0, "id": "a", "function": {"name": "patch", "arguments": arguments}}
+
+        async def scene() -> None:
+            async with faked(fixed(stream({"tool_calls": [call]}))) as fake:
+                asked = user("Hi.", tools=(ToolSpec("patch", custom=True),))
+                (block,) = (await answer(asking()(fake), asked)).blocks
+                assert isinstance(block, ToolCallBlock)
+                wrapped = arguments == '{"input": "a"}'
+                assert block.arguments == ("a" if wrapped else arguments)
+
+        run(scene)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("given", "kind"),
+        [
+            (stream({"content": "Hi."}, reason=None, done=False), EngineUnavailable),
+            (stream({"content": "Hi."}, reason=None), EngineUnavailable),
+            (
+                Answer(body=b'data: {"error": {"message": "It broke."}}\n\n', kind="text/plain"),
+                EngineError,
+            ),
+            (Answer(body=b"", kind="text/event-stream"), EngineUnavailable),
+            (Answer(429, b"{}", headers=(("retry-after", "3"),)), Overloaded),
+        ],
+    )
+    def test_a_broken_answer_is_an_error(self, given: Answer, kind: type[Exception]) -> None:
+        async def scene() -> None:
+            async with faked(fixed(given)) as fake:
+                with pytest.raises(kind):
+                    await answer(asking()(fake), user("Hi."))
+
+        run(scene)
+
+    def test_closing_hangs_up(self) -> None:
+        endless = chunks({"content": "Hi."}, reason=None, done=False)
+        given = Answer(body=endless, kind="text/event-stream", ends=False)
+
+        async def scene() -> None:
+            async with faked(fixed(given)) as fake:
+                batches = asking()(fake).answer(user("Hi."))
+                assert await anext(batches) == [TextDelta("Hi.")]
+                await batches.aclose()
+                await asyncio.wait_for(fake.hung_up.wait(), 30)
+
+        run(scene)
+
+    def test_silence_is_an_error(self) -> None:
+        given = Answer(body=b": \n\n", kind="text/event-stream", ends=False)
+
+        async def scene() -> None:
+            async with faked(fixed(given)) as fake:
+                with pytest.raises(EngineError, match="silent"):
+                    await answer(asking(timeout=0.01)(fake), user("Hi."))
+
+        run(scene)
+
+    def test_health_tells_who_is_gone_and_who_refuses(self) -> None:
+        async def scene() -> None:
+            async with faked(lambda _: Answer(401, b"Who?")) as fake:
+                engine = asking()(fake)
+                health = await engine.health()
+                assert (health.ready, "refuses our key" in health.detail) == (False, True)
+            assert not (await engine.health()).ready
+
+        run(scene)
+
+    def test_neither_api(self) -> None:
+        async def scene() -> None:
+            async with faked(lambda asked: Answer(404)) as fake:
+                with pytest.raises(EngineError, match="neither"):
+                    await asking(api="auto")(fake).start()
+
+        run(scene)
+
+
+def counting(read: str | None, **more: Answer) -> Reply:
+    """A server that counts words, and reads thoughts in one field."""
+
+    def reply(body: dict[str, Any]) -> Answer:
+        if not body.get("messages"):
+            return refusal(400, "messages?")
+        for name, refused in more.items():
+            if any(name in message for message in body["messages"]):
+                return refused
+        seen = sum(len(str(message.get(read, "")).split()) for message in body["messages"])
+        told = {"choices": [], "usage": {"prompt_tokens": 20 + seen}}
+        return HI if body["stream"] else Answer(body=json.dumps(told).encode())
+
+    return chat(reply)
+
+
+class TestProbe:
+    @pytest.mark.parametrize(
+        ("server", "fact"),
+        [
+            (counting("reasoning_content"), "reasoning_content"),
+            (counting("reasoning"), "reasoning"),
+            (counting("other"), "none"),
+            (counting("reasoning", reasoning_content=refusal(400, "?")), "reasoning"),
+            (
+                fixed(Answer(body=b'{"choices": []}')),
+                "reasoning_content, unproved: it does not count tokens",
+            ),
+            (fixed(refusal(500, "no tools")), "reasoning_content, unproved: status 500"),
+        ],
+    )
+    def test_verdicts(self, server: Reply, fact: str) -> None:
+        async def scene() -> None:
+            async with faked(server) as fake:
+                engine = asking(api="auto", reasoning_field="auto")(fake)
+                await engine.start()
+                facts = (await engine.health()).facts or {}
+                assert (facts["api"], facts["reasoning_field"]) == ("chat", fact)
+
+        run(scene)
+
+    def test_what_failed_is_asked_again_but_not_for_ever(self) -> None:
+        def flaky(body: dict[str, Any]) -> Answer:
+            return HI if body.get("stream") else refusal(503, "Loading")
+
+        async def scene() -> None:
+            async with faked(chat(flaky)) as fake:
+                engine = asking(reasoning_field="auto")(fake)
+                await engine.start()
+                for _ in range(4):
+                    await answer(engine, user("Hi."))
+                probes = [body for body in fake.bodies() if not body["stream"]]
+                assert len(probes) == 3
+
+        run(scene)
+
+    def test_thoughts_go_where_they_are_read_and_are_counted_where_not(self) -> None:
+        asked = user("Q", Turn("assistant", (ReasoningBlock("t"), TextBlock("A"))))
+
+        async def scene() -> None:
+            async with faked(counting("reasoning")) as fake:
+                await answer(asking(reasoning_field="auto")(fake), asked)
+                assert fake.bodies()[-1]["messages"][1]["reasoning"] == "t"
+            async with faked(counting("other")) as fake:
+                engine = asking(reasoning_field="auto")(fake)
+                for _ in range(2):
+                    message = await answer(engine, asked)
+                assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
+                facts = (await engine.health()).facts or {}
+                assert facts["not_carried"] == {"reasoning_not_carried": 2}
+
+        run(scene)
+
+    def test_the_thought_is_long_enough_to_be_seen(self) -> None:
+        assert len(THOUGHT.split()) > 50
+
+
+class TestResponsesAlone:
+    def test_a_server_that_offers_nothing_else(self) -> None:
+        end = {"type": "response.completed", "response": {"status": "completed", "output": []}}
+        said = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
+        body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in (said, end)).encode()
+
+        def reply(asked: Asked) -> Answer:
+            if asked.path != "/v1/responses":
+                return Answer(404)
+            return Answer(body=body, kind="text/event-stream")
+
+        async def scene() -> None:
+            async with faked(reply) as fake:
+                engine = asking(api="auto", reasoning_field="auto")(fake)
+                facts = (await engine.health()).facts or {}
+                assert (facts["api"], facts["reasoning_field"]) == ("not known yet",) * 2
+                await engine.start()
+                assert (await answer(engine, user("Hi."))).blocks == (TextBlock("Hi."),)
+                facts = (await engine.health()).facts or {}
+                assert (facts["api"], facts["reasoning_field"]) == ("responses", "items")
+
+        run(scene)
+
+    def test_an_operator_may_name_the_field(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                engine = asking(reasoning_field="reasoning")(fake)
+                await engine.start()
+                turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
+                await answer(engine, user("Q", turn))
+                (body,) = fake.bodies()
+                assert body["messages"][1]["reasoning"] == "t"
+
+        run(scene)
+
+
+class TestCallIds:
+    LOOP = (
+        Turn("assistant", (ToolCallBlock("toolu_1", "look_up", "{}"),)),
+        Turn("tool", (ToolResultBlock("toolu_1", (TextBlock("Sunny."),)),)),
+        Turn("assistant", (ToolCallBlock("toolu_2", "look_up", "{}"),)),
+        Turn("tool", (ToolResultBlock("toolu_2", (TextBlock("Rainy."),)),)),
+    )
+
+    def sent(self, model: str, reply: Reply) -> list[str]:
+        """The ids of calls and results, in their order, in the last request."""
+        found: list[str] = []
+
+        async def scene() -> None:
+            async with faked(reply) as fake:
+                engine = upstream(fake.endpoint, model, api="chat", reasoning_field="none")
+                for _ in range(2):
+                    await answer(engine, user("Where?", *self.LOOP, tools=(LOOK,)))
+                for message in fake.bodies()[-1]["messages"]:
+                    found.extend(call["id"] for call in message.get("tool_calls", ()))
+                    found.extend([message["tool_call_id"]] if "tool_call_id" in message else ())
+
+        run(scene)
+        return found
+
+    @pytest.mark.parametrize(
+        ("model", "ids"),
+        [
+            ("some-model", ["toolu_1", "toolu_2"]),
+            ("mistralai/Devstral-Small-2507", ["call00000", "call00001"]),
+            ("mistral-small-latest", ["call00000", "call00001"]),
+            ("moonshotai/Kimi-K2-Instruct", ["functions.look_up:0", "functions.look_up:1"]),
+        ],
+    )
+    def test_ids_have_the_form_that_the_model_knows(self, model: str, ids: list[str]) -> None:
+        assert self.sent(model, fixed(HI)) == [id for id in ids for _ in range(2)]
+
+    def test_another_dovetail_is_sent_none_in_our_style(self) -> None:
+        """One that it never gave would tell it that the turn is somebody else's."""
+        assert form_of(RemoteModel("m", version="dovetail")) == "nine"
+
+    def test_a_template_that_refuses_ids_gets_others(self) -> None:
+        def strict(body: dict[str, Any]) -> Answer:
+            if "toolu_1" in json.dumps(body):
+                return refusal(500, "Tool call IDs should be alphanumeric strings with length 9!")
+            return HI
+
+        assert self.sent("local", chat(strict))[0] == "call00000"
+
+
+class TestOptions:
+    def test_fields_for_every_request(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                session = Identity(session="s-1")
+                engine = asking(body='{"cache_prompt": true}')(fake)
+                await answer(engine, user("Hi.", identity=session))
+                assert fake.bodies()[-1]["cache_prompt"] is True
+                assert fake.asked[-1].headers["x-session-id"] == "s-1"
+
+        run(scene)
+
+    @pytest.mark.parametrize("body", ["[", "[]"])
+    def test_fields_that_are_none(self, body: str) -> None:
+        with pytest.raises(EngineSetupError, match="no JSON object"):
+            upstream(None, body=body)  # type: ignore[arg-type]
+
+
+HERMES = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Oslo"}}\n</tool_call>'
+RAW = {"raw": True, "tool_parser": "hermes", "reasoning_parser": "qwen3"}
+
+
+def test_unparsed_text_has_one_api() -> None:
+    options = {"raw": True, "api": "responses", "tool_parser": "hermes"}
+    with pytest.raises(EngineSetupError, match="Chat Completions alone"):
+        create(UpstreamSetup(Endpoint(), RemoteModel("m"), options))
+    assert create(UpstreamSetup(Endpoint(), RemoteModel("m"), {})).name == "openai"
+
+
+class TestRaw:
+    def parsed(self, given: Answer, **options: Any) -> Any:
+        found: list[Any] = []
+
+        async def scene() -> None:
+            async with faked(fixed(given)) as fake:
+                engine = asking(**{**RAW, **options})(fake)
+                found.append(await answer(engine, user("Where?", tools=(LOOK,))))
+
+        run(scene)
+        return found[0]
+
+    def test_interleaved_text_is_parsed_in_order(self) -> None:
+        text = f"<think>\na\n</think>\n\n{HERMES}\n<think>\nb\n</think>\n\n{HERMES}"
+        message = self.parsed(stream(*({"content": letter} for letter in text)))
+        kinds = [block.type for block in message.blocks]
+        assert kinds == ["reasoning", "tool_call", "reasoning", "tool_call"]
+        assert message.finish == "tool_calls"
+
+    def test_what_the_server_parsed_nevertheless_is_taken(self) -> None:
+        call = {"index": 0, "id": "a", "function": {"name": "look_up", "arguments": "{}"}}
+        message = self.parsed(
+            stream({"reasoning_content": "a"}, {"content": HERMES}, {"tool_calls": [call]})
+        )
+        assert [block.type for block in message.blocks] == ["reasoning", "tool_call", "tool_call"]
+        assert message.finish == "tool_calls"
+
+    def test_a_thought_that_the_server_took_out_is_over(self) -> None:
+        """This reasoning parser expects text to begin inside a thought."""
+        given = stream({"reasoning_content": "a"}, {"content": "Hi."})
+        message = self.parsed(given, reasoning_parser="deepseek_r1")
+        assert message.blocks == (ReasoningBlock("a"), TextBlock("Hi.", raw="Hi."))
+
+    @pytest.mark.parametrize("reason", ["stop", "length"])
+    def test_a_call_that_never_ends_was_cut(self, reason: str) -> None:
+        message = self.parsed(stream({"content": HERMES[:50]}, reason=reason))
+        assert message.finish == "length"
+        assert not message.blocks[-1].complete
+
+    def test_text_stays_text(self) -> None:
+        assert self.parsed(HI).finish == "stop"
+
+    def test_turns_are_written_as_the_model_writes_them(self) -> None:
+        call = ToolCallBlock("a", "look_up", '{"city": "Oslo"}')
+        turns = (
+            Turn("assistant", (ReasoningBlock("t0"), call, ReasoningBlock("t1"), call)),
+            Turn("tool", (ToolResultBlock("a", (TextBlock("Sunny."),)),)),
+        )
+
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                await answer(asking(**RAW)(fake), user("Where?", *turns, tools=(LOOK,)))
+                body = fake.bodies()[-1]
+                said = body["messages"][1]
+                assert set(said) == {"role", "content"}
+                order = [said["content"].index(mark) for mark in ("t0", "<tool_call>", "t1")]
+                assert order == sorted(order)
+                assert body["messages"][2]["role"] == "tool"
+                assert body["tools"][0]["function"]["name"] == "look_up"
+
+        run(scene)
+
+    def test_a_family_without_thoughts_loses_them_and_says_so(self) -> None:
+        turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
+
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                engine = asking(raw=True, tool_parser="hermes")(fake)
+                message = await answer(engine, user("Q", turn))
+                assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
+                assert fake.bodies()[-1]["messages"][1]["content"] == "A"
+
+        run(scene)
+
+    def test_calls_that_no_parser_can_write_are_lost_and_that_is_told(self) -> None:
+        turn = Turn("assistant", (TextBlock("A"), ToolCallBlock("a", "look_up", "{}")))
+
+        async def scene() -> None:
+            async with faked(fixed(HI)) as fake:
+                engine = asking(raw=True, reasoning_parser="qwen3")(fake)
+                message = await answer(engine, user("Q", turn))
+                assert Diagnostic("calls_not_carried") in message.diagnostics
+                assert fake.bodies()[-1]["messages"][1]["content"] == "A"
+
+        run(scene)
+
+    def test_the_family_of_a_known_model_needs_no_name(self) -> None:
+        async def scene() -> None:
+            async with faked(fixed(stream({"content": HERMES}))) as fake:
+                engine = upstream(fake.endpoint, "Qwen/Qwen3-8B", api="chat", raw=True)
+                message = await answer(engine, user("Where?", tools=(LOOK,)))
+                assert message.finish == "tool_calls"
+
+        run(scene)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({}, "nothing is known about"),
+            ({"tool_parser": "hermes", "reasoning_parser": "gpt_oss"}, "do not fit"),
+        ],
+    )
+    def test_parsers_that_cannot_be(self, options: dict[str, str], words: str) -> None:
+        with pytest.raises(EngineSetupError, match=words):
+            upstream(None, raw=True, **options)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""Answers of an upstream that parses by itself: trusted, given our ids and seals, carried back.
+
+The upstream is a stand-in that plays events; tests/test_openai_*.py have real ones.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from http_stage import NAME, Stage, run, serving
+
+from dovetail.engines.engine import Abilities, Health
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.seal import Sealer
+from dovetail.service import Relayed, Service
+from dovetail.stability import Stability, Stabilizer
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    EngineUnavailable,
+    Event,
+    Failure,
+    Finish,
+    Overloaded,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    Sampling,
+    SpanEnd,
+    TextDelta,
+    ToolCallBlock,
+    Usage,
+)
+
+USAGE = Usage(input_tokens=50, output_tokens=20, cached_tokens=32)
+TURN: list[list[Event]] = [
+    [ReasoningDelta("First the "), ReasoningDelta("weather.")],
+    [SpanEnd("reasoning"), CallOpen(0, "look_up", "theirs-1")],
+    [CallArgs(0, '{"city":"Oslo"}'), CallClose(0)],
+    [ReasoningDelta("Then the time."), SpanEnd("reasoning")],
+    [CallOpen(1, "clock", "theirs-1"), CallArgs(1, "{}"), CallClose(1)],
+    [USAGE, Finish("tool_calls")],
+]
+TEXT: list[list[Event]] = [[TextDelta("Sunny.")], [SpanEnd("text"), USAGE, Finish("stop")]]
+TOOLS = [
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}}
+    for name in ("look_up", "clock")
+]
+
+
+class Upstream:
+    """Plays one list of batches for each request; an exception among them is raised."""
+
+    name = "openai"
+    abilities = Abilities(context_length=4096)
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[Request] = []
+        self.closed = asyncio.Event()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def health(self) -> Health:
+        return Health(True)
+
+    async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
+        self.asked.append(request)
+        try:
+            for batch in self.answers.pop(0):
+                if isinstance(batch, Exception):
+                    raise batch
+                if batch is None:
+                    await asyncio.Event().wait()
+                yield batch
+        finally:
+            self.closed.set()
+
+
+def offered(upstream: Upstream) -> Service:
+    relayed = Relayed(
+        names=(NAME,),
+        engine=upstream,
+        stabilizer=Stabilizer(Stability()),
+        sealer=Sealer(Keyring([bytes(32)])),
+        defaults=Sampling(temperature=0.3),
+    )
+    return Service([relayed])
+
+
+def thoughts(request: Request) -> list[tuple[str, str]]:
+    """Thoughts and calls of the history in their order."""
+    found = []
+    for turn in request.turns:
+        for block in turn.blocks:
+            if isinstance(block, ReasoningBlock):
+                found.append(("thought", block.text))
+            elif isinstance(block, ToolCallBlock):
+                found.append(("call", block.name))
+    return found
+
+
+def test_codex_carries_thoughts_back_that_it_was_never_shown() -> None:
+    async def scene() -> None:
+        upstream = Upstream(TURN, TEXT)
+        async with serving(offered=offered(upstream)) as stage:
+            client = stage.openai()
+            first = await client.responses.create(
+                model=NAME,
+                input="Weather?",
+                tools=TOOLS,  # type: ignore[arg-type]
+                include=["reasoning.encrypted_content"],
+                store=False,
+            )
+            items: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+            assert [item["type"] for item in items] == ["reasoning", "function_call"] * 2
+            for item in items:
+                if item["type"] == "reasoning":
+                    item["summary"], _ = [], item.pop("content", None)
+            calls = [item for item in items if item["type"] == "function_call"]
+            results = [
+                {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
+                for call in calls
+            ]
+            assert len({call["call_id"] for call in calls}) == 2  # the upstream said one id twice
+            asked = [{"role": "user", "content": "Weather?"}, *items, *results]
+            second = await client.responses.create(model=NAME, input=asked, store=False)
+            assert second.output_text == "Sunny."
+            assert second.usage is not None
+            assert second.usage.input_tokens == USAGE.input_tokens
+            assert second.usage.input_tokens_details.cached_tokens == USAGE.cached_tokens
+        assert thoughts(upstream.asked[1]) == [
+            ("thought", "First the weather."),
+            ("call", "look_up"),
+            ("thought", "Then the time."),
+            ("call", "clock"),
+        ]
+        assert upstream.asked[0].sampling.temperature == 0.3
+        assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="relayed") == 1
+
+    run(scene)
+
+
+def test_every_api_streams_the_turn_in_its_order() -> None:
+    async def scene() -> None:
+        upstream = Upstream(TURN, TURN)
+        async with serving(offered=offered(upstream)) as stage:
+            async with stage.anthropic().messages.stream(
+                model=NAME, max_tokens=100, messages=[{"role": "user", "content": "Weather?"}]
+            ) as stream:
+                message = await stream.get_final_message()
+            kinds = [block.type for block in message.content]
+            assert kinds == ["thinking", "tool_use", "thinking", "tool_use"]
+            assert message.stop_reason == "tool_use"
+            body = {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": False}
+            whole = (await stage.ask("POST", "/v1/chat/completions", body)).json
+            assert len(whole["choices"][0]["message"]["tool_calls"]) == 2
+
+    run(scene)
+
+
+async def _streamed(stage: Stage) -> tuple[int, bytes]:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
+    reply = await stage.ask("POST", "/v1/chat/completions", body)
+    return reply.status, reply.body
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "told"),
+    [
+        ([Overloaded("no room")], 503, "no room"),
+        ([EngineUnavailable("gone")], 503, "gone"),
+        ([[Failure("overloaded", "no room")]], 503, "no room"),
+        ([TEXT[0], EngineUnavailable("gone")], 200, "gone"),
+        ([TEXT[0], [Failure("engine_unavailable", "gone")]], 200, "gone"),
+        ([TEXT[0]], 200, "without a word"),
+        ([TEXT[0], ZeroDivisionError()], 200, "ZeroDivisionError"),
+    ],
+)
+def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
+    answer: list[Any], status: int, told: str
+) -> None:
+    async def scene() -> None:
+        async with serving(offered=offered(Upstream(answer))) as stage:
+            got, body = await _streamed(stage)
+            assert got == status
+            assert told in body.decode()
+            assert b'"finish_reason":"stop"' not in body
+
+    run(scene)
+
+
+def test_a_client_that_hangs_up_ends_the_upstreams_answer() -> None:
+    async def scene() -> None:
+        upstream = Upstream([TEXT[0], None])
+        async with serving(offered=offered(upstream)) as stage:
+            reader, writer = await stage.connect()
+            body = json.dumps(
+                {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
+            ).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+            writer.write(head.encode() + b"\r\n\r\n" + body)
+            await reader.readuntil(b"Sunny.")
+            writer.close()
+            await upstream.closed.wait()
+
+    run(scene)
+
+
+def test_what_needs_tokens_says_that_they_are_not_known_here() -> None:
+    async def scene() -> None:
+        async with serving(offered=offered(Upstream())) as stage:
+            asked = {"model": NAME, "messages": [{"role": "user", "content": "?"}]}
+            for path, body in (
+                ("/v1/messages/count_tokens", asked),
+                ("/tokenize", {"model": NAME, "prompt": "x"}),
+                ("/v1/completions", {"model": NAME, "prompt": "x"}),
+            ):
+                reply = await stage.ask("POST", path, body)
+                assert 400 <= reply.status < 500, path
+                assert "known to its own server only" in reply.body.decode()
+            entry = (await stage.ask("GET", f"/v1/models/{NAME}")).json
+            assert entry["max_model_len"] == 4096
+
+    run(scene)

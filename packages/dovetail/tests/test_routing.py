@@ -1,0 +1,236 @@
+"""Which replica a request goes to, and what becomes of one that fails."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, TokenDelta
+from dovetail.routing import Pool, worker
+from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
+
+
+class Replica:
+    """An engine that says its own number, and holds an answer as long as a test wants."""
+
+    name = "stage"
+
+    def __init__(
+        self,
+        number: int,
+        constraints: tuple[Syntax, ...] = ("gbnf",),
+        window: int | None = None,
+        local: bool = False,
+    ) -> None:
+        self.number = number
+        self.abilities = Abilities(constraints, True, True, window, local)
+        self.ready = True
+        self.fails: Exception | None = None
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.asked: list[EngineRequest] = []
+        self.cancelled = 0
+        self.starts = self.stops = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+        if self.abilities.local:
+            self.ready = True
+        if not self.ready:
+            raise EngineUnavailable("nobody there")
+
+    async def stop(self) -> None:
+        self.stops += 1
+
+    async def health(self) -> Health:
+        return Health(self.ready, "" if self.ready else "nobody there")
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.asked.append(request)
+        if self.fails is not None:
+            raise self.fails
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        yield TokenDelta([self.number], finish="stop")
+
+
+def request(session: str | None = None, priority: int = 0) -> EngineRequest:
+    return EngineRequest("r", array("I", [1, 2, 3]), 10, session=session, priority=priority)
+
+
+async def said(pool: Pool, session: str | None = None) -> int:
+    async with aclosing(pool.generate(request(session))) as deltas:
+        told = [delta async for delta in deltas]
+        return told[0].ids[0]
+
+
+def scene(play: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await play()
+
+    asyncio.run(main())
+
+
+async def settle(until: Callable[[], bool]) -> None:
+    while not until():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+
+
+def test_a_session_stays_and_new_ones_go_to_the_least_busy() -> None:
+    async def play() -> None:
+        replicas = [Replica(0), Replica(1)]
+        pool = Pool(replicas)
+        await pool.start()
+        replicas[0].go_on.clear()
+        held = asyncio.create_task(said(pool, "a"))
+        await settle(lambda: bool(replicas[0].asked))
+        assert [await said(pool, "b"), await said(pool, "c"), await said(pool)] == [1, 1, 1]
+        replicas[0].go_on.set()
+        assert await held == 0
+        assert [await said(pool, name) for name in "abcab"] == [0, 1, 1, 0, 1]
+        await pool.stop()
+
+    scene(play)
+
+
+@pytest.mark.parametrize("fault", [EngineUnavailable("dead"), EngineTimeout("silent")])
+def test_a_replica_that_fails_is_passed_over_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+
+    async def play() -> None:
+        first, second = Replica(0), Replica(1)
+        pool = Pool([first, second])
+        await pool.start()
+        assert await said(pool, "a") == 0
+        first.fails, first.ready = fault, False
+        with pytest.raises(type(fault)):
+            await said(pool, "a")
+        assert pool.up == 1
+        assert [await said(pool, "a"), await said(pool, "b")] == [1, 1]
+        first.fails, first.ready = None, True
+        await settle(lambda: pool.up == 2)
+        assert await said(pool, "a") == 1  # its prefix is cached there now
+        assert (await pool.health()).ready
+        await pool.stop()
+
+    scene(play)
+
+
+def test_a_busy_engine_is_not_a_dead_one() -> None:
+    async def play() -> None:
+        only = Replica(0)
+        pool = Pool([only])
+        only.fails = Overloaded("no room")
+        with pytest.raises(Overloaded):
+            await said(pool)
+        assert pool.up == 1
+        await pool.stop()
+
+    scene(play)
+
+
+def test_a_process_of_ours_is_started_again() -> None:
+    async def play() -> None:
+        mine = Replica(0, local=True)
+        pool = Pool([mine])
+        await pool.start()
+        mine.fails, mine.ready = EngineUnavailable("killed"), False
+        with pytest.raises(EngineUnavailable):
+            await said(pool)
+        mine.fails = None
+        await settle(lambda: pool.up == 1)
+        assert (mine.stops, mine.starts) == (1, 2)
+        assert await said(pool) == 0
+        await pool.stop()
+
+    scene(play)
+
+
+def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
+    async def play() -> None:
+        up, down = Replica(0), Replica(1)
+        down.ready = False
+        pool = Pool([down, up])
+        await pool.start()
+        assert await said(pool) == 0
+        health = await pool.health()
+        assert health.ready
+        assert health.detail == "1 of 2 replicas are ready; 0: nobody there"
+        await pool.stop()
+        up.ready = False
+        with pytest.raises(EngineUnavailable, match="nobody there"):
+            await Pool([down, up]).start()
+
+    scene(play)
+
+
+def test_together_they_can_do_what_each_can() -> None:
+    async def play() -> None:
+        pool = Pool([Replica(0, ("lark", "gbnf"), 4000), Replica(1, ("gbnf",), 2000)])
+        assert pool.abilities.constraints == ("gbnf",)
+        assert pool.abilities.context_length == 2000
+
+    scene(play)
+
+
+def test_closing_an_answer_closes_the_engines() -> None:
+    async def play() -> None:
+        only = Replica(0)
+        only.go_on.clear()
+        pool = Pool([only])
+        task = asyncio.create_task(said(pool))
+        await settle(lambda: bool(only.asked))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert only.cancelled == 1
+        assert pool.workers[0].busy == 0
+
+    scene(play)
+
+
+async def later(asked: EngineRequest) -> EngineRequest:
+    return asked
+
+
+def test_what_is_read_ahead_gives_way_to_real_work() -> None:
+    async def play() -> None:
+        only = Replica(0)
+        pool = Pool([only])
+        pool.warm("a", later(request("a", -100)))
+        await settle(lambda: pool.warmed == 1)
+        only.go_on.clear()
+        pool.warm("a", later(request("a", -100)))
+        await settle(lambda: len(only.asked) == 2)
+        real = asyncio.create_task(said(pool, "b"))
+        await settle(lambda: len(only.asked) == 3)
+        assert only.cancelled == 1
+        only.go_on.set()
+        assert await real == 0
+        await pool.stop()
+
+    scene(play)
+
+
+def test_a_busy_replica_reads_nothing_ahead() -> None:
+    async def play() -> None:
+        only = Replica(0)
+        only.go_on.clear()
+        pool = Pool([only])
+        real = asyncio.create_task(said(pool))
+        await settle(lambda: bool(only.asked))
+        pool.warm("a", later(request("a", -100)))
+        await settle(lambda: not pool._warming)
+        only.go_on.set()
+        await real
+        assert len(only.asked) == 1
+        await pool.stop()
+
+    scene(play)

@@ -1,0 +1,106 @@
+"""`dovetail serve` in front of SGLang: its stand-in, and Dynamo's mocker where that is at hand."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_at_hand import mocking
+from served import TOKENIZERS, Running, qwen_folder, served
+from sglang_stage import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
+
+from dovetail.engines.wire import Endpoint
+from dovetail_tokenizers import Tokenizer, load
+
+WINDOW = 4096
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where":  "here"}}\n</tool_call>'
+ANSWER = f"<think>\nHow kind: 你好 🦜\n</think>\n\n{CALL}<|im_end|>"
+LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+
+
+@contextmanager
+def standing(stand_in: StandIn) -> Iterator[Endpoint]:
+    """Where it listens: a loop of its own, while the block runs."""
+    there, over = threading.Event(), asyncio.Event()
+    found: list[tuple[Endpoint, asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        async with listening(stand_in) as endpoint:
+            found.append((endpoint, asyncio.get_running_loop()))
+            there.set()
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    there.wait()
+    endpoint, loop = found[0]
+    try:
+        yield endpoint
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    if not (TOKENIZERS / "qwen3").is_dir():
+        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+    return load(TOKENIZERS / "qwen3")
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_next_turn_goes_on_with_the_very_ids(
+    tmp_path: Path, tokenizer: Tokenizer, repeats: bool
+) -> None:
+    """What the server was sent is the oracle."""
+    folder, said = qwen_folder(tmp_path / "model"), tokenizer.encode(ANSWER)
+    info = {**SERVER_INFO, "enable_priority_scheduling": True}
+    model = {**MODEL_INFO, "model_path": str(folder), "tokenizer_path": str(folder)}
+    paths = {**PATHS, "/server_info": info, "/model_info": model}
+    stand_in = StandIn(said, repeats=repeats, paths=paths)
+    with (
+        standing(stand_in) as there,
+        served("--engine", "sglang", "--engine-url", str(there)) as it,
+    ):
+        first = {"role": "user", "content": "Look."}
+        answer = ask(it, [first])
+        thought, call = answer["content"]
+        assert (thought["type"], call["input"]) == ("thinking", {"where": "here"})
+        assert answer["usage"]["cache_read_input_tokens"] == 1
+        seen = {"type": "tool_result", "tool_use_id": call["id"], "content": "nothing"}
+        again = {"role": "assistant", "content": answer["content"]}
+        ask(it, [first, again, {"role": "user", "content": [seen]}])
+    one, two = stand_in.asked
+    heard = [*one["input_ids"], *said]
+    assert two["input_ids"][: len(heard)] == heard
+    assert one["session_id"] == two["session_id"]
+    assert [asked["priority"] for asked in (one, two)] == [7, 7]
+
+
+def ask(running: Running, messages: list[Any]) -> Any:
+    body = {"model": "tiny", "max_tokens": 100, "messages": messages, "tools": [LOOK]}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    headers = {"x_session_id": "one", "x_dynamo_request_priority": "7"}
+    return running.post("/v1/messages", body, anthropic_version="2023-06-01", **headers)
+
+
+@pytest.mark.sglang
+def test_three_apis_in_front_of_the_mocker(tmp_path: Path) -> None:
+    with mocking(tmp_path, "qwen3-mock", WINDOW) as there:
+        remote = ("--engine", "sglang", "--engine-url", str(there))
+        with served(*remote, "--tokenizer", tmp_path / "model") as it:
+            asked: dict[str, Any] = {"model": "qwen3-mock"}
+            turn = [{"role": "user", "content": "hi"}]
+            told = it.post("/v1/messages", {**asked, "max_tokens": 40, "messages": turn})
+            assert told["usage"]["output_tokens"] == 40
+            told = it.post("/v1/chat/completions", {**asked, "max_tokens": 20, "messages": turn})
+            assert told["usage"]["completion_tokens"] == 20
+            told = it.post("/v1/responses", {**asked, "max_output_tokens": 20, "input": "hi"})
+            assert told["usage"]["output_tokens"] == 20
+            long = [{"role": "user", "content": "hi " * WINDOW}]
+            refused = it.ask("POST", "/v1/messages", {**asked, "max_tokens": 5, "messages": long})
+            assert refused.status == 400
+            assert "too long" in refused.json["error"]["message"]

@@ -1,0 +1,295 @@
+"""The server side of the completions protocol over any engine, read by our own client."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_stage import END, RETURN, TOKENIZER, ids, request
+
+from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.engine import Abilities, Constraint, EngineRequest, Health, TokenDelta
+from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.serving.listening import configuration
+from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail_model import (
+    ClientError,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    Overloaded,
+    Sampling,
+    TokenLogprob,
+    Unsupported,
+)
+
+KEY = "open sesame"
+WINDOW = 64
+
+
+class PlannedEngine:
+    """Gives the deltas that it is told to, then fails if it is told to; or waits for ever."""
+
+    name = "planned"
+    abilities = Abilities()
+
+    def __init__(self) -> None:
+        self.plan: list[TokenDelta] = [TokenDelta([*ids("hi"), END], finish="stop")]
+        self.failure: DovetailError | None = None
+        self.waits = False
+        self.ready = True
+        self.asked: list[EngineRequest] = []
+        self.speaking = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def health(self) -> Health:
+        return Health(self.ready, facts={"waiting": 7})
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.asked.append(request)
+        try:
+            for delta in self.plan:
+                yield delta
+            self.speaking.set()
+            if self.waits:
+                await asyncio.Event().wait()
+            if self.failure is not None:
+                raise self.failure
+        finally:
+            self.closed.set()
+
+
+class Stage:
+    """A server on a unix socket, and our client for it."""
+
+    def __init__(self, engine: PlannedEngine, socket: str) -> None:
+        self.engine = engine
+        self.deaths = 0
+        self.endpoint = Endpoint(socket=socket, headers={"authorization": f"Bearer {KEY}"})
+        self.client = CompletionsClient(self.endpoint, "m", who="it")
+
+    async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
+        return [delta async for delta in self.client.generate(asked)]
+
+    async def ask(self, body: dict[str, Any]) -> tuple[int, Any]:
+        call = Call("POST", "/v1/completions", json.dumps(body).encode())
+        status, content = await fetch(self.endpoint, call)
+        return status, json.loads(content)
+
+    def die(self) -> None:
+        self.deaths += 1
+
+
+@asynccontextmanager
+async def staged() -> AsyncGenerator[Stage]:
+    engine = PlannedEngine()
+    model = ServedModel(("m",), TOKENIZER, (END, RETURN), WINDOW)
+    with TemporaryDirectory() as folder:
+        stage = Stage(engine, f"{folder}/s")
+        app = CompletionsServer(engine, model, key=KEY, on_death=stage.die)
+        listener, url = listen(Address(path=Path(folder) / "s"))
+        assert url == f"unix://{folder}/s"
+        server = uvicorn.Server(configuration(app))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            yield stage
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def on_stage(body: Callable[[Stage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with staged() as stage, asyncio.timeout(60):
+            await body(stage)
+
+    asyncio.run(main())
+
+
+def heard_ids(deltas: list[TokenDelta]) -> list[int]:
+    return [id for delta in deltas for id in delta.ids]
+
+
+deltas_of_ids = st.lists(
+    st.lists(st.integers(0, TOKENIZER.size - 1).filter(lambda id: id not in (END, RETURN))),
+    max_size=8,
+)
+
+
+@settings(max_examples=25)
+@given(deltas_of_ids, st.sampled_from([END, RETURN, None]), st.none() | st.integers(0, 5))
+def test_ids_come_through_however_they_are_cut(
+    parts: list[list[int]], last: int | None, cached: int | None
+) -> None:
+    async def body(stage: Stage) -> None:
+        end = TokenDelta([] if last is None else [last], finish="stop" if last else "length")
+        plan = [TokenDelta(part) for part in parts] + [end]
+        stage.engine.plan = [TokenDelta(plan[0].ids, (), plan[0].finish, cached), *plan[1:]]
+        heard = await stage.hear(request())
+        assert heard_ids(heard) == heard_ids(plan)
+        assert [delta.finish for delta in heard if delta.finish] == [end.finish]
+        assert [delta.cached for delta in heard if delta.cached is not None] == (
+            [] if cached is None else [cached]
+        )
+        assert stage.client.tells_cached == (cached is not None)
+        assert all(delta.exact for delta in heard)
+
+    on_stage(body)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        None,
+        Constraint("json_schema", '{"type": "object"}'),
+        Constraint("structural_tag", '{"type": "structural_tag", "format": {}}'),
+        Constraint("gbnf", 'root ::= "a"'),
+        Constraint("lark", 'start: "a"'),
+    ],
+)
+def test_what_is_asked_of_the_client_is_asked_of_the_engine(constraint: Constraint | None) -> None:
+    async def body(stage: Stage) -> None:
+        asked = request(
+            max_tokens=9,
+            sampling=Sampling(
+                temperature=0.5,
+                top_p=0.25,
+                top_k=5,
+                min_p=0.125,
+                seed=3,
+                presence_penalty=0.5,
+                frequency_penalty=0.25,
+                repetition_penalty=1.5,
+            ),
+            stop_ids=frozenset({END, RETURN, 5}),
+            constraint=constraint,
+            session="s",
+            priority=4,
+            cache_salt="salt",
+        )
+        await stage.hear(asked)
+        heard = stage.engine.asked[-1]
+        assert heard.sampling.max_tokens == 9
+        blank = Sampling()
+        for one in (asked, heard):
+            assert one.prompt == array("I", ids("hello"))
+        known = {name: getattr(asked.sampling, name) for name in blank.__struct_fields__}
+        assert {**known, "max_tokens": 9} == {
+            name: getattr(heard.sampling, name) for name in blank.__struct_fields__
+        }
+        for name in ("id", "max_tokens", "stop_ids", "constraint", "session", "priority"):
+            assert getattr(heard, name) == getattr(asked, name), name
+        assert heard.cache_salt == "salt"
+
+    on_stage(body)
+
+
+def test_a_limit_beyond_the_window_is_cut_to_it() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.hear(request("x" * 60, max_tokens=1000))
+        assert stage.engine.asked[-1].max_tokens == 4
+        status, told = await stage.ask({"prompt": "x" * WINDOW})
+        assert status == 400
+        assert "maximum context length is 64" in told["error"]["message"]
+
+    on_stage(body)
+
+
+def test_without_the_key_nothing_is_told() -> None:
+    async def body(stage: Stage) -> None:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
+            stranger = Endpoint(socket=stage.endpoint.socket, headers=headers)
+            for path in ("/v1/models", "/health", "/metrics", "/nowhere"):
+                status, _ = await fetch(stranger, Call("GET", path))
+                assert status == 401
+        assert (await fetch(stage.endpoint, Call("GET", "/health")))[0] == 200
+        assert (await fetch(stage.endpoint, Call("GET", "/nowhere")))[0] == 404
+
+    on_stage(body)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "kind"),
+    [
+        (EngineError("no luck"), 500, EngineError),
+        (EngineUnavailable("no luck"), 503, EngineUnavailable),
+        (Overloaded("no luck"), 429, Overloaded),
+        (Unsupported("no luck"), 400, ClientError),
+    ],
+)
+@pytest.mark.parametrize("first", [[], [TokenDelta([97])]])
+def test_failures_keep_their_kind(
+    first: list[TokenDelta], failure: DovetailError, status: int, kind: type[DovetailError]
+) -> None:
+    async def body(stage: Stage) -> None:
+        stage.engine.plan, stage.engine.failure = first, failure
+        with pytest.raises(kind, match="no luck"):
+            await stage.hear(request())
+        whole, told = await stage.ask({"prompt": "hi"})
+        assert (whole, told["error"]["code"]) == (status, status)
+        assert stage.deaths == 0
+
+    on_stage(body)
+
+
+def test_a_dead_engine_breaks_its_streams_off() -> None:
+    async def body(stage: Stage) -> None:
+        stage.engine.plan, stage.engine.failure = [TokenDelta([97])], EngineUnavailable("dead")
+        stage.engine.ready = False
+        with pytest.raises(EngineUnavailable, match="broke off"):
+            await stage.hear(request())
+        assert (await stage.ask({"prompt": "a"}))[0] == 503
+        assert stage.deaths == 2
+        assert (await fetch(stage.endpoint, Call("GET", "/health")))[0] == 503
+
+    on_stage(body)
+
+
+def test_hanging_up_closes_the_generation() -> None:
+    async def body(stage: Stage) -> None:
+        stage.engine.plan, stage.engine.waits = [TokenDelta([97])], True
+        async with aclosing(stage.client.generate(request())) as deltas:
+            assert (await anext(deltas)).ids == [97]
+            await stage.engine.speaking.wait()
+            assert b"num_requests_running{model_name=" in (await metrics(stage))
+            assert gauge(await metrics(stage), "num_requests_running") == 1
+        await stage.engine.closed.wait()
+        assert gauge(await metrics(stage), "num_requests_running") == 0
+        assert gauge(await metrics(stage), "generation_tokens_total") == 1
+        assert gauge(await metrics(stage), "num_requests_waiting") == 7
+
+    on_stage(body)
+
+
+async def metrics(stage: Stage) -> bytes:
+    return (await fetch(stage.endpoint, Call("GET", "/metrics")))[1]
+
+
+def gauge(text: bytes, name: str) -> int:
+    line = next(line for line in text.decode().splitlines() if line.startswith(f"vllm:{name}{{"))
+    return int(line.rpartition(" ")[2])
+
+
+def test_probabilities_come_through() -> None:
+    async def body(stage: Stage) -> None:
+        told = (
+            TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5))),
+            TokenLogprob("<|end|>", -0.25, (("<|end|>", -0.25), ("x", -4.0))),
+        )
+        stage.engine.plan = [TokenDelta([97, END], told, "stop")]
+        heard = await stage.hear(request(sampling=Sampling(logprobs=2)))
+        assert [one for delta in heard for one in delta.logprobs] == list(told)
+
+    on_stage(body)

@@ -1,0 +1,161 @@
+"""Several models in one server, each with its engine; replicas; a remote engine; read ahead."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import dovetail, qwen_folder, served
+
+from dovetail.config import Config
+from dovetail.engines.scripted import ScriptedEngine
+from dovetail.pipeline import answer
+from dovetail.routing import Pool
+from dovetail.service import Served
+from dovetail.setup import build
+from dovetail_model import Hints, Request, TextBlock, Turn
+
+TWO = """
+http-port = 0
+store = "memory"
+
+[[models]]
+model = {model}
+engine = "scripted"
+script = {one}
+served-model-name = "one"
+
+[[models]]
+model = {model}
+engine = "scripted"
+script = {two}
+served-model-name = ["two", "deux"]
+replicas = 2
+context-length = 2000
+"""
+
+
+def two_models(folder: Path) -> Path:
+    model = qwen_folder(folder / "model")
+    scripts = {}
+    for name in ("one", "two"):
+        (folder / f"{name}.txt").write_text(f"I am {name}.")
+        scripts[name] = json.dumps(str(folder / f"{name}.txt"))
+    path = folder / "dovetail.toml"
+    path.write_text(TWO.format(model=json.dumps(str(model)), **scripts))
+    return path
+
+
+def test_each_name_has_its_own_model(tmp_path: Path) -> None:
+    with served("--config", two_models(tmp_path)) as running:
+        listed = running.ask("GET", "/v1/models").json["data"]
+        assert [(one["id"], one["max_model_len"]) for one in listed] == [
+            ("one", 40960),
+            ("two", 2000),
+            ("deux", 2000),
+        ]
+        for name, told in (("one", "I am one."), ("two", "I am two."), ("deux", "I am two.")):
+            body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
+            reply = running.post("/v1/chat/completions", body)
+            assert reply["choices"][0]["message"]["content"] == told
+        health = running.ask("GET", "/health").json
+        assert [one["ready"] for one in health["engines"]] == [True, True]
+        assert "2 of 2 replicas" in health["engines"][1]["detail"]
+
+
+def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
+    path = two_models(tmp_path)
+    path.write_text(path.read_text().replace('"deux"', '"one"'))
+    ended = dovetail("serve", "--config", path, home=tmp_path)
+    assert ended.status == 1
+    assert "two models are called one" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--engine", "vllm"], "needs the address of a server: --engine-url"),
+        (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: not an http address"),
+        (["--engine", "vllm", "--engine-url", "http://127.0.0.1:9"], "does not answer"),
+        (["--engine", "llamacpp", "--engine-url", "http://127.0.0.1:9"], "runs here"),
+        (["--engine", "scripted", "--engine-option", "speed"], "NAME=VALUE is wanted"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(
+    tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    model = () if "vllm" in arguments else (qwen_folder(tmp_path / "model"),)
+    ended = dovetail("serve", *model, *arguments, home=tmp_path)
+    assert ended.status == 1
+    assert told in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def config(folder: Path, script: Any) -> Config:
+    (folder / "script.yaml").write_text(json.dumps(script))
+    return Config(
+        model=str(qwen_folder(folder / "model")),
+        engine="scripted",
+        script=folder / "script.yaml",
+        served_model_name=("m",),
+        data_dir=folder / "home",
+        store="memory",
+    )
+
+
+def engine_of(offered: object) -> tuple[Pool, ScriptedEngine]:
+    assert isinstance(offered, Served)
+    engine = offered.engine.workers[0].engine
+    assert isinstance(engine, ScriptedEngine)
+    return offered.engine, engine
+
+
+def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_path: Path) -> None:
+    """Qwen3 drops thoughts when the user speaks again: what follows them is not cached then."""
+    said = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
+
+    async def main() -> None:
+        service = build(config(tmp_path, [{"text": said}]))
+        await service.start()
+        offered = service.find("m")
+        pool, engine = engine_of(offered)
+        turns: tuple[Turn, ...] = (Turn("user", (TextBlock("How is it?"),)),)
+        request = Request("m", turns, hints=Hints(speculative_prefill=True))
+        blocks = [e async for _, batch in answer(offered, request, lambda: "c") for e in batch]
+        assert blocks
+        while not pool.warmed:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+        ahead = engine.requests[-1]
+        assert ahead.max_tokens == 1
+        text = offered.model.tokenizer.decode(ahead.prompt)  # type: ignore[union-attr]
+        assert "Let me see" not in text
+        assert text.rstrip().endswith("<|im_start|>user")
+        spoken = Turn("assistant", (TextBlock("It is a fine day. " * 10),))
+        turns = (*turns, spoken, Turn("user", (TextBlock("And tomorrow?"),)))
+        async for _ in answer(offered, Request("m", turns), lambda: "c"):
+            pass
+        follows = engine.requests[-1].prompt
+        assert follows[: len(ahead.prompt)] == ahead.prompt
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = build(config(tmp_path, [{"text": "It is a fine day."}]))
+        await service.start()
+        offered = service.find("m")
+        pool, engine = engine_of(offered)
+        turns = (Turn("user", (TextBlock("How is it?"),)),)
+        for hints in (Hints(), Hints(speculative_prefill=True)):
+            async for _ in answer(offered, Request("m", turns, hints=hints), lambda: "c"):
+                pass
+            while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0)
+        assert len(engine.requests) == 2
+        assert pool.warmed == 0
+        await service.stop()
+
+    asyncio.run(main())

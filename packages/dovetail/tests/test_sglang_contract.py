@@ -1,0 +1,84 @@
+"""Requests and frames before SGLang's own description of its protocol, which the server checks.
+
+It is a module of the package `sglang`, which has no build for CPUs; that module imports nothing but
+msgspec. tools/fetch_dynamo.py installs it beside Dynamo's mocker.
+"""
+
+import subprocess
+from typing import Any
+
+import msgspec
+import pytest
+from dynamo_at_hand import PYTHON
+from sglang_recording import ASKED
+from sglang_stage import Json, ask, frames
+
+from dovetail.engines.engine import Constraint, EngineRequest
+from dovetail.engines.sglang.body import CONSTRAINTS, body
+from dovetail_model import Sampling
+
+pytestmark = pytest.mark.sglang
+
+#: In: lines of a type's name and a value. Out: a line with what is wrong with each, or nothing.
+JUDGE = """
+import importlib.util, json, sys, sysconfig
+path = sysconfig.get_paths()["purelib"] + "/sglang/api/v1/api_types.py"
+spec = importlib.util.spec_from_file_location("api_types", path)
+types = sys.modules["api_types"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(types)
+for line in sys.stdin:
+    kind, value = json.loads(line)
+    try:
+        getattr(types, kind).from_json_value(value)
+    except types.JsonContractError as fault:
+        print(fault)
+    else:
+        print("")
+"""
+EVERYTHING = Sampling(
+    temperature=0.5,
+    top_p=0.5,
+    top_k=0,
+    min_p=0.1,
+    seed=2**70,
+    presence_penalty=1,
+    frequency_penalty=1,
+    repetition_penalty=1.0,
+    logprobs=3,
+)
+
+
+def judged(kind: str, values: list[Any]) -> list[str]:
+    """What SGLang has against each value."""
+    if PYTHON is None:
+        pytest.skip("no SGLang: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
+    lines = b"".join(msgspec.json.encode([kind, value]) + b"\n" for value in values)
+    done = subprocess.run([PYTHON, "-c", JUDGE], input=lines, capture_output=True, timeout=60)
+    if b"FileNotFoundError" in done.stderr:
+        pytest.skip("the package sglang is not there: tools/fetch_dynamo.py could not get it")
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+def sent(request: EngineRequest) -> Json:
+    told: Json = msgspec.json.decode(body(request, "rid", "lower"))
+    return told
+
+
+def test_requests() -> None:
+    requests = [*ASKED.values(), ask(sampling=EVERYTHING, session="s", cache_salt="k", priority=4)]
+    requests += [ask(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINTS]
+    assert judged("GenerateRequest", [sent(one) for one in requests]) == [""] * len(requests)
+
+
+def test_it_would_tell() -> None:
+    (fault,) = judged("GenerateRequest", [{"sampling_params": {"speed": 1}}])
+    assert "unknown field `speed`" in fault
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_stand_in_speaks_the_protocol(repeats: bool) -> None:
+    told = list(frames([[1], [2, 3]], {"type": "stop", "matched": 3}, repeats=repeats))
+    told += frames([[1]], {"type": "length", "length": 1}, repeats=repeats)
+    told += frames([[]], {"type": "abort", "message": "x", "status_code": 400}, repeats=repeats)
+    assert judged("GenerateResponse", told) == [""] * len(told)

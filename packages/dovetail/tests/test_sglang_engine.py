@@ -1,0 +1,234 @@
+"""The adapter for SGLang through the seam, before a stand-in for the server (sglang_stage.py)."""
+
+import asyncio
+from array import array
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from scripted_stage import END, TOKENIZER, ids
+from sglang_stage import PATHS, SERVER_INFO, StandIn, ask, event, frames, heard, listening, running
+
+from dovetail.engines.engine import EngineRequest
+from dovetail.engines.sglang import SglangEngine
+from dovetail.engines.wire import Endpoint
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+)
+
+TEXT = "é漢🦜 and more"
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_an_answer(repeats: bool) -> None:
+    async def main() -> None:
+        server = StandIn((*ids(TEXT), END), repeats=repeats)
+        async with running(server) as engine:
+            deltas = await heard(engine, ask())
+        said = [id for delta in deltas for id in delta.ids]
+        assert said == [*ids(TEXT), END]
+        assert TOKENIZER.decode(said[:-1]) == TEXT
+        assert [delta.cached for delta in deltas if delta.cached is not None] == [1]
+        assert deltas[-1].finish == "stop"
+        assert server.aborted == []
+        assert "authorization: bearer k" in server.headers[-1].lower()
+
+    run(main())
+
+
+def test_many_at_once_are_kept_apart() -> None:
+    async def main() -> None:
+        server = StandIn()
+        async with running(server) as engine:
+            answers = await asyncio.gather(*(heard(engine, ask(20 + n)) for n in range(16)))
+        for n, deltas in enumerate(answers):
+            assert sum(len(delta.ids) for delta in deltas) == 20 + n
+        rids = [asked["rid"] for asked in server.asked]
+        assert len(set(rids)) == 16
+        # SGLang aborts every request whose id begins with the one that it is given.
+        assert not [a for a in rids for b in rids if a != b and b.startswith(a)]
+        assert all(rid.endswith("-r") for rid in rids)
+
+    run(main())
+
+
+def test_hanging_up_closes_the_connection_and_tells_the_server() -> None:
+    async def main() -> None:
+        server = StandIn(halt=1)
+        async with running(server) as engine:
+            async with aclosing(engine.generate(ask())) as deltas:
+                await anext(deltas)
+            await server.hung_up.wait()
+            await server.told_to_stop.wait()
+        assert server.aborted == [server.asked[0]["rid"]]
+
+    run(main())
+
+
+def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
+    async def main() -> None:
+        server = StandIn(halt=1)
+        begun = asyncio.Event()
+
+        async def listen(engine: SglangEngine) -> None:
+            async for _ in engine.generate(ask()):
+                begun.set()
+
+        async with running(server) as engine:
+            task = asyncio.create_task(listen(engine))
+            await begun.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await server.told_to_stop.wait()
+        assert server.aborted == [server.asked[0]["rid"]]
+
+    run(main())
+
+
+def test_a_turn_that_ends_here_first_is_ended_there() -> None:
+    """A server that passes over `stop_token_ids`, as routers do."""
+
+    async def main() -> None:
+        parts = [[97], [END], [98], [99]]
+        sent = [event(told) for told in frames(parts, {"type": "length"}, repeats=False)]
+        server = StandIn(script=sent, halt=3)
+        async with running(server) as engine:
+            deltas = await heard(engine, ask())
+            assert [id for delta in deltas for id in delta.ids] == [97, END]
+            await server.told_to_stop.wait()
+        assert server.aborted == [server.asked[0]["rid"]]
+
+    run(main())
+
+
+def test_a_server_without_aborts_is_not_told_again() -> None:
+    async def main() -> None:
+        server = StandIn(halt=1, aborts_taken=404)
+        async with running(server) as engine:
+            for _ in range(3):
+                async with aclosing(engine.generate(ask())) as deltas:
+                    await anext(deltas)
+                await server.told_to_stop.wait()
+                await asyncio.gather(*engine._aborts)
+        assert len(server.aborted) == 1
+
+    run(main())
+
+
+def test_stopping_gives_up_what_runs() -> None:
+    async def main() -> None:
+        server = StandIn(halt=1)
+        async with running(server) as engine, aclosing(engine.generate(ask())) as deltas:
+            await anext(deltas)
+            await engine.stop()
+            assert server.aborted == [server.asked[0]["rid"]]
+            with pytest.raises(EngineUnavailable, match="not running"):
+                await anext(deltas)
+            with pytest.raises(EngineUnavailable, match="not running"):
+                await heard(engine, ask())
+            assert not (await engine.health()).ready
+
+    run(main())
+
+
+def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
+    async def main() -> None:
+        server = StandIn()
+        async with running(server) as engine, aclosing(engine.generate(ask())) as deltas:
+            await anext(deltas)
+            await engine.stop()
+            await engine.start()
+            with pytest.raises(EngineUnavailable, match="not running"):
+                await anext(deltas)
+            assert (await heard(engine, ask(5)))[-1].finish == "length"
+
+    run(main())
+
+
+PLAIN = [event(told) for told in frames([[97], [98]], {"type": "length"}, repeats=True)]
+NO_ROOM = {"error": {"message": "The input (2 tokens) is longer than the model's context length"}}
+FAILURES: list[tuple[str, StandIn, type[DovetailError], str]] = [
+    ("too long", StandIn(status=400, refusal=NO_ROOM), ContextOverflow, "longer than"),
+    ("refused", StandIn(status=400, refusal={"error": "no"}), InvalidRequest, "refuses"),
+    ("cut off", StandIn(script=PLAIN[:1]), EngineUnavailable, "without a word"),
+    ("ended early", StandIn(script=[PLAIN[0], b"data: [DONE]\n\n"]), EngineUnavailable, "why"),
+    ("no path", StandIn(status=404, refusal={}), EngineUnavailable, "no such model or path"),
+]
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "words"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES]
+)
+def test_failures(server: StandIn, kind: type[DovetailError], words: str) -> None:
+    async def main() -> None:
+        async with running(server) as engine:
+            with pytest.raises(kind, match=words):
+                await heard(engine, ask())
+            assert server.aborted == []
+
+    run(main())
+
+
+def test_a_server_that_falls_silent_is_given_up() -> None:
+    async def main() -> None:
+        server = StandIn(halt=1)
+        async with running(server, silence=0.05) as engine:
+            with pytest.raises(EngineTimeout, match="silent"):
+                await heard(engine, ask())
+            await server.told_to_stop.wait()
+
+    run(main())
+
+
+def test_nobody_there() -> None:
+    async def main() -> None:
+        async with listening(StandIn()) as endpoint:
+            pass
+        engine = SglangEngine(Endpoint(endpoint.host, endpoint.port), TOKENIZER)
+        with pytest.raises(EngineUnavailable, match="no connection"):
+            await engine.start()
+        assert (await engine.health()).detail == "not started"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("gone", "path"),
+    [((), "/ready"), (("/ready",), "/model_info"), (("/ready", "/model_info"), "/health")],
+)
+def test_health_is_asked_where_it_costs_least(gone: tuple[str, ...], path: str) -> None:
+    async def main() -> None:
+        known = {**PATHS, "/health": {}}
+        server = StandIn(paths={name: known[name] for name in known if name not in gone})
+        async with running(server) as engine:
+            assert (await engine.health()).ready
+        assert server.headers[-1].startswith(f"GET {path} ")
+
+    run(main())
+
+
+def test_abilities_are_those_of_the_server() -> None:
+    async def main() -> None:
+        info = {**SERVER_INFO, "grammar_backend": "outlines", "max_req_input_len": 10}
+        server = StandIn(
+            paths={**PATHS, "/server_info": info | {"enable_priority_scheduling": True}}
+        )
+        async with running(server) as engine:
+            assert engine.abilities.constraints == ("json_schema",)
+            assert engine.abilities.context_length == 10
+            assert engine.abilities.cached_tokens
+            with pytest.raises(ContextOverflow, match="10 tokens > 9 maximum"):
+                await heard(engine, EngineRequest("r", array("I", range(10)), 1))
+            await heard(engine, ask(5, priority=4))
+        assert server.asked[-1]["priority"] == 4
+
+    run(main())

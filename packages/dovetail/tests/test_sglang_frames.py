@@ -1,0 +1,299 @@
+"""Frames of SGLang's stream as deltas, in every way that a server may cut them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_stage import END, TOKENIZER
+from sglang_stage import Json, ask, event, frames, meta
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.incoming import PayloadReader
+from dovetail.engines.sglang.frames import UNKNOWN_LOGPROB, FrameReader
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    Sampling,
+    TokenLogprob,
+)
+
+STOP: Json = {"type": "stop", "matched": END}
+LENGTH: Json = {"type": "length", "length": 5}
+DONE = b"data: [DONE]\n\n"
+
+
+def frame(ids: list[int] | None, count: int, finish: Json | None = None, **more: Any) -> Json:
+    return {"text": "", "output_ids": ids, "meta_info": meta(count, finish=finish, **more)}
+
+
+def read(told: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
+    """The deltas of frames that come one by one, up to the one with a finish."""
+    reader, deltas = FrameReader(request or ask(), TOKENIZER), []
+    for one in told:
+        delta = reader.read([msgspec.json.encode(one)])
+        if delta is not None:
+            deltas.append(delta)
+            if delta.finish is not None:
+                break
+    return deltas
+
+
+ENDED = TokenDelta([END], finish="stop")
+CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
+    (
+        "all ids so far in every frame",
+        [frame([5], 1), frame([5, 6], 2), frame([5, 6, END], 3, STOP)],
+        [TokenDelta([5]), TokenDelta([6]), ENDED],
+    ),
+    (
+        "only the new ids",
+        [frame([5], 1), frame([6], 2), frame([END], 3, STOP)],
+        [TokenDelta([5]), TokenDelta([6]), ENDED],
+    ),
+    (
+        "the same token again is not a repetition",
+        [frame([5], 1), frame([5], 2), frame([5, 5], 4), frame([END], 5, STOP)],
+        [TokenDelta([5]), TokenDelta([5]), TokenDelta([5, 5]), ENDED],
+    ),
+    (
+        "digits of one id are not those of another",
+        [frame([12], 1), frame([123], 2), frame([1234], 3), frame([END], 4, STOP)],
+        [TokenDelta([12]), TokenDelta([123]), TokenDelta([1234]), ENDED],
+    ),
+    (
+        "several at once, frames without any",
+        [
+            frame([], 0),
+            frame([], 0),
+            frame([5, 6], 2),
+            frame([5, 6], 2),
+            frame([5, 6, 7, END], 4, STOP),
+        ],
+        [TokenDelta([5, 6]), TokenDelta([7, END], finish="stop")],
+    ),
+    (
+        "everything in one frame",
+        [frame([5, 6, END], 3, STOP)],
+        [TokenDelta([5, 6, END], finish="stop")],
+    ),
+    (
+        "a stop token that is counted and kept out of all ids",
+        [frame([5], 1), frame([5], 2, STOP)],
+        [TokenDelta([5]), ENDED],
+    ),
+    (
+        "a stop token that is counted and kept out of the new ids",
+        [frame([5], 1), frame([6], 2), frame([], 3, STOP)],
+        [TokenDelta([5]), TokenDelta([6]), ENDED],
+    ),
+    (
+        "an end without new ids",
+        [frame([5, 6], 2), frame([], 2, LENGTH)],
+        [TokenDelta([5, 6]), TokenDelta([], finish="length")],
+    ),
+    (
+        "ids that are left out are none",
+        [frame([5, 6], 2), frame(None, 2, LENGTH)],
+        [TokenDelta([5, 6]), TokenDelta([], finish="length")],
+    ),
+    (
+        "a text that stopped it is not a token",
+        [frame([5], 1), frame([5, 6], 2, {"type": "stop", "matched": "NaN happened"})],
+        [TokenDelta([5]), TokenDelta([6], finish="stop")],
+    ),
+    (
+        "what was cached is told once",
+        [frame([5], 1, cached_tokens=7), frame([5, END], 2, STOP, cached_tokens=7)],
+        [TokenDelta([5], cached=7), ENDED],
+    ),
+    (
+        "a prompt that is not ours any more",
+        [
+            {"output_ids": [5], "meta_info": meta(1, 1)},
+            {"output_ids": [5, END]} | {"meta_info": meta(2, 1, STOP)},
+        ],
+        [TokenDelta([5], exact=False), TokenDelta([END], finish="stop", exact=False)],
+    ),
+    (
+        "a server that does not stop",
+        [frame([5], 1), frame([6, END, 7], 4), frame([8], 5, LENGTH)],
+        [TokenDelta([5]), TokenDelta([6, END], finish="stop")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("told", "deltas"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_frames(told: list[Json], deltas: list[TokenDelta]) -> None:
+    assert read(told) == deltas
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("limit", [1, 3, 4])
+def test_the_limit_holds_where_the_server_goes_on(limit: int, repeats: bool) -> None:
+    told = list(frames([[5], [6, 7], [8]], {"type": "length"}, repeats=repeats))
+    deltas = read(told, ask(limit))
+    assert [id for delta in deltas for id in delta.ids] == [5, 6, 7, 8][:limit]
+    assert deltas[-1].finish == "length"
+
+
+def test_whether_the_server_has_ended_is_known() -> None:
+    reader = FrameReader(ask(1), TOKENIZER)
+    cut = reader.read([msgspec.json.encode(frame([5], 1))])
+    assert cut == TokenDelta([5], finish="length")
+    assert not reader.over
+    reader = FrameReader(ask(1), TOKENIZER)
+    reader.read([msgspec.json.encode(frame([5], 1, LENGTH))])
+    assert reader.over
+
+
+ABORT = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
+FAULTS: list[tuple[str, list[Json], type[DovetailError], str]] = [
+    ("a gap", [frame([5], 1), frame([7], 3)], EngineError, "counts 3 tokens and told 1"),
+    ("a gap at once", [frame([5], 3)], EngineError, "do not add up"),
+    ("too many", [frame([5], 1), frame([6, 7, 8], 2)], EngineError, "do not add up"),
+    ("others than before", [frame([5], 1), frame([6, 7], 2)], EngineError, "do not add up"),
+    (
+        "first all, then the new ones",
+        [frame([5], 1), frame([5, 6], 2), frame([7], 3)],
+        EngineError,
+        "do not add up",
+    ),
+    (
+        "first the new ones, then all",
+        [frame([5], 1), frame([6], 2), frame([5, 6, 7], 3)],
+        EngineError,
+        "do not add up",
+    ),
+    ("no count", [{"output_ids": [5], "meta_info": {}}], EngineError, "does not count"),
+    ("no ids", [{"output_ids": ["x"], "meta_info": meta(1)}], EngineError, "not understood"),
+    ("given up", [frame([], 0, ABORT)], EngineUnavailable, "gave the request up: Aborted"),
+    (
+        "too long for the pool",
+        [frame([], 0, ABORT | {"status_code": 400, "message": LONG})],
+        ContextOverflow,
+        "context length",
+    ),
+    (
+        "a grammar that it does not like",
+        [frame([], 0, ABORT | {"status_code": 400, "message": "Failed to compile ebnf"})],
+        InvalidRequest,
+        "Failed to compile",
+    ),
+    (
+        "no room",
+        [frame([], 0, ABORT | {"status_code": 503, "message": "The request queue is full."})],
+        Overloaded,
+        "queue is full",
+    ),
+    (
+        "an error frame",
+        [{"error": {"message": LONG, "type": "invalid_request_error", "code": 400}}],
+        ContextOverflow,
+        "longer than the model's",
+    ),
+    (
+        "an error frame without a code",
+        [{"error": {"message": "max_output_tokens must be specified for mocker"}}],
+        EngineError,
+        "must be specified",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "words"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS]
+)
+def test_what_does_not_add_up_is_an_error(
+    told: list[Json], kind: type[DovetailError], words: str
+) -> None:
+    with pytest.raises(DovetailError, match=words) as fault:
+        read(told)
+    assert type(fault.value) is kind
+
+
+def test_an_end_without_a_finish_is_a_failure() -> None:
+    reader = FrameReader(ask(), TOKENIZER)
+    with pytest.raises(EngineUnavailable, match="without saying why"):
+        reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
+
+
+def probable(*ids: int) -> Json:
+    """Log probabilities in SGLang's form, the logarithm derived from the id."""
+    return {
+        "output_token_logprobs": [[-id / 100, id, None] for id in ids],
+        "output_top_logprobs": [[[-id / 100, id, None], [-9.0, 66, None]] for id in ids],
+    }
+
+
+def expected(id: int, top: int) -> TokenLogprob:
+    beside = ((chr(id), -id / 100), ("B", -9.0))[:top]
+    return TokenLogprob(chr(id), -id / 100, beside)
+
+
+@pytest.mark.parametrize("top", [0, 1, 2])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_probabilities(repeats: bool, top: int) -> None:
+    told = [frame([97], 1, **probable(97))]
+    if repeats:
+        told.append(frame([97, 98, 99], 3, LENGTH, **probable(97, 98, 99)))
+    else:
+        told.append(frame([98, 99], 3, LENGTH, **probable(98, 99)))
+    first, last = read(told, ask(sampling=Sampling(logprobs=top)))
+    assert first.logprobs == (expected(97, top),)
+    assert last.logprobs == (expected(98, top), expected(99, top))
+
+
+def test_probabilities_that_are_missing_or_of_another_token() -> None:
+    odd = [[None, 97, None], [-0.5, 5, None]]
+    told = frame([97, 98, 99], 3, LENGTH, output_token_logprobs=odd)
+    (delta,) = read([told], ask(sampling=Sampling(logprobs=1)))
+    assert [one.logprob for one in delta.logprobs] == [UNKNOWN_LOGPROB] * 3
+
+
+IDS = st.lists(st.integers(3, 2**17).filter(lambda id: id != END), max_size=30)
+CUTS = st.lists(st.integers(1, 400), max_size=40)
+
+
+def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """The bytes, cut after these lengths."""
+    places = [0]
+    for cut in cuts:
+        places.append(min(places[-1] + cut, len(data)))
+    return [data[a:b] for a, b in zip(places, [*places[1:], len(data)], strict=True) if a < b]
+
+
+@given(st.lists(IDS, min_size=1, max_size=8), CUTS, st.booleans(), st.booleans(), st.booleans())
+def test_any_cut_of_any_answer_gives_its_ids(
+    parts: list[list[int]], cuts: list[int], repeats: bool, stops: bool, spaced: bool
+) -> None:
+    """Whatever the server sends in a frame, and whatever the network makes of it."""
+    parts = [*parts, [END]] if stops else parts
+    finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
+    sent = [event({**told, "text": "é漢🦜"}) for told in frames(parts, finish, repeats=repeats)]
+    stream = b"".join(sent).replace(b",", b", ") if spaced else b"".join(sent)
+    payloads, reader = PayloadReader(), FrameReader(ask(10**9), TOKENIZER)
+    deltas: list[TokenDelta] = []
+    for piece in pieces(stream + DONE, cuts):
+        found = payloads.feed(piece)
+        delta = reader.read(found) if found and not reader.over else None
+        deltas += [delta] if delta is not None else []
+    assert [id for delta in deltas for id in delta.ids] == [id for part in parts for id in part]
+    assert [delta.finish for delta in deltas if delta.finish] == ["stop" if stops else "length"]
+    assert [delta.cached for delta in deltas if delta.cached is not None] == [0]
+    assert all(delta.exact for delta in deltas)
+
+
+def test_of_repeating_frames_that_came_together_only_the_last_is_read() -> None:
+    reader = FrameReader(ask(), TOKENIZER)
+    reader.read([msgspec.json.encode(frame([5], 1))])
+    reader.read([msgspec.json.encode(frame([5, 6], 2))])
+    last = msgspec.json.encode(frame([5, 6, 7, 8, 9], 5))
+    assert reader.read([b"this would not be understood", last]) == TokenDelta([7, 8, 9])

@@ -1,0 +1,182 @@
+"""The adapter for SGLang before somebody else's implementation of the protocol: Dynamo's mocker.
+
+Each test runs against a recording of it, everywhere, and against the mocker itself where
+DOVETAIL_DYNAMO_PYTHON names an interpreter that has it. The name of a test says which it was.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+
+import pytest
+from dynamo_at_hand import LOOKS, PAUSE, mocking
+from sglang_recording import ASKED, MODEL, WINDOW, ask, load, replaying
+from sglang_stage import heard
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import TokenDelta
+from dovetail.engines.sglang import SglangEngine, discover
+from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail_model import DovetailError, EngineUnavailable, InvalidRequest
+from dovetail_tokenizers import ByteTokenizer
+
+Serving = Callable[[], AbstractAsyncContextManager[Endpoint]]
+CANCELLED = "dynamo_frontend_model_cancellation_total"
+
+SERVER, EXCHANGES = load()
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def mocker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """The mocker itself."""
+    with mocking(tmp_path_factory.mktemp("dynamo"), MODEL, WINDOW) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(1, id=f"a recording of {SERVER} byte by byte"),
+        pytest.param(1 << 16, id=f"a recording of {SERVER}"),
+        pytest.param(None, id="the mocker", marks=pytest.mark.sglang),
+    ]
+)
+def serving(request: pytest.FixtureRequest) -> Serving:
+    """Where to ask: the block must be entered inside the test's own loop."""
+    if request.param is not None:
+        return lambda: replaying(EXCHANGES, request.param)
+    endpoint: Endpoint = request.getfixturevalue("mocker")
+
+    @asynccontextmanager
+    async def there() -> AsyncIterator[Endpoint]:
+        yield endpoint
+
+    return there
+
+
+async def answer(endpoint: Endpoint, name: str) -> list[TokenDelta]:
+    engine = SglangEngine(endpoint, TOKENIZER)
+    await engine.start()
+    try:
+        return await heard(engine, ASKED[name])
+    finally:
+        await engine.stop()
+
+
+def answered(serving: Serving, name: str) -> list[TokenDelta]:
+    async def main() -> list[TokenDelta]:
+        async with serving() as endpoint:
+            return await answer(endpoint, name)
+
+    return asyncio.run(main())
+
+
+def ids(deltas: list[TokenDelta]) -> list[int]:
+    return [id for delta in deltas for id in delta.ids]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "finish"),
+    [
+        ("plain", 5, "length"),
+        ("longer", 24, "length"),
+        ("hints", 3, "length"),
+        ("stops", 1, "stop"),
+        ("to the brim", 6, "length"),
+    ],
+)
+def test_answers(serving: Serving, name: str, count: int, finish: str) -> None:
+    deltas = answered(serving, name)
+    assert len(ids(deltas)) == count
+    assert [delta.finish for delta in deltas if delta.finish is not None] == [finish]
+    assert all(delta.exact for delta in deltas)
+
+
+def test_the_ids_are_those_that_were_sent() -> None:
+    for told in EXCHANGES:
+        asked = json.loads(bytes(told.asked))
+        name = next((n for n in ASKED if asked and asked["input_ids"] == list(ASKED[n].prompt)), "")
+        if name not in ("plain", "longer", "probabilities"):
+            continue
+        lines = [line[6:] for line in told.answer.splitlines() if line.startswith("data: {")]
+        sent = [id for line in lines for id in json.loads(line)["output_ids"]]
+        assert ids(answered(lambda: replaying(EXCHANGES, 7), name)) == sent
+
+
+def test_probabilities(serving: Serving) -> None:
+    deltas = answered(serving, "probabilities")
+    told = [one for delta in deltas for one in delta.logprobs]
+    assert len(told) == len(ids(deltas)) == 3
+    for one in told:
+        (likeliest, first), (_, second) = one.top
+        assert (likeliest, first) == (one.token, one.logprob)
+        assert second < first < 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("too long", EngineUnavailable, "gave the request up: .*limits"),
+        ("empty", InvalidRequest, "input_ids cannot be empty"),
+    ],
+)
+def test_failures(serving: Serving, name: str, kind: type[DovetailError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        answered(serving, name)
+
+
+def test_many_at_once(serving: Serving) -> None:
+    async def main() -> list[list[TokenDelta]]:
+        async with serving() as endpoint:
+            return await asyncio.gather(*(answer(endpoint, "longer") for _ in range(8)))
+
+    assert [len(ids(deltas)) for deltas in asyncio.run(main())] == [24] * 8
+
+
+def test_what_it_serves(serving: Serving) -> None:
+    async def main() -> RemoteModel:
+        async with serving() as endpoint:
+            return await discover(endpoint)
+
+    assert asyncio.run(main()) == RemoteModel(MODEL, (MODEL,), None, WINDOW)
+
+
+def test_health(serving: Serving) -> None:
+    async def main() -> None:
+        async with serving() as endpoint:
+            engine = SglangEngine(endpoint, TOKENIZER)
+            await engine.start()
+            assert (await engine.health()).ready
+            assert engine.abilities.constraints == ()
+            await engine.stop()
+            assert not (await engine.health()).ready
+
+    asyncio.run(main())
+
+
+@pytest.mark.sglang
+def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None:
+    async def cancelled() -> float:
+        _, page = await fetch(mocker, Call("GET", "/metrics"))
+        lines = [line for line in page.decode().splitlines() if line.startswith(CANCELLED)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def main() -> None:
+        engine = SglangEngine(mocker, TOKENIZER)
+        await engine.start()
+        before = await cancelled()
+        async with aclosing(engine.generate(ask(5000, 8, WINDOW - 20))) as deltas:
+            await anext(deltas)
+        for _ in range(LOOKS):
+            if await cancelled() > before:
+                break
+            await asyncio.sleep(PAUSE)
+        assert await cancelled() == before + 1
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_the_recording_has_everything_that_is_asked() -> None:
+    assert [told.path for told in EXCHANGES].count("/generate") == len(ASKED)

@@ -1,0 +1,242 @@
+"""Requests in SGLang's words, its refusals, and what a server tells about itself."""
+
+import asyncio
+import json
+from array import array
+from typing import Any
+
+import pytest
+from scripted_stage import TOKENIZER
+from sglang_stage import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import Constraint, EngineRequest, Syntax
+from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover
+from dovetail.engines.sglang import SglangEngine, SglangOptions
+from dovetail.engines.sglang.body import body
+from dovetail.engines.sglang.facts import Facts, Polarity, facts_of
+from dovetail.engines.sglang.faults import refusal
+from dovetail.engines.wire import Endpoint
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    Sampling,
+)
+
+
+def sent(request: EngineRequest, priority: Polarity | None = None) -> Json:
+    told: Json = json.loads(body(request, "rid", priority))
+    return told
+
+
+def params(**more: Any) -> Json:
+    told: Json = sent(ask(**more))["sampling_params"]
+    return told
+
+
+def test_a_plain_request() -> None:
+    assert sent(EngineRequest("r", array("I", [7, 8, 9]), 40)) == {
+        "rid": "rid",
+        "input_ids": [7, 8, 9],
+        "sampling_params": {
+            "max_new_tokens": 40,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        },
+        "stream": True,
+    }
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    asked = Sampling(temperature=0.0, top_p=0.9, top_k=5, min_p=0.1, seed=2**63 + 3)
+    told = params(sampling=asked, stop_ids=frozenset({9, 4}))
+    assert {name: told[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+    }
+    assert told["sampling_seed"] == 3
+    assert told["stop_token_ids"] == [4, 9]
+    assert "repetition_penalty" not in told
+    penalties = Sampling(presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.1, top_k=0)
+    told = params(sampling=penalties)
+    assert (told["presence_penalty"], told["frequency_penalty"]) == (1, -1)
+    assert (told["repetition_penalty"], told["top_k"]) == (1.1, -1)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "member"),
+    [
+        ("structural_tag", "structural_tag"),
+        ("json_schema", "json_schema"),
+        ("ebnf", "ebnf"),
+        ("lark", "ebnf"),
+        ("gbnf", "ebnf"),
+    ],
+)
+def test_constraints(syntax: Syntax, member: str) -> None:
+    told = params(constraint=Constraint(syntax, "root"))
+    assert {name for name in told if told[name] == "root"} == {member}
+
+
+@pytest.mark.parametrize(("priority", "number"), [("higher", 3), ("lower", -3), (None, None)])
+def test_the_higher_priority_runs_sooner_whatever_the_server_takes(
+    priority: Polarity | None, number: int | None
+) -> None:
+    assert sent(ask(priority=3), priority).get("priority") == number
+
+
+def test_where_priorities_count_every_request_has_one() -> None:
+    assert sent(ask(), "higher")["priority"] == 0
+
+
+def test_sessions_and_salts() -> None:
+    told = sent(ask(session="s", cache_salt="k"))
+    assert (told["session_id"], told["extra_key"]) == ("s", "k")
+    assert "session_params" not in told
+    assert not {"session_id", "extra_key"} & sent(ask()).keys()
+
+
+def test_log_probabilities_are_asked_for() -> None:
+    told = sent(ask(sampling=Sampling(logprobs=2)))
+    assert (told["return_logprob"], told["top_logprobs_num"]) == (True, 2)
+    assert "return_logprob" not in sent(ask())
+
+
+LONG = "Requested token count exceeds the model's maximum context length of 8 tokens."
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "kind", "words"),
+    [
+        (400, {"error": {"message": LONG}}, ContextOverflow, "maximum context length"),
+        (400, {"error": "unknown field `x`"}, InvalidRequest, "unknown field"),
+        (400, {"object": "error", "message": "bad rid"}, InvalidRequest, "bad rid"),
+        (401, {"error": "Unauthorized"}, EngineError, "refuses the key"),
+        (404, {"detail": "Not Found"}, EngineUnavailable, "no such model or path"),
+        (503, {"error": {"message": "The request queue is full."}}, Overloaded, "queue is full"),
+        (503, {}, EngineUnavailable, "not ready"),
+        (500, "Internal Server Error", EngineError, "failed"),
+    ],
+)
+def test_refusals(status: int, content: Any, kind: type[DovetailError], words: str) -> None:
+    error = refusal(status, json.dumps(content).encode())
+    assert type(error) is kind
+    assert words in error.message
+
+
+OLD = {f"/get{path.replace('/', '_')}": told for path, told in PATHS.items() if "info" in path}
+DYNAMO: Json = {"data": [{"id": "tiny", "object": "model", "context_window": 4096}]}
+DISCOVERIES: list[tuple[str, dict[str, Json], RemoteModel]] = [
+    ("now", PATHS, RemoteModel("tiny", ("tiny",), "/models/words", 8192, "0.5.23")),
+    (
+        "before",
+        {**OLD, "/v1/models": MODELS},
+        RemoteModel("tiny", ("tiny",), "/models/words", 8192, "0.5.23"),
+    ),
+    ("a router", {"/v1/models": DYNAMO}, RemoteModel("tiny", ("tiny",), None, 4096)),
+    (
+        "without a list",
+        {"/model_info": {"model_path": "org/tiny"}, "/server_info": {"context_length": 77}},
+        RemoteModel("org/tiny", ("org/tiny",), "org/tiny", 77),
+    ),
+    (
+        "with adapters",
+        {"/model_info": MODEL_INFO, "/v1/models": {"data": [{"id": "lora"}, *MODELS["data"]]}},
+        RemoteModel("tiny", ("lora", "tiny"), "/models/words", 8192),
+    ),
+]
+
+
+def found(paths: dict[str, Json]) -> RemoteModel:
+    async def main() -> RemoteModel:
+        async with listening(StandIn(paths=paths)) as endpoint:
+            return await discover("sglang", endpoint)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("paths", "model"), [d[1:] for d in DISCOVERIES], ids=[d[0] for d in DISCOVERIES]
+)
+def test_what_is_served_is_found_out(paths: dict[str, Json], model: RemoteModel) -> None:
+    assert found(paths) == model
+
+
+def test_who_is_not_sglang_is_told_so() -> None:
+    with pytest.raises(EngineError, match="is it SGLang"):
+        found({"/v1/models": {"data": "what"}})
+
+
+XGRAMMAR: tuple[Syntax, ...] = ("structural_tag", "ebnf", "json_schema")
+
+
+@pytest.mark.parametrize(
+    ("told", "options", "facts"),
+    [
+        (None, {}, Facts()),
+        (None, {"priority": "lower"}, Facts(priority="lower")),
+        (None, {"grammar_backend": "outlines"}, Facts(constraints=("json_schema",))),
+        ({}, {}, Facts(True, constraints=XGRAMMAR)),
+        ({"enable_priority_scheduling": True}, {}, Facts(True, "higher", XGRAMMAR)),
+        ({"enable_priority_scheduling": True}, {"priority": "off"}, Facts(True, None, XGRAMMAR)),
+        ({"schedule_low_priority_values_first": True}, {}, Facts(True, None, XGRAMMAR)),
+        (
+            {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},
+            {},
+            Facts(True, "lower", XGRAMMAR),
+        ),
+        ({"grammar_backend": "none"}, {}, Facts(True)),
+        (
+            {"grammar_backend": "llguidance"},
+            {},
+            Facts(True, constraints=("lark", "gbnf", "ebnf", "json_schema")),
+        ),
+        ({"grammar_backend": "somebody's"}, {}, Facts(True)),
+        (
+            {"stream_output": True, "version": "0.4"},
+            {},
+            Facts(True, None, XGRAMMAR, None, True, "0.4"),
+        ),
+        (SERVER_INFO, {}, Facts(True, None, XGRAMMAR, 8186, False, "0.5.23")),
+        (
+            {"context_length": 4096, "max_req_input_len": 9000, "speculative_eagle_topk": 4}
+            | {"speculative_num_steps": 3, "speculative_num_draft_tokens": 8},
+            {},
+            Facts(True, None, XGRAMMAR, 4084),
+        ),
+    ],
+)
+def test_facts(told: Json | None, options: Json, facts: Facts) -> None:
+    assert facts_of(told, SglangOptions(**options)) == facts
+
+
+def setup(**more: Any) -> EngineSetup:
+    return EngineSetup(TOKENIZER, **more)
+
+
+def test_the_engine_by_name() -> None:
+    remote = RemoteModel("tiny", context_length=100)
+    made = create_engine("sglang", setup(endpoint=Endpoint(), remote=remote))
+    assert isinstance(made, SglangEngine)
+    assert made.abilities.context_length == 100
+    made = create_engine("sglang", setup(endpoint=Endpoint(), remote=remote, context_length=50))
+    assert made.abilities.context_length == 50
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "needs the address of a server: --engine-url"),
+        ({"endpoint": Endpoint(), "options": {"speed": 1}}, "unknown field `speed`"),
+        ({"endpoint": Endpoint(), "options": {"priority": "x"}}, r"\$.priority"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(more: Json, words: str) -> None:
+    with pytest.raises(EngineSetupError, match=words):
+        create_engine("sglang", setup(**more))

@@ -1,0 +1,195 @@
+"""The engine around transformers' batching, with a stand-in for the library's manager."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.transformers.child import batching
+from dovetail.engines.transformers.child.batching import BatchingEngine
+from dovetail.engines.transformers.child.sampling import Sampler
+from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
+
+VOCABULARY = 100
+Handler = Callable[[Any], None]
+
+
+class Output(SimpleNamespace):
+    """What the library hands over: all tokens so far."""
+
+    def is_finished(self) -> bool:
+        return bool(self.finished)
+
+
+def output(*ids: int, finished: bool = False, error: str | None = None) -> Output:
+    return Output(generated_tokens=list(ids), finished=finished, error=error)
+
+
+class Manager:
+    """Takes requests, hands over what a test tells it to, and keeps a record."""
+
+    def __init__(self, found: int = 0) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.output_router = SimpleNamespace(result_handlers=self.handlers)
+        self.requests: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+        self.leftovers = [output(1), output(2)]
+        self.running = self.accepting = True
+        self.input_queue = SimpleNamespace(qsize=lambda: 2)
+        cache = SimpleNamespace(search_prefix_match=lambda request_id, prompt_ids: found)
+        scheduler = SimpleNamespace(waiting_requests=[1], active_requests=[1, 2, 3])
+        self.batch_processor = SimpleNamespace(cache=cache, scheduler=scheduler)
+
+    def start(self) -> None: ...
+
+    def is_running(self) -> bool:
+        return self.running
+
+    def get_result(self, timeout: float) -> Output | None:
+        return self.leftovers.pop() if self.leftovers else None
+
+    def register_result_handler(self, request_id: str, callback: Handler) -> None:
+        self.handlers[request_id] = callback
+
+    def add_request(self, input_ids: list[int], request_id: str, **more: Any) -> str | None:
+        self.requests.append({"input_ids": input_ids, **more})
+        self.batch_processor.cache.search_prefix_match(request_id, input_ids)
+        return request_id if self.accepting else None
+
+    def cancel_request(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def hand_over(self, *outputs: Output) -> None:
+        ((name, handler),) = self.handlers.items()
+        for one in outputs:
+            handler(one)
+            if one.is_finished():
+                del self.handlers[name]
+
+
+def engine(manager: Manager) -> BatchingEngine:
+    return BatchingEngine(manager, Sampler({}, VOCABULARY), 64)
+
+
+def asked(**fields: Any) -> EngineRequest:
+    fields = {"stop_ids": frozenset({9, 8}), **fields}
+    return EngineRequest("r", array("I", [1, 2, 3]), max_tokens=5, **fields)
+
+
+def play(
+    manager: Manager, *parts: list[Output], request: EngineRequest | None = None
+) -> list[TokenDelta]:
+    """What is heard if each part is handed over at once."""
+
+    async def main() -> list[TokenDelta]:
+        heard = []
+        async with aclosing(engine(manager).generate(request or asked())) as deltas:
+            for part in parts:
+                hearing = asyncio.ensure_future(anext(deltas))
+                await asyncio.sleep(0)
+                manager.hand_over(*part)
+                heard.append(await hearing)
+        return heard
+
+    return asyncio.run(main())
+
+
+def test_what_came_together_is_one_delta() -> None:
+    manager = Manager(found=2)
+    heard = play(
+        manager, [output(4)], [output(4, 5), output(4, 5, 6)], [output(4, 5, 6, 9, finished=True)]
+    )
+    assert [delta.ids for delta in heard] == [[4], [5, 6], [9]]
+    assert [delta.finish for delta in heard] == [None, None, "stop"]
+    assert [delta.cached for delta in heard] == [2, None, None]
+    assert manager.cancelled == []
+    assert manager.leftovers == []  # of requests that were cancelled
+
+
+def test_an_end_without_a_stop_id_is_the_limit() -> None:
+    heard = play(Manager(), [output(4, 5, finished=True)])
+    assert (heard[0].ids, heard[0].finish, heard[0].cached) == ([4, 5], "length", 0)
+
+
+def test_what_the_library_is_asked() -> None:
+    manager = Manager()
+    play(manager, [output(9, finished=True)], request=asked(sampling=Sampling(temperature=0.0)))
+    assert manager.requests == [
+        {
+            "input_ids": [1, 2, 3],
+            "max_new_tokens": 5,
+            "streaming": True,
+            "eos_token_id": [8, 9],
+            "temperature": 1.0,
+            "top_k": 1,
+            "top_p": 1.0,
+        }
+    ]
+    play(manager, [output(9, finished=True)], request=asked(stop_ids=frozenset()))
+    assert manager.requests[1]["eos_token_id"] == -1
+
+
+def test_closing_cancels_and_leaves_nothing_behind() -> None:
+    manager = Manager()
+    play(manager, [output(4)])
+    assert len(manager.cancelled) == 1
+    assert manager.handlers == {}
+
+
+@pytest.mark.parametrize(("survives", "kind"), [(True, EngineError), (False, EngineUnavailable)])
+def test_failures(survives: bool, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "GLANCE", 0.0)
+    manager = Manager()
+    manager.running = survives
+
+    async def main() -> None:
+        made = engine(manager)
+        hearing = asyncio.ensure_future(anext(made.generate(asked())))
+        await asyncio.sleep(0)
+        manager.hand_over(output(4, finished=True, error="out of memory"))
+        with pytest.raises(EngineError, match="out of memory") as raised:
+            await hearing
+        assert type(raised.value) is kind
+        health = await made.health()
+        assert health.ready == survives
+        assert health.facts == {"running": 3, "waiting": 3}
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_takes_no_more() -> None:
+    manager = Manager()
+    manager.accepting = False
+
+    async def main() -> None:
+        with pytest.raises(EngineUnavailable, match="takes no more"):
+            await anext(engine(manager).generate(asked()))
+
+    asyncio.run(main())
+    assert manager.handlers == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"sampling": Sampling(logprobs=0)}, Unsupported),
+        ({"constraint": Constraint("lark", "start: /a/")}, Unsupported),
+        ({"prompt": array("I", [1, VOCABULARY])}, InvalidRequest),
+    ],
+)
+def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: type) -> None:
+    manager = Manager()
+
+    async def main() -> None:
+        prompt = fields.get("prompt", array("I", [1]))
+        rest = {name: value for name, value in fields.items() if name != "prompt"}
+        with pytest.raises(kind):
+            await anext(engine(manager).generate(EngineRequest("r", prompt, max_tokens=1, **rest)))
+
+    asyncio.run(main())
+    assert manager.requests == []

@@ -1,0 +1,274 @@
+"""The transformers engine without torch: how it starts, fails to, and ends.
+
+A stand-in for the interpreter with torch reads the same order and serves a script in place of a
+model, so that everything but the model is real.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import sys
+from array import array
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_stage import CONTROLS, END, TOKENIZER, ids
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.transformers import TransformersEngine
+from dovetail.engines.transformers.child.sampling import Sampler
+from dovetail.engines.transformers.process import last_complaint, sources
+from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
+
+STAND_IN = f"""\
+#!{sys.executable}
+import json, os, sys, threading
+order = json.loads(sys.stdin.buffer.readline())
+threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
+sys.path[:0] = order["paths"]
+from pathlib import Path
+from dovetail.engines.scripted import ScriptedEngine, parse_script
+from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen, serve
+from dovetail_tokenizers import ByteTokenizer
+
+def die():
+    print("torch.OutOfMemoryError: CUDA out of memory.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+folder = Path(order["model"])
+tokenizer = ByteTokenizer({CONTROLS!r})
+engine = ScriptedEngine(tokenizer, parse_script((folder / "script.yaml").read_text()))
+model = ServedModel((folder.name,), tokenizer, ({END},), 100)
+app = CompletionsServer(engine, model, key=order["key"], bursts=engine.bursts, on_death=die)
+listener, address = listen(Address(port=0, path=order["socket"] and Path(order["socket"])))
+facts = {{"device": "none", "order": json.dumps(order["options"])}}
+print(json.dumps({{
+    "address": address, "context_length": 100, "cached_tokens": True, "facts": facts
+}}), flush=True)
+serve(app, listener)
+"""
+
+
+def program(folder: Path, text: str) -> str:
+    """A program, as the interpreter's path would name one."""
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def weights(folder: Path, script: str = "[{text: hello}]") -> Path:
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (folder / "script.yaml").write_text(script)
+    return folder
+
+
+def engine(folder: Path, **options: Any) -> TransformersEngine:
+    made = create_engine("transformers", EngineSetup(TOKENIZER, folder, options=options))
+    assert isinstance(made, TransformersEngine)
+    return made
+
+
+def standing_in(folder: Path, script: str, **options: Any) -> TransformersEngine:
+    return engine(weights(folder, script), python=program(folder, STAND_IN), **options)
+
+
+def asked(prompt: str = "hi", **fields: Any) -> EngineRequest:
+    fields = {"max_tokens": 50, "stop_ids": frozenset({END}), **fields}
+    return EngineRequest("r", array("I", ids(prompt)), **fields)
+
+
+async def collect(made: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
+    return [delta async for delta in made.generate(request)]
+
+
+def said(deltas: list[TokenDelta]) -> str:
+    return TOKENIZER.decode([id for delta in deltas for id in delta.ids])
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_whole_life(tmp_path: Path, tcp: bool) -> None:
+    made = standing_in(tmp_path, "[{text: hello}]", tcp=tcp)
+
+    async def main() -> None:
+        assert made.abilities.local
+        assert made.abilities.context_length == 4096  # as far as the folder tells
+        assert (await made.health()).detail == "not started"
+        with pytest.raises(EngineUnavailable, match="not running"):
+            await collect(made, asked())
+        await made.start()
+        await made.start()  # already there
+        assert made.abilities.context_length == 100  # as the process tells
+        assert made.abilities.cached_tokens
+        heard = await collect(made, asked("x" * 40))
+        assert said(heard) == "hello<|end|>"
+        assert (heard[-1].finish, heard[-1].cached) == ("stop", 0)
+        assert (await collect(made, asked("x" * 40)))[-1].cached == 32
+        health = await made.health()
+        assert health.ready
+        assert health.facts is not None
+        assert (health.facts["running"], health.facts["device"]) == (0, "none")
+        with pytest.raises(ContextOverflow):
+            await collect(made, asked("x" * 100))
+        assert made.endpoint is not None
+        assert (made.endpoint.socket is None) == tcp
+        plain = Endpoint(made.endpoint.host, made.endpoint.port, made.endpoint.socket)
+        assert (await fetch(plain, Call("GET", "/v1/models")))[0] == 401
+        await made.stop()
+        assert not (await made.health()).ready
+        if plain.socket is not None:
+            assert not Path(plain.socket).parent.exists()
+
+    asyncio.run(main())
+
+
+def test_options_reach_the_process(tmp_path: Path) -> None:
+    made = standing_in(tmp_path, "[{text: a}]", dtype="float16", device_map="cuda:1", max_batch="3")
+
+    async def main() -> None:
+        await made.start()
+        facts = (await made.health()).facts or {}
+        told = json.loads(str(facts["order"]))
+        assert (told["dtype"], told["device_map"], told["max_batch"]) == ("float16", "cuda:1", 3)
+        await made.stop()
+
+    asyncio.run(main())
+
+
+def test_killed_while_it_speaks_and_brought_back(tmp_path: Path) -> None:
+    made = standing_in(tmp_path, "[{text: hello, hang: 2}, {text: again}]")
+
+    async def main() -> None:
+        await made.start()
+        async with aclosing(made.generate(asked())) as deltas:
+            await anext(deltas)
+            os.kill(made.pid or 0, signal.SIGKILL)
+            with pytest.raises(EngineUnavailable, match="transformers was killed"):
+                async for _ in deltas:
+                    pass
+        assert "killed" in (await made.health()).detail
+        await made.stop()
+        (tmp_path / "script.yaml").write_text("[{text: again}]")
+        await made.start()
+        assert said(await collect(made, asked())) == "again<|end|>"
+        await made.stop()
+
+    asyncio.run(main())
+
+
+def test_a_death_is_told_with_its_last_complaint(tmp_path: Path) -> None:
+    made = standing_in(tmp_path, "[{text: hello, die: 2}]")
+
+    async def main() -> None:
+        await made.start()
+        with pytest.raises(EngineUnavailable, match=r"ended \(1\): .*CUDA out of memory"):
+            await collect(made, asked())
+        assert "out of memory" in (await made.health()).detail
+        await made.stop()
+
+    asyncio.run(main())
+
+
+def test_stopped_while_it_speaks(tmp_path: Path) -> None:
+    made = standing_in(tmp_path, "[{text: hello, hang: 2}]")
+
+    async def main() -> None:
+        await made.start()
+        async with aclosing(made.generate(asked())) as deltas:
+            await anext(deltas)
+            await made.stop()
+            with pytest.raises(EngineUnavailable):
+                async for _ in deltas:
+                    pass
+
+    asyncio.run(main())
+
+
+def test_torch_is_missing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        EngineUnavailable, match=r"needs the package torch: pip install 'dovetail\["
+    ):
+        asyncio.run(engine(weights(tmp_path)).start())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_torch_is_missing_there(tmp_path: Path) -> None:
+    made = engine(weights(tmp_path), python=sys.executable)
+    with pytest.raises(EngineUnavailable, match=r"No module named 'torch' \(pip install") as raised:
+        asyncio.run(made.start())
+    assert str(tmp_path) in raised.value.message
+    assert not asyncio.run(made.health()).ready
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("#!/bin/sh\necho hello\nread x\n", "not understood: 'hello'"),
+        ("#!/bin/sh\nexit 4\n", r"transformers ended \(4\)"),
+        ("#!/bin/sh\necho 'SomeError: bad' >&2\nexit 1\n", r"ended \(1\): SomeError: bad"),
+        ('#!/bin/sh\necho \'{"error": "no weights"}\'\n', "no weights"),
+    ],
+)
+def test_interpreters_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+    made = engine(weights(tmp_path), python=program(tmp_path, text))
+    with pytest.raises(EngineUnavailable, match=message):
+        asyncio.run(made.start())
+
+
+def test_no_interpreter(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="cannot run /no/python"):
+        asyncio.run(engine(weights(tmp_path), python="/no/python").start())
+
+
+def test_folders_and_options(tmp_path: Path) -> None:
+    wanted = "needs a folder with config.json and weights"
+    for path, reason in (
+        (None, wanted),
+        (tmp_path / "none", f"{wanted}, and there is no"),
+        (tmp_path, "is a folder without them"),
+        (Path(__file__), "is a file"),
+    ):
+        with pytest.raises(EngineSetupError, match=reason):
+            create_engine("transformers", EngineSetup(TOKENIZER, path))
+    weights(tmp_path)
+    for options, name in (({"max_batch": 0}, "max_batch"), ({"speed": 1}, "speed")):
+        with pytest.raises(EngineSetupError, match=f"options are wrong: .*{name}"):
+            engine(tmp_path, **options)
+    fixed = EngineSetup(TOKENIZER, tmp_path, context_length=77)
+    assert create_engine("transformers", fixed).abilities.context_length == 77
+
+
+def test_our_own_sources_can_be_found_by_another_interpreter() -> None:
+    assert all((Path(root) / "dovetail_model").exists() for root in sources()[1:2])
+    assert (Path(sources()[0]) / "dovetail").is_dir()
+
+
+def test_the_last_complaint_of_a_log() -> None:
+    log = ["Loading", "ValueError: first", "  at x", "torch.OutOfMemoryError: second", "bye"]
+    assert last_complaint(log) == "torch.OutOfMemoryError: second"
+    assert last_complaint(["all is well"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("defaults", "sampling", "expected"),
+    [
+        ({}, Sampling(), (1.0, 1000, 1.0)),
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, Sampling(), (0.6, 20, 0.95)),
+        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=1, top_k=-1), (1.0, 1000, 1.0)),
+        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=0.0, top_p=0.1), (1.0, 1, 1.0)),
+        ({"temperature": None}, Sampling(top_k=5000, top_p=2.0), (1.0, 1000, 1.0)),
+    ],
+)
+def test_sampling(
+    defaults: dict[str, Any], sampling: Sampling, expected: tuple[float, int, float]
+) -> None:
+    made = Sampler(defaults, 1000).arguments(sampling)
+    assert (made["temperature"], made["top_k"], made["top_p"]) == expected
+    assert [type(value) for value in made.values()] == [float, int, float]

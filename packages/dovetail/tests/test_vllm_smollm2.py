@@ -1,0 +1,103 @@
+"""A trained model on a real vLLM, through the SDKs: SmolLM2 answers, and ends its turns itself.
+
+Its weights come as a GGUF file, which vLLM does not read: transformers makes a folder of it first.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from recording import Recorder, recording
+from served import WEIGHTS, Running, served
+from vllm_at_hand import PYTHON, REAL, running_vllm
+
+pytestmark = REAL
+
+NAME = "smollm2"
+QUESTION = "What is the capital of France? Answer in one sentence."
+ANSWER = "The capital of France is Paris."
+CONVERT = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, name, target = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+model.hf_quantizer = model.quantization_method = None  # its numbers are plain ones by now
+model.is_quantized = False
+del model.config.quantization_config
+model.save_pretrained(target)
+AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+"""
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    if not WEIGHTS.is_file():
+        pytest.skip("no SmolLM2 at hand: make tokenizers")
+    place = tmp_path_factory.mktemp("smollm2")
+    folder = _converted(place / "model")
+    flags = ("--served-model-name", NAME, "--enable-prompt-tokens-details")
+    with running_vllm(folder, place, *flags) as vllm, recording(vllm.port) as recorder:
+        yield recorder
+
+
+def _converted(target: Path) -> Path:
+    command = [os.environ[PYTHON], "-c", CONVERT, str(WEIGHTS.parent), WEIGHTS.name, str(target)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        pytest.skip(f"SmolLM2 cannot be converted: {done.stderr.strip().splitlines()[-1]}")
+    return target
+
+
+@pytest.fixture(scope="module")
+def server(recorder: Recorder) -> Iterator[Running]:
+    with served("--engine", "vllm", "--engine-url", recorder.url, "--temperature", "0") as running:
+        yield running
+
+
+def test_messages(server: Running) -> None:
+    client = server.anthropic()
+    with client.messages.stream(
+        model=NAME, max_tokens=60, messages=[{"role": "user", "content": QUESTION}]
+    ) as stream:
+        message = stream.get_final_message()
+    assert [block.text for block in message.content if block.type == "text"] == [ANSWER]
+    assert message.stop_reason == "end_turn"
+
+
+def test_chat(server: Running) -> None:
+    answer = server.openai().chat.completions.create(
+        model=NAME, max_tokens=60, messages=[{"role": "user", "content": QUESTION}]
+    )
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_responses(server: Running) -> None:
+    answer = server.openai().responses.create(model=NAME, max_output_tokens=60, input=QUESTION)
+    assert answer.output_text == ANSWER
+    assert answer.status == "completed"
+
+
+def test_turns_that_the_model_ends_are_exact(server: Running, recorder: Recorder) -> None:
+    """This template keeps every turn, also when the user speaks again."""
+    start = len(recorder.completions)
+    history: list[dict[str, str]] = []
+    for question in ("Name a color.", "Another one.", "And a third one.", "Thank you!"):
+        history.append({"role": "user", "content": question})
+        answer = server.openai().chat.completions.create(
+            model=NAME,
+            max_tokens=60,
+            messages=history,  # type: ignore[arg-type]
+            temperature=1.0,
+            seed=4,
+        )
+        history.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+    told = recorder.completions[start:]
+    assert "stop" in {one.finish for one in told}
+    for before, after in pairwise(told):
+        known = before.prompt + before.generated
+        assert after.prompt[: len(known)] == known

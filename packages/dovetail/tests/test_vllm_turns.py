@@ -1,0 +1,113 @@
+"""Exact turns with a real vLLM. What it says it read and wrote, in ids, is the only witness.
+
+Real are the engine, its prefix cache, the tokenizer, the template, the sampling at temperature 1,
+the server and the SDKs. The weights are random, so turns are word salad: those that end by
+themselves, with a stop token, are calls whose form a grammar prescribes and whose text it leaves
+open. Qwen3's template keeps turns until the next question: the sessions are long rounds of tools.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from recording import Recorded, Recorder, recording
+from served import Running, served
+from talking import APIS, Shown, talker
+from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+
+pytestmark = REAL
+
+BLOCK = 32  # tokens that the server caches together
+LONG = 20_000
+SESSIONS, TURNS = 10, 20
+WORDS = ("apple", "river", "stone", "green", "seven", "cloud", "paper", "light")
+
+
+@pytest.fixture(scope="module")
+def vllm(pytestconfig: pytest.Config) -> Vllm:
+    return shared_vllm(pytestconfig)
+
+
+@pytest.fixture(scope="module")
+def recorder(vllm: Vllm) -> Iterator[Recorder]:
+    with recording(vllm.port) as recorder:
+        yield recorder
+
+
+@pytest.fixture(scope="module")
+def server(recorder: Recorder) -> Iterator[Running]:
+    """One command: the model's name, window, tokenizer and template are found by it."""
+    with served("--engine", "vllm", "--engine-url", recorder.url) as running:
+        assert running.greeting.startswith(f"serving {NAME} at ")
+        yield running
+
+
+def session(recorder: Recorder, name: str) -> list[Recorded]:
+    return [one for one in recorder.completions if one.asked.get("session_id") == name]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_long_prompt_is_cached_on_the_second_turn(
+    server: Running, recorder: Recorder, api: str
+) -> None:
+    talk = talker(server, api, NAME, f"long-{api}", limit=8)
+    words = " ".join(WORDS[n * n % 97 % 8] for n in range(LONG))
+    first = talk.say(f"{api}: {words}")
+    second = talk.say("And now?")
+    one, two = session(recorder, f"long-{api}")
+    assert first.input == len(one.prompt) > LONG
+    assert first.cached == one.cached
+    assert first.cached < BLOCK * 10  # at most the head is known from elsewhere
+    assert second.cached == two.cached
+    assert second.cached >= len(one.prompt) // BLOCK * BLOCK
+    assert second.input - second.cached < 100
+
+
+def said(turn: Recorded) -> list[int]:
+    """What was generated, without the token that ended it: the template writes its own."""
+    return turn.generated[:-1] if turn.finish == "stop" else turn.generated
+
+
+def follows(before: Recorded, after: Recorded) -> bool:
+    """Whether a prompt begins with the previous prompt and what was generated on it."""
+    known = before.prompt + said(before)
+    return after.prompt[: len(known)] == known
+
+
+def talk_at_length(server: Running, number: int) -> list[Shown]:
+    """One question and a long round of tools: the part of a session that the template keeps."""
+    talk = talker(server, APIS[number % 3], NAME, f"s{number}", limit=300)
+    shown = [talk.say(f"Session {number}.", must_call=True)]
+    while len(shown) < TURNS:
+        assert shown[-1].calls, shown[-1]
+        shown.append(talk.result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True))
+    return shown
+
+
+def test_two_hundred_turns_at_temperature_one(server: Running, recorder: Recorder) -> None:
+    with ThreadPoolExecutor(SESSIONS) as threads:
+        shown = list(threads.map(lambda n: talk_at_length(server, n), range(SESSIONS)))
+    pairs = []
+    for number, turns in enumerate(shown):
+        told = session(recorder, f"s{number}")
+        check_what_was_shown(turns, told)
+        pairs += list(pairwise(told))
+    assert len(pairs) == SESSIONS * (TURNS - 1)
+    assert [pair for pair in pairs if not follows(*pair)] == []
+    # And the engine found all that it can cache of it in its cache.
+    assert [pair for pair in pairs if (pair[1].cached or 0) < whole_blocks(pair[0])] == []
+
+
+def whole_blocks(turn: Recorded) -> int:
+    """How much of a prompt and its turn can be cached: the last token has not been read."""
+    return (len(turn.prompt) + len(turn.generated) - 1) // BLOCK * BLOCK
+
+
+def check_what_was_shown(turns: Sequence[Shown], told: Sequence[Recorded]) -> None:
+    """Every turn was a call that ended, and the client is told the engine's own numbers."""
+    assert {one.finish for one in told} == {"stop"}
+    assert all(len(turn.calls) == 1 for turn in turns)
+    for turn, one in zip(turns, told, strict=True):
+        assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
+        assert turn.output == len(one.generated)

@@ -1,0 +1,273 @@
+"""`dovetail watch` as users run it, before a server that renders every prompt anew."""
+
+import json
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from agents import AGENTS, Agent, ClaudeCode, read
+from served import NAME, PATIENCE, Running, clean_environment, dovetail, qwen_folder, served
+
+STEPS = 4
+BLOCK = 16  # tokens of a block in the scripted engine's cache
+PATHS = {"messages": "/v1/messages?beta=true", "chat": "/v1/chat/completions"}
+PLAIN = ("--replay", "client", "--no-strip-anthropic-preamble")
+
+
+def _call(command: str) -> str:
+    return (
+        "<tool_call>\n<function=run_command>\n"
+        f"<parameter=command>\n{command}\n</parameter>\n<parameter=timeout>\n10.0\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    place: Path = tmp_path_factory.mktemp("watch")
+    qwen_folder(place / "model")
+    turns = [
+        f"<think>\nStep {at}: é, 漢字.\n</think>\n\nI look.\n\n" + _call(f"cd /repo && ls {at}")
+        for at in range(STEPS - 1)
+    ]
+    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    script = {"turns": [{"text": text} for text in said]}
+    (place / "script.yaml").write_text(json.dumps(script))
+    return place
+
+
+def arguments(folder: Path) -> list[str | Path]:
+    return [
+        *(folder / "model", "--engine", "scripted", "--script", folder / "script.yaml"),
+        *("--served-model-name", NAME, "--model-alias", f"m={NAME}"),
+        *("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"),
+    ]
+
+
+@contextmanager
+def watching(url: str, folder: Path, *more: str | Path) -> Iterator[Running]:
+    """`dovetail watch`, up before the block begins; what it prints is in its `log`."""
+    log = folder / "watch.txt"
+    command = [sys.executable, "-m", "dovetail", "watch", url, "--port", "0", *map(str, more)]
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            command, cwd=folder, env=clean_environment(folder), stdout=out, stderr=out, text=True
+        ) as process,
+    ):
+        try:
+            while not (found := re.search(r"^\w+ at (http\S+)$", log.read_text(), re.M)):
+                assert process.poll() is None, log.read_text()
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+            running = Running(process, found[0], log)
+            yield running
+        finally:
+            for client in running.clients:
+                client.close()
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(PATIENCE)
+
+
+class Used(NamedTuple):
+    """What an answer says of its tokens. `prompt` counts the cached ones, too."""
+
+    prompt: int
+    generated: int
+    cached: int
+
+
+def steps(running: Running, agent: Agent) -> list[Used]:
+    """A whole tool loop. What the server says of each step."""
+    agent.ask("What is the answer?")
+    return [step(running, agent, at) for at in range(STEPS)]
+
+
+def step(running: Running, agent: Agent, at: int, **fields: str) -> Used:
+    body = {**agent.body(), **fields}
+    if agent.codec.name == "chat":
+        body["stream_options"] = {"include_usage": True}
+    headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
+    reply = running.ask("POST", PATHS.get(agent.codec.name, "/v1/responses"), body, **headers)
+    assert reply.status == 200, reply.body
+    heard = agent.hear(reply.body)
+    agent.answer([(call, f"file {at}.txt") for call in heard])
+    return used(reply.body)
+
+
+def used(frames: bytes) -> Used:
+    found: list[Used] = []
+    for event in read(frames):
+        usage = event.get("usage") or event.get("response", {}).get("usage")
+        if usage is None:
+            continue
+        if "cache_read_input_tokens" in usage:
+            cached = usage["cache_read_input_tokens"]
+            found.append(Used(usage["input_tokens"] + cached, usage["output_tokens"], cached))
+        elif "input_tokens" in usage:
+            cached = usage["input_tokens_details"]["cached_tokens"]
+            found.append(Used(usage["input_tokens"], usage["output_tokens"], cached))
+        else:
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            found.append(Used(usage["prompt_tokens"], usage["completion_tokens"], cached))
+    return found[-1]
+
+
+def tokenizer(folder: Path) -> tuple[str | Path, ...]:
+    parsers = ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3")
+    return ("--tokenizer", folder / "model", *parsers)
+
+
+def test_a_recording_says_what_dovetail_really_saves(folder: Path) -> None:
+    """Watched before a plain server, replayed, and then measured on Dovetail itself."""
+    recording, told = folder / "session.jsonl", folder / "report.json"
+    with served(*arguments(folder), *PLAIN) as plain:
+        with watching(
+            plain.url, folder, *tokenizer(folder), "--record", recording, "--json", told
+        ) as watch:
+            was = steps(watch, ClaudeCode("session-of-claude-code"))
+        text = watch.log.read_text()
+    live = json.loads(told.read_text())
+    assert stat.S_IMODE(recording.stat().st_mode) == 0o600
+    assert "x-api-key" not in recording.read_text().lower()
+    assert "the billing line at the start of the system text changed" in text
+
+    again = dovetail(
+        "watch", "--replay", recording, *tokenizer(folder), "--json", told, home=folder
+    )
+    assert again.status == 0, again.err
+    replayed = json.loads(told.read_text())
+    assert replayed == live
+
+    with served(*arguments(folder)) as exact:
+        now = steps(exact, ClaudeCode("session-of-claude-code"))
+    seen = replayed["exchanges"]
+    assert [one["served"]["total"] for one in seen] == [one.prompt for one in was]
+    assert [one["basis"] for one in seen] == ["confirmed"] * STEPS
+    assert [one["exact"]["total"] for one in seen] == [one.prompt for one in now]
+    kept = [one["exact"]["kept"] // BLOCK * BLOCK for one in seen]
+    assert kept == [one.cached for one in now]
+    plain_kept = [one["served"]["kept"] // BLOCK * BLOCK for one in seen]
+    assert plain_kept == [one.cached for one in was]
+    needless = sum(one["needless"] for one in seen)
+    assert needless == replayed["whole"]["needless"] > 1000
+
+
+def test_every_harness_is_understood(plain: Running, folder: Path) -> None:
+    told = folder / "harnesses.json"
+    with watching(plain.url, folder, *tokenizer(folder), "--json", told) as watch:
+        for kind in AGENTS:
+            steps(watch, kind(f"{kind.name} session", f"{kind.name} is who you are."))
+    report = json.loads(told.read_text())
+    assert (report["whole"]["unread"], report["unobserved"]) == (0, {})
+    assert [one["label"] for one in report["sessions"]] == [f"{k.name} session" for k in AGENTS]
+    for one in report["sessions"]:
+        assert one["requests"] == one["thoughts"] == STEPS
+        assert one["calls"] == len(one["tool_gaps"]) == len(one["dispatch"]) == STEPS - 1
+        assert one["needless"] > 0  # the notation of the calls is not the template's
+    causes = {one["label"].removesuffix(" session"): one["counts"] for one in report["sessions"]}
+    assert causes["claude-code"]["billing"] == STEPS - 1
+    assert causes["claude-code"]["rewritten"] == STEPS - 1
+    assert causes["plain chat"]["thoughts_not_returned"] == STEPS - 1
+    assert not {"billing", "thoughts_not_returned"} & set(causes["sdk"])
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[Running]:
+    with served(*arguments(folder), *PLAIN) as running:
+        yield running
+
+
+def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
+    with watching(plain.url, folder) as watch:
+        message = watch.anthropic().messages.create(
+            model=NAME, max_tokens=500, messages=[{"role": "user", "content": "Hi!"}]
+        )
+        assert message.content[0].type == "thinking"
+        with watch.openai().responses.stream(model=NAME, input="Hi!") as stream:
+            assert stream.get_final_response().status == "completed"
+        chat = watch.openai().chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "Hi!"}]
+        )
+        assert chat.choices[0].message.content
+        assert [model.id for model in watch.openai().models.list()] == [NAME]
+        watch.process.send_signal(signal.SIGUSR1)  # the report so far
+        while "3 requests" not in watch.log.read_text():
+            with pytest.raises(subprocess.TimeoutExpired):
+                watch.process.wait(0.05)
+    assert "1 other exchange passed on" in watch.log.read_text()
+    assert "estimated (~)" in watch.log.read_text()
+
+
+def test_what_is_wrong_with_the_arguments_is_told(tmp_path: Path) -> None:
+    ended = dovetail("watch", home=tmp_path)
+    assert (ended.status, ended.err.count("\n")) == (1, 1)
+    assert "the address of a server is needed" in ended.err
+    ended = dovetail("watch", "ftp://somewhere", home=tmp_path)
+    assert "not an http address" in ended.err
+    (tmp_path / "no.jsonl").write_text("{}\n")
+    ended = dovetail("watch", "--replay", tmp_path / "no.jsonl", home=tmp_path)
+    assert (ended.status, "is no recording" in ended.err) == (1, True)
+
+
+@contextmanager
+def engine(folder: Path) -> Iterator[str]:
+    """A server of the model that speaks vLLM's completions and nothing else. Its address."""
+    command = [sys.executable, "-m", "dovetail.engines.scripted", "--port", "0"]
+    command += ["--model", str(folder / "model"), "--script", str(folder / "script.yaml")]
+    with subprocess.Popen(
+        [*command, "--served-model-name", NAME],
+        cwd=folder,
+        env=clean_environment(folder),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield next(
+                found[0] for line in process.stdout if (found := re.search(r"http\S+", line))
+            )
+        finally:
+            process.terminate()
+
+
+def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
+    """An engine without any of the three APIs: what Dovetail does not answer, it answers 404."""
+    told = folder / "fixed.json"
+    with (
+        engine(folder) as url,
+        watching(url, folder, "--fix", *tokenizer(folder), "--json", told) as watch,
+    ):
+        agent = ClaudeCode("fixed session")
+        agent.ask("What is the answer?")
+        made = [step(watch, agent, at, model=NAME) for at in range(STEPS)]
+        for before, after in pairwise(made):
+            assert after.cached == (before.prompt + before.generated - 1) // BLOCK * BLOCK
+        assert [model.id for model in watch.openai().models.list()] == [NAME]
+        ask = {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi!"}]}
+        image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
+        for odd in (
+            {**ask, "model": "unknown"},
+            {**ask, "messages": [{"role": "user", "content": [image]}]},
+            {"model": NAME},
+        ):
+            assert watch.ask("POST", "/v1/messages", odd).status == 404
+        long = {**ask, "messages": [{"role": "user", "content": "word " * 50_000}]}
+        refused = watch.ask("POST", "/v1/messages", long)  # nobody else could take it
+        assert (refused.status, b"prompt is too long" in refused.body) == (400, True)
+    report = json.loads(told.read_text())
+    assert [one["fixed"] for one in report["exchanges"]] == [True] * STEPS + [False] * 3 + [True]
+    assert report["whole"]["fixed"] == STEPS + 1
+    assert sum(n for why, n in report["unobserved"].items() if "passed on" in why) == 3
+    assert [one["basis"] for one in report["exchanges"][:STEPS]] == ["confirmed"] * STEPS
+    totals = [one["exact"]["total"] for one in report["exchanges"][:STEPS]]
+    assert totals == [one.prompt for one in made]

@@ -1,0 +1,350 @@
+"""The passthrough: every byte in both directions, back-pressure, ends and breaks."""
+
+import asyncio
+import random
+import socket
+import ssl
+from contextlib import suppress
+
+import pytest
+from http_stage import run
+from watch_stage import Seen, endpoint, listening, observing, relaying, say
+
+from dovetail.watch.hostline import HostLine
+from dovetail.watch.relay import Direction, Relay
+from dovetail.watch.wiretap import Limits
+
+ODD = b"".join(bytes([n]) for n in range(256))
+
+
+def conversation(chance: random.Random) -> tuple[bytes, bytes]:
+    """What a client says and what a server says: HTTP of every sort, or none at all."""
+    asked, told = [], []
+    for _ in range(chance.randrange(1, 6)):
+        body = chance.randbytes(chance.choice((0, 1, 1000, 300_000)))
+        kind = chance.choice(("length", "chunked", "odd", "noise"))
+        if kind == "length":
+            asked.append(
+                b"POST /v1/messages HTTP/1.1\r\nHOST:  a\r\nContent-Length: %d\r\n" % len(body)
+            )
+            asked.append(b"X-Odd: \xe4\xff\r\nx-odd: again\r\n\r\n" + body)
+            told.append(b"HTTP/1.1 200 OK\r\ncontent-length:%d\r\n\r\n%b" % (len(body), body))
+        elif kind == "chunked":
+            chunk = b"%x;ext=1\r\n%b\r\n0\r\nTrailer: x\r\n\r\n" % (len(body) or 1, body or b"z")
+            asked.append(
+                b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
+            )
+            told.append(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 \r\n")
+            told.append(b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
+        elif kind == "odd":
+            asked.append(b"GET / HTTP/1.0\n\nBREW /pot HTTP/9.9\r\n : folded\r\n\r\n")
+            told.append(b"ICY 200 OK\r\n\r\n" + body)
+        else:
+            asked.append(ODD + body)
+            told.append(body + ODD)
+    return b"".join(asked), b"".join(told)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_byte_goes_through_unchanged_in_both_directions(seed: int) -> None:
+    chance = random.Random(seed)
+    asked, told = conversation(chance)
+    got: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering = asyncio.create_task(say(writer, told, random.Random(seed + 1)))
+        got.append(await reader.read(-1))
+        await answering
+        writer.write_eof()
+
+    async def scene() -> None:
+        seen = Seen()
+        async with listening(serve) as port, observing(port, seen) as (_, own):
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            asking = asyncio.create_task(say(writer, asked, chance))
+            received = asyncio.create_task(reader.read(-1))
+            await asking
+            writer.write_eof()  # the server answers a half-closed client
+            assert await received == told
+            writer.close()
+        assert got == [asked]
+
+    run(scene)
+
+
+def test_many_connections_at_once_do_not_mix() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(data)
+
+    async def client(port: int, seed: int) -> None:
+        chance = random.Random(seed)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = chance.randbytes(50_000)
+        saying = asyncio.create_task(say(writer, sent, chance))
+        assert await reader.readexactly(len(sent)) == sent
+        await saying
+        writer.close()
+
+    async def scene() -> None:
+        async with listening(serve) as port, relaying(port) as (relay, own):
+            await asyncio.gather(*(client(own, seed) for seed in range(40)))
+            assert relay.traffic.connections == 40
+
+    run(scene)
+
+
+def test_a_slow_reader_makes_the_other_side_wait() -> None:
+    sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                sent += 65536
+
+    async def scene() -> None:
+        async with listening(serve) as port, relaying(port) as (_, own):
+            place = socket.socket()
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            place.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(place, ("127.0.0.1", own))
+            before = -1
+            while sent != before or not sent:  # until nothing moves any more
+                before = sent
+                for _ in range(2000):
+                    await asyncio.sleep(0)
+            assert sent < 64 << 20
+            place.close()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_hang_up_reaches_the_server(how: str) -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(5)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        gone.set()
+
+    async def scene() -> None:
+        async with listening(serve) as port, relaying(port) as (_, own):
+            _, writer = await asyncio.open_connection("127.0.0.1", own)
+            writer.write(b"hello")
+            await writer.drain()
+            if how == "reset":
+                place = writer.get_extra_info("socket")
+                place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            writer.transport.abort() if how == "reset" else writer.close()
+            await gone.wait()
+
+    run(scene)
+
+
+def test_a_server_that_breaks_off_breaks_the_client() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        writer.write(b"half an ans")
+        await writer.drain()
+        place = writer.get_extra_info("socket")
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.transport.abort()
+
+    async def scene() -> None:
+        async with listening(serve) as port, relaying(port) as (relay, own):
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            writer.write(b"x")
+            with suppress(ConnectionError):
+                assert len(await reader.read(-1)) <= 11
+            writer.close()
+            await relay.traffic.idle.wait()
+
+    run(scene)
+
+
+def test_a_server_that_is_not_there_is_told_of() -> None:
+    async def scene() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as place:
+            port = place.getsockname()[1]
+        async with relaying(port) as (relay, own):
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            answer = await reader.read(-1)
+            assert answer.startswith(b"HTTP/1.1 502 ")
+            assert b"no connection to" in answer
+            assert relay.traffic.unreachable == 1
+            writer.close()
+
+    run(scene)
+
+
+REQUEST = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class TestTheObserver:
+    def test_sees_requests_that_were_sent_ahead_and_heads_without_bodies(self) -> None:
+        """HEAD has a length and no body; a kept connection goes on behind it."""
+        asked = b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n" + REQUEST * 3
+        told = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + ANSWER * 3
+        seen = self._play(asked, told)
+        assert [(e.status, e.request, e.answer) for e in seen.exchanges] == [
+            (200, b"{}", b"{}")
+        ] * 3
+
+    def test_keeps_no_secrets(self) -> None:
+        keyed = REQUEST.replace(b"host: a", b"host: a\r\nX-Api-Key: k\r\nAuthorization: Bearer k")
+        seen = self._play(keyed, ANSWER)
+        assert seen.exchanges[0].request_headers == {"host": "a", "content-length": "2"}
+
+    def test_an_answer_without_a_length_ends_with_the_connection(self) -> None:
+        told = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
+        seen = self._play(REQUEST, told)
+        assert [(e.answer, e.cut) for e in seen.exchanges] == [(b"until the end", False)]
+
+    def test_an_answer_that_breaks_off_is_cut(self) -> None:
+        seen = self._play(REQUEST, ANSWER[:-1])
+        assert [(e.answer, e.cut) for e in seen.exchanges] == [(b"{", True)]
+
+    @pytest.mark.parametrize(
+        ("asked", "told", "limits", "reason"),
+        [
+            (REQUEST, b"nonsense\r\n\r\n", Limits(), "what passed was not HTTP as it should be"),
+            (REQUEST, ANSWER, Limits(body=3), "a body was too large"),
+            (REQUEST, ANSWER, Limits(queued=10), "the observer could not keep up"),
+            (
+                b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\n\r\n",
+                b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n\x81\x00\xff",
+                Limits(),
+                "the connection was upgraded to another protocol",
+            ),
+        ],
+        ids=["nonsense", "too large", "too slow", "upgrade"],
+    )
+    def test_what_it_cannot_follow_is_counted_and_passed_on(
+        self, asked: bytes, told: bytes, limits: Limits, reason: str
+    ) -> None:
+        seen = Seen()
+        unobserved: dict[str, int] = {}
+
+        async def scene() -> None:
+            async with listening(_answer(told)) as port, observing(port, seen, limits) as both:
+                tee, own = both
+                assert await _ask(own, asked) == told
+            unobserved.update(tee.unobserved)
+
+        run(scene)
+        assert unobserved == {reason: 1}
+        assert not seen.exchanges
+
+    def test_one_that_fails_disturbs_nobody(self) -> None:
+        class Broken(Seen):
+            def take(self, exchange: object) -> None:
+                raise ZeroDivisionError
+
+        async def scene() -> None:
+            async with listening(_answer(ANSWER)) as port, observing(port, Broken()) as (tee, own):
+                for _ in range(3):
+                    assert await _ask(own, REQUEST) == ANSWER
+            assert sum(tee.unobserved.values()) == 3
+
+        run(scene)
+
+    @staticmethod
+    def _play(asked: bytes, told: bytes) -> Seen:
+        seen = Seen()
+
+        async def scene() -> None:
+            async with listening(_answer(told)) as port, observing(port, seen) as (_, own):
+                assert await _ask(own, asked) == told
+
+        run(scene)
+        return seen
+
+
+class TestTheHostLine:
+    BODY = b"Host: not me\r\n\r\nGET / HTTP/1.1\r\nHost: nor me\r\n\r\n"
+    ASKED = (
+        b"POST /a HTTP/1.1\r\nX: 1\r\nhOsT:\t here:8001\r\ncontent-length: %d\r\n\r\n%b"
+        b"POST /b HTTP/1.1\r\nHost: here\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"%x;e\r\n%b\r\n0\r\nHost: trailer\r\n\r\n"
+        b"GET /c HTTP/1.1\r\nHost:here\r\n\r\n"
+        b"GET /d HTTP/1.1\r\nHost: here\r\nUpgrade: x\r\n\r\nHost: free\r\n\r\n"
+    ) % (len(BODY), BODY, len(BODY), BODY)
+    TOLD = (
+        ASKED.replace(b"\t here:8001", b"\t there:443")
+        .replace(b"Host: here\r", b"Host: there:443\r")
+        .replace(b"Host:here\r", b"Host:there:443\r")
+    )
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_only_host_lines_of_heads_change(self, seed: int) -> None:
+        chance, line = random.Random(seed), HostLine("there:443")
+        out, at = [], 0
+        while at < len(self.ASKED):
+            size = chance.choice((1, 3, 50, 1000))
+            out.append(line.change(self.ASKED[at : at + size]))
+            at += size
+        assert b"".join(out) == self.TOLD
+
+    def test_what_is_no_http_goes_through(self) -> None:
+        line = HostLine("there")
+        noise = b"\0" * (300 << 10)
+        assert line.change(noise) == noise
+
+
+def test_a_connection_to_a_tls_server_is_not_made_without_its_certificate() -> None:
+    """The relay checks who answers, as any client would."""
+
+    async def scene() -> None:
+        plain = endpoint(1)
+        async with listening(_answer(b"no TLS here")) as port:
+            relay = Relay(type(plain)("127.0.0.1", port, None, True))
+            own = int((await relay.listen("127.0.0.1", 0)).rpartition(":")[2])
+            assert (await _ask(own, REQUEST)).startswith(b"HTTP/1.1 502 ")
+            await relay.close()
+
+    assert ssl.create_default_context().check_hostname
+    run(scene)
+
+
+def test_who_looks_on_gets_the_very_bytes() -> None:
+    heard: list[tuple[Direction, bytes]] = []
+
+    def sees(connection: int, direction: Direction, data: bytes, at: float) -> None:
+        heard.append((direction, data))
+
+    async def scene() -> None:
+        async with listening(_answer(ANSWER)) as port, relaying(port, sees) as (relay, own):
+            assert await _ask(own, REQUEST) == ANSWER
+            await relay.traffic.idle.wait()
+
+    run(scene)
+    assert b"".join(data for side, data in heard if side == "asked") == REQUEST
+    assert b"".join(data for side, data in heard if side == "told") == ANSWER
+    assert heard[-1] == ("closed", b"")
+
+
+def _answer(told: bytes):  # type: ignore[no-untyped-def]
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(told)
+        writer.write_eof()
+        with suppress(ConnectionError):
+            await reader.read(-1)
+
+    return serve
+
+
+async def _ask(port: int, asked: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(asked)
+    try:
+        return await reader.read(-1)
+    finally:
+        writer.close()

@@ -1,0 +1,489 @@
+"""What watching finds out: each fault with its cause and its cost, on a real server's traffic."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from agents import MessagesAgent
+from http_stage import CALL, NAME, Stage, head, run, tiny_model
+from watch_stage import endpoint, plain_server
+
+from dovetail.catalog import Model
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.stability import arrange
+from dovetail.watch.analyst import Analyst
+from dovetail.watch.exchange import Exchange
+from dovetail.watch.lens import Lens, Lenses, stand_in
+from dovetail.watch.prompts import NaturalPrompts, without_thoughts
+from dovetail.watch.reading import understand
+from dovetail.watch.summary import Summary
+from dovetail.watch.telling import line, summary_text
+from dovetail.watch.verdict import Prefix, Verdict
+from dovetail.watch.watching import Watching
+from dovetail_protocols import CHAT
+
+THOUGHT = "<think>\nI should look.\n</think>\n\n"
+PATHS = {"messages": "/v1/messages", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
+
+
+class Notes:
+    """A screen for tests."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+
+    def show(self, verdict: Verdict, summary: Summary) -> None:
+        self.verdicts.append(verdict)
+
+    def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def watched(stage: Stage, lens: Lens | None = None) -> AsyncIterator[tuple[str, Notes]]:
+    """A watch before the stage. All is told once the block is left."""
+    notes = Notes()
+    real = Lens(tiny_model(), True, "", "hermes")
+    watching = Watching(endpoint(stage.port), Lenses(lens or real), notes)
+    address = await watching.relay.listen("127.0.0.1", 0)
+    watching.start()
+    try:
+        yield address, notes
+        await watching.relay.traffic.idle.wait()
+    finally:
+        await watching.relay.close()
+        watching.close()
+
+
+async def ask(address: str, path: str, body: dict[str, Any] | bytes, **headers: str) -> bytes:
+    """One request over a connection of its own; the bytes of its body."""
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {"host": "a", "connection": "close", "content-length": str(len(sent)), **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + sent)
+    raw = await reader.read(-1)
+    writer.close()
+    head_bytes, _, rest = raw.partition(b"\r\n\r\n")
+    assert b" 200 " in head_bytes.splitlines()[0], raw
+    return _joined(rest) if b"chunked" in head_bytes else rest
+
+
+def _joined(chunked: bytes) -> bytes:
+    found = b""
+    while True:
+        size, _, rest = chunked.partition(b"\r\n")
+        if not int(size, 16):
+            return found
+        found += rest[: int(size, 16)]
+        chunked = rest[int(size, 16) + 2 :]
+
+
+async def step(address: str, agent: Any, result: str = "ok") -> None:
+    body = {**agent.body(), "model": NAME}
+    if agent.codec.name == "chat":
+        body["stream_options"] = {"include_usage": True}
+    frames = await ask(address, PATHS[agent.codec.name], body, **agent.headers)
+    heard = agent.hear(frames)
+    agent.answer([(call, result) for call in heard])
+
+
+def session(
+    agent: Any,
+    said: list[str],
+    change: Any = None,
+    server: Model | None = None,
+    lens: Lens | None = None,
+) -> list[Verdict]:
+    """A tool loop against a server that says these things; `change` edits before each step."""
+    found: list[Verdict] = []
+
+    async def scene() -> None:
+        async with plain_server(server) as stage, watched(stage, lens) as (address, notes):
+            stage.engine.plan = stage.engine.says(*said)
+            agent.ask("What is the weather?")
+            for at in range(len(said)):
+                if change is not None:
+                    change(agent, at)
+                await step(address, agent)
+        found.extend(notes.verdicts)
+
+    run(scene)
+    return found
+
+
+CALL_TOOL = CALL.replace("look_up", "run_command").replace("city", "command")
+LOOP = [THOUGHT + CALL_TOOL, THOUGHT + "And again." + CALL_TOOL, "It is sunny."]
+
+
+def codes(verdict: Verdict) -> list[str]:
+    return [f.code for f in (verdict.broke, *verdict.findings) if f is not None]
+
+
+class Thoughtless(MessagesAgent):
+    """A client that does not send thoughts back."""
+
+    def body(self) -> dict[str, Any]:
+        body = super().body()
+        body["messages"] = [_without_thoughts(message) for message in self.history]
+        return body
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    kept = [block for block in message["content"] if block["type"] != "thinking"]
+    return {**message, "content": kept}
+
+
+class Biller(MessagesAgent):
+    """A billing line of another number with every request."""
+
+    turns = 0
+
+    def body(self) -> dict[str, Any]:
+        self.turns += 1
+        line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.{self.turns};"}
+        body = super().body()
+        return {**body, "system": [line, *body["system"]]}
+
+
+class Counter(MessagesAgent):
+    """A running count of tokens in its system text."""
+
+    turns = 0
+
+    def body(self) -> dict[str, Any]:
+        self.turns += 1
+        self.system = f"You are careful.\nToken usage: {self.turns}/9000; 8 remaining\nWork."
+        return super().body()
+
+
+class Rewriter(MessagesAgent):
+    """Numbers in other words, keys in another order."""
+
+    def hear(self, frames: bytes) -> Any:
+        heard = super().hear(frames)
+        for block in self.history[-1]["content"]:
+            if block["type"] == "tool_use":
+                block["input"] = {"timeout": 5, **block["input"]}
+        return heard
+
+
+def test_a_session_without_faults_has_none() -> None:
+    first, second, third = session(MessagesAgent(), LOOP)
+    assert [codes(one) for one in (first, second, third)] == [[], [], []]
+    assert {one.basis for one in (first, second, third)} == {"confirmed"}
+    assert [one.needless for one in (first, second, third)] == [0, 0, 0]
+    for before, after in ((first, second), (second, third)):
+        assert before.served is not None
+        assert after.served is not None
+        assert before.prompt_tokens is not None
+        assert before.output_tokens is not None
+        # All but the token that ended the turn: the server's own numbers say the same.
+        assert after.served.kept == before.prompt_tokens + before.output_tokens - 1
+        assert after.served.total == after.prompt_tokens
+    assert [one.calls for one in (first, second, third)] == [1, 1, 0]
+    assert [one.thought for one in (first, second, third)] == [True, True, False]
+    assert second.tool_gap is not None
+    assert len(first.dispatch) == 1
+
+
+def test_a_billing_line_costs_the_whole_prompt() -> None:
+    _, second, third = session(Biller(), LOOP)
+    for one in (second, third):
+        assert codes(one) == ["billing"]
+        assert one.broke is not None
+        assert one.broke.detail.startswith("line 1: ")
+        assert one.served is not None
+        assert one.exact is not None
+        assert one.served.kept < one.exact.kept
+        # Dovetail leaves the line out; all else is computed once.
+        assert one.needless == one.served.again - one.exact.again > 100
+
+
+def test_a_turn_that_the_template_writes_in_other_tokens() -> None:
+    """This template leaves out the line break before a call; the server's count gives it away."""
+    said = [LOOP[0], THOUGHT + "And again.\n" + CALL_TOOL, "It is sunny."]
+    _, second, third = session(MessagesAgent(), said)
+    assert (codes(second), codes(third)) == ([], ["retokenization"])
+    assert third.basis == "confirmed"
+    assert third.needless == len(tokens(CALL_TOOL))
+
+
+def test_a_running_counter_is_told_by_its_line() -> None:
+    _, second, _ = session(Counter(), LOOP)
+    assert codes(second) == ["volatile"]
+    assert second.broke is not None
+    assert second.broke.detail.startswith("line 2: ")
+
+
+def test_thoughts_that_the_client_does_not_return() -> None:
+    first, second, third = session(Thoughtless(), LOOP)
+    assert codes(second) == codes(third) == ["thoughts_not_returned"]
+    assert first.prompt_tokens is not None
+    assert first.output_tokens is not None
+    assert second.served is not None
+    assert second.exact is not None
+    assert second.served.kept == first.prompt_tokens  # up to the thought
+    assert second.exact.kept == first.prompt_tokens + first.output_tokens - 1
+    # What stands behind the thought is computed again; with it, nothing is.
+    assert second.exact.total - second.served.total == len(tokens(THOUGHT))
+    assert second.needless == len(tokens(CALL_TOOL))
+
+
+def tokens(text: str) -> list[int]:
+    return tiny_model().tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        (lambda tools: dict(reversed(tools.items())), "the same tools in another order"),
+        (lambda tools: {**tools, "more": {"type": "object"}}, "added: more"),
+        (lambda tools: dict(list(tools.items())[:1]), "removed: edit_file"),
+        (lambda tools: {**tools, "edit_file": {"type": "object"}}, "changed: edit_file"),
+    ],
+    ids=["order", "added", "removed", "changed"],
+)
+def test_tools_that_change(change: Any, detail: str) -> None:
+    def edit(agent: Any, at: int) -> None:
+        if at == 1:
+            agent.tools = change(agent.tools)
+
+    _, second, third = session(MessagesAgent(), LOOP, edit)
+    assert codes(second) == ["tools"]
+    assert second.broke is not None
+    assert second.broke.detail.startswith(detail)
+    assert codes(third) == []
+
+
+def test_a_system_text_that_changes() -> None:
+    def edit(agent: Any, at: int) -> None:
+        agent.restate(f"You are careful.\nIt is {'five' if at else 'four'} o'clock.")
+
+    _, second, third = session(MessagesAgent(), LOOP, edit)
+    assert codes(second) == ["system"]
+    assert second.broke is not None
+    assert second.broke.detail.startswith('line 2: "It is four')
+    assert codes(third) == []
+
+
+def test_a_turn_that_the_client_edits() -> None:
+    def edit(agent: Any, at: int) -> None:
+        if at == 2:
+            agent.history[2]["content"][0]["content"] = "something else"
+
+    *_, third = session(MessagesAgent(), LOOP, edit)
+    assert codes(third) == ["history"]
+    assert third.broke is not None
+    assert third.broke.detail.startswith("turn 2 (tool): ")
+    assert third.needless == 0  # nobody could have kept it
+
+
+def test_arguments_that_the_client_rewrites() -> None:
+    said = [THOUGHT + CALL_TOOL.replace('"Oslo"', '"Oslo", "timeout": 5.0'), "Fine."]
+    _, second = session(Rewriter(), said)
+    assert codes(second) == ["rewritten"]
+    assert second.needless > 0
+
+
+def without_tool_parser() -> Model:
+    model = tiny_model()
+    return replace(model, parsers=replace(model.parsers, tool=None))
+
+
+@pytest.mark.parametrize("lens", [None, stand_in("Qwen3-8B"), stand_in("who-knows")])
+def test_a_call_that_the_server_left_in_its_text(lens: Lens | None) -> None:
+    """A server that was not told its model's tool parser; with a tokenizer here and without."""
+    said = [THOUGHT + "I look. " + CALL_TOOL, "Fine."]
+    first, second = session(MessagesAgent(), said, server=without_tool_parser(), lens=lens)
+    assert codes(first) == ["call_as_text"]
+    assert first.findings[0].detail == "a call of run_command stayed in text"
+    assert (first.calls, codes(second)) == (0, [])
+
+
+def test_a_call_that_is_quoted_is_none() -> None:
+    said = ["One writes " + CALL_TOOL.replace("run_command", "some_tool") + " for that."]
+    (only,) = session(MessagesAgent(), said, server=without_tool_parser())
+    assert codes(only) == []
+
+
+def test_thoughts_that_the_server_does_not_read() -> None:
+    """Told by its own count of the prompt: they were sent back, and are not in it."""
+    said = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
+    asked = {"messages": [{"role": "user", "content": "Hi!"}, said, ASKS_AGAIN]}
+    request = arrange(CHAT.decode(json.dumps({"model": NAME, **asked}).encode(), {}))
+    counted = len(NaturalPrompts(tiny_model()).ids(without_thoughts(request)))
+    answer = {
+        "choices": [{"index": 0, "message": {"content": "Fine."}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": counted, "completion_tokens": 6},
+    }
+    found = look(chat_exchange(asked, answer))
+    assert (codes(found), found.basis) == (["thoughts_not_read"], "confirmed")
+    assert found.served is not None
+    assert found.served.total == counted
+
+
+ASKS_AGAIN = {"role": "user", "content": "And now?"}
+
+
+def look(exchange: Exchange) -> Verdict:
+    analyst = Analyst(Lenses(Lens(tiny_model(), True, "", "hermes")))
+    try:
+        return analyst.look(exchange)
+    finally:
+        analyst.close()
+
+
+def test_tokens_that_the_server_gives_are_taken_as_they_are() -> None:
+    model = tiny_model()
+    ids = model.tokenizer.encode("It is  sunny.")
+    prompt = list(range(40))
+    choice = {"index": 0, "message": {"content": "It is  sunny."}, "finish_reason": "stop"}
+    answer = {
+        "prompt_token_ids": prompt,
+        "choices": [{**choice, "token_ids": [*ids, *model.stop_ids]}],
+        "usage": {"prompt_tokens": 40, "completion_tokens": len(ids) + 1},
+    }
+    asked = {"messages": [{"role": "user", "content": "Hi!"}], "return_token_ids": True}
+    exchange = chat_exchange(asked, answer)
+    assert understand(exchange).answer.ids == (*ids, *model.stop_ids)
+    found = look(exchange)
+    assert (found.basis, found.served) == ("confirmed", Prefix(40, 0))
+
+
+def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> Exchange:
+    fields: dict[str, Any] = {
+        "number": 1,
+        "method": "POST",
+        "target": "/v1/chat/completions",
+        "began": 0.0,
+        "asked": 0.0,
+        "ended": 1.0,
+        "status": 200,
+        "request_headers": {},
+        "answer_headers": {"content-type": "application/json"},
+        "request": json.dumps({"model": NAME, **asked}).encode(),
+        "answer": json.dumps(answer).encode(),
+    }
+    return Exchange(**fields)
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "told"),
+    [
+        ({"messages": 7}, {}, "not understood: "),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, {}, "prompts cannot be compared"),
+        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"status": 500}, ""),
+        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"answer": b"<html>"}, ""),
+        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"answer": b"", "cut": True}, ""),
+    ],
+    ids=["no request", "a picture", "an error", "no answer of the API", "hung up"],
+)
+def test_exchanges_that_went_wrong_are_told_as_such(
+    asked: dict[str, Any], more: dict[str, Any], told: str
+) -> None:
+    found = look(msgspec.structs.replace(chat_exchange(asked, {}), **more))
+    assert found.unread.startswith(told)
+    assert bool(found.unread) == bool(told)
+    assert line(found)
+
+
+def test_compressed_requests_are_read() -> None:
+    body = json.dumps(HELLO).encode()
+    notes: list[Verdict] = []
+
+    async def scene() -> None:
+        async with plain_server() as stage, watched(stage) as (address, found):
+            for coding, sent in (("gzip", gzip.compress(body)), ("zstd", zstandard.compress(body))):
+                headers = {"content-encoding": coding}
+                await ask(address, "/v1/chat/completions", sent, **headers)
+        notes.extend(found.verdicts)
+
+    run(scene)
+    assert [one.basis for one in notes] == ["confirmed", "confirmed"]
+    assert {one.session for one in notes} == {"unnamed 1", "unnamed 2"}
+
+
+def test_thoughts_between_calls_that_come_back_in_another_order() -> None:
+    between = "\n<think>\nAnd?\n</think>\nText." + CALL_TOOL
+    _, second = session(Grouping(), [THOUGHT + CALL_TOOL + between, "Fine."])
+    assert codes(second) == ["regrouped"]
+    assert second.broke is not None
+    assert second.broke.detail == (
+        "said as thought, call, thought, text, call, sent back as thought, text, call, call"
+    )
+
+
+class Grouping(MessagesAgent):
+    """Puts calls behind everything else, as Claude Code does."""
+
+    def hear(self, frames: bytes) -> Any:
+        heard = super().hear(frames)
+        self.history[-1]["content"].sort(key=lambda block: block["type"] == "tool_use")
+        return heard
+
+
+def test_without_a_tokenizer_everything_is_an_estimate() -> None:
+    first, second, _ = session(MessagesAgent(), LOOP, lens=stand_in(NAME))
+    assert {first.basis, second.basis} == {"estimated"}
+    assert first.served is not None
+    assert first.served.total == first.prompt_tokens  # scaled to what the server counted
+    assert codes(second) == []
+    assert "~" in line(second)
+    _, second, _ = session(Biller(), LOOP, lens=stand_in(NAME))
+    assert codes(second) == ["billing"]
+
+
+def test_a_session_without_a_name_is_known_by_its_turns() -> None:
+    agent = MessagesAgent()
+    agent.headers = {"anthropic-version": "2023-06-01"}
+    found = session(agent, LOOP)
+    assert {one.session for one in found} == {"unnamed 1"}
+    assert [codes(one) for one in found] == [[], [], []]
+
+
+def test_a_hang_up_ends_the_engine_and_is_told() -> None:
+    found: list[Verdict] = []
+
+    async def hanging(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        yield TokenDelta(tiny_model().tokenizer.encode("Well, "))
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        async with plain_server() as stage, watched(stage) as (address, notes):
+            stage.engine.plan = hanging
+            host, _, port = address.removeprefix("http://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = {**HELLO, "stream": True}
+            sent = json.dumps(body).encode()
+            writer.write(head("POST", "/v1/chat/completions", len(sent)) + sent)
+            await reader.readuntil(b"Well")
+            writer.close()
+            await stage.engine.closed.wait()
+        found.extend(notes.verdicts)
+
+    run(scene)
+    assert [one.cut for one in found] == [True]
+    assert "hung up" in line(found[0])
+
+
+HELLO = {"model": NAME, "messages": [{"role": "user", "content": "Hi!"}]}
+
+
+def test_the_summary_says_what_to_do() -> None:
+    text = summary_text(Summary(session(Biller(), LOOP)), {})
+    assert "3 requests in 1 session " in text
+    assert "2 × the billing line at the start of the system text changed" in text
+    assert "`dovetail serve` takes it out" in text
+    assert "3 × by the model's own tokenizer and template, and as many as the server" in text

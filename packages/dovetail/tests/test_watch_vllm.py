@@ -1,0 +1,144 @@
+"""Watch mode before a real vLLM: its bytes unchanged, and a report that its own counts bear out."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import run
+from test_watch_command import watching
+from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from watch_stage import Seen, listening, observing, pieces
+
+pytestmark = REAL
+
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+#: Tools stand in the prompt; the server was started without a parser for calls.
+NO_CALLS: dict[str, Any] = {"tools": [LOOK_UP], "tool_choice": "none"}
+
+
+@pytest.fixture(scope="module")
+def vllm(pytestconfig: pytest.Config) -> Vllm:
+    return shared_vllm(pytestconfig)
+
+
+def post(path: str, body: Any) -> bytes:
+    sent = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
+
+
+def requests() -> Iterator[bytes]:
+    """One of everything that clients ask a vLLM, on one connection."""
+    hello = [{"role": "user", "content": "Hello! " * 50}]
+    chat = {"model": NAME, "messages": hello, "max_tokens": 8, "seed": 1}
+    yield b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+    yield b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n"
+    yield post("/v1/chat/completions", chat)
+    yield post("/v1/chat/completions", {**chat, "stream": True, **NO_CALLS})
+    yield post("/v1/messages", chat)
+    yield post("/v1/messages", {**chat, "stream": True})
+    short = {"model": NAME, "input": "Hi!", "max_output_tokens": 8}
+    yield post("/v1/responses", short)
+    yield post("/v1/responses", {**short, "stream": True})
+    yield post("/v1/nowhere", {})
+    last = post("/v1/chat/completions", {"model": "another", "messages": hello})
+    yield last.replace(b"Host: a", b"Host: a\r\nConnection: close", 1)
+
+
+def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
+    """A tap between watch and vLLM writes down what really passes there."""
+    asked, told = bytearray(), bytearray()
+
+    async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", vllm.port)
+        copying = asyncio.create_task(_copy(up_reader, writer, told))
+        await _copy(reader, up_writer, asked)
+        await copying
+        up_writer.close()
+
+    async def scene() -> None:
+        seen, chance = Seen(), random.Random(3)
+        async with listening(tap) as port, observing(port, seen) as (tee, own):
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            sent = b"".join(requests())
+            received = asyncio.create_task(reader.read(-1))
+            for piece in pieces(sent, chance):
+                writer.write(piece)
+                await writer.drain()
+            answers = await received
+            writer.close()
+        assert bytes(asked) == sent
+        assert bytes(told) == answers
+        assert not tee.unobserved
+        assert [exchange.status for exchange in seen.exchanges] == [200] * 6 + [404]
+        assert tee.others == 3
+
+    run(scene)
+
+
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray
+) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            seen += data
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+
+def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path) -> None:
+    """The folder is the one that vLLM names; tokens are those that it gives."""
+    told = tmp_path / "report.json"
+    history: list[dict[str, Any]] = [{"role": "system", "content": "You look things up. " * 60}]
+    with watching(vllm.url, tmp_path, "--json", told) as watch:
+        for at in range(4):
+            history.append({"role": "user", "content": f"Number {at}?"})
+            body = {
+                "model": NAME,
+                "messages": history,
+                "max_tokens": 24,
+                "temperature": 1.0,
+                "seed": at,
+                **NO_CALLS,
+                "return_token_ids": True,
+            }
+            answer = watch.post("/v1/chat/completions", body)
+            message = answer["choices"][0]["message"]
+            history.append({"role": "assistant", "content": message["content"] or "-"})
+    report = json.loads(told.read_text())
+    assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 4
+    for one in report["exchanges"]:
+        assert one["served"]["total"] == one["prompt_tokens"]
+        # What vLLM has in its cache, in whole blocks, is what the two prompts share.
+        assert one["cached"] is not None
+        assert one["cached"] <= one["served"]["kept"] or one["place"] == 1
+        assert one["cached"] >= one["served"]["kept"] - 64
+    assert len(report["sessions"]) == 1
+
+
+def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path) -> None:
+    told = tmp_path / "report.json"
+    with watching(vllm.url, tmp_path, "--json", told) as watch:
+        for stream in (False, True):
+            body = {
+                "model": NAME,
+                "messages": [{"role": "user", "content": "Tell me."}],
+                "max_tokens": 8,
+                "stream": stream,
+                **({"stream_options": {"include_usage": True}} if stream else {}),
+            }
+            assert watch.ask("POST", "/v1/chat/completions", body).status == 200
+    report = json.loads(told.read_text())
+    assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 2

@@ -1,0 +1,104 @@
+"""A Qwen3 of ten million random weights with the real tokenizer and template.
+
+It says nothing of sense, but it says it as the large ones do: the same vocabulary, the same control
+tokens, the same way through an engine. It is written without any library for tensors.
+"""
+
+import json
+import random
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from served import TOKENIZERS
+
+VOCABULARY, WIDTH, INNER, LAYERS = 151936, 64, 128, 2
+HEADS, KEY_HEADS, HEAD = 4, 2, 32
+CONTEXT = 40960
+_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_GENERATION = {"do_sample": True, "eos_token_id": [151645, 151643], "pad_token_id": 151643}
+_SPREAD = 0.02
+_POOL = 1 << 20  # random numbers of which each row is a piece
+
+
+def tiny_qwen3(folder: Path) -> Path:
+    """Writes the model into a new folder, the same weights each time."""
+    source = TOKENIZERS / "qwen3"
+    if not source.is_dir():
+        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(source / name, folder)
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "generation_config.json").write_text(json.dumps(_GENERATION))
+    _write_weights(folder / "model.safetensors")
+    return folder
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "model.embed_tokens.weight", (VOCABULARY, WIDTH)
+    yield "model.norm.weight", (WIDTH,)
+    for layer in range(LAYERS):
+        for name, shape in _LAYER.items():
+            yield f"model.layers.{layer}.{name}.weight", shape
+
+
+_LAYER: dict[str, tuple[int, ...]] = {
+    "input_layernorm": (WIDTH,),
+    "post_attention_layernorm": (WIDTH,),
+    "self_attn.q_norm": (HEAD,),
+    "self_attn.k_norm": (HEAD,),
+    "self_attn.q_proj": (HEADS * HEAD, WIDTH),
+    "self_attn.k_proj": (KEY_HEADS * HEAD, WIDTH),
+    "self_attn.v_proj": (KEY_HEADS * HEAD, WIDTH),
+    "self_attn.o_proj": (WIDTH, HEADS * HEAD),
+    "mlp.gate_proj": (INNER, WIDTH),
+    "mlp.up_proj": (INNER, WIDTH),
+    "mlp.down_proj": (WIDTH, INNER),
+}
+
+
+def _write_weights(path: Path) -> None:
+    """The safetensors format: the header's length, the header as JSON, the numbers."""
+    header, end = {}, 0
+    for name, shape in _shapes():
+        start, end = end, end + 4 * _product(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    dice = random.Random(7)
+    pool = array("f", (dice.gauss(0.0, _SPREAD) for _ in range(_POOL)))
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for _, shape in _shapes():
+            if len(shape) == 1:  # a norm
+                array("f", [1.0] * shape[0]).tofile(file)
+                continue
+            for _ in range(shape[0]):
+                at = dice.randrange(_POOL - shape[1])
+                pool[at : at + shape[1]].tofile(file)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) > 1 else 1)

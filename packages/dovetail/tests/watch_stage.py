@@ -1,0 +1,134 @@
+"""A stage for watch mode: servers that record every byte, and a relay before them."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from http_stage import NAME, Stage, StageEngine, tiny_model
+
+from dovetail.catalog import Model
+from dovetail.engines.wire import Endpoint
+from dovetail.http import App
+from dovetail.http.server import server
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer, Settings
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+from dovetail.stability import Stability
+from dovetail.watch.exchange import Exchange
+from dovetail.watch.relay import Relay, Sees
+from dovetail.watch.tee import Tee
+from dovetail.watch.wiretap import Limits
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def endpoint(port: int) -> Endpoint:
+    return Endpoint("127.0.0.1", port)
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[int]:
+    """A server that does what `serve` says with each connection. Its port."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            connections.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in list(connections):
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+@asynccontextmanager
+async def relaying(port: int, sees: Sees | None = None) -> AsyncIterator[tuple[Relay, int]]:
+    """A relay to a port of this machine, and its own port."""
+    relay = Relay(endpoint(port), sees)
+    address = await relay.listen("127.0.0.1", 0)
+    try:
+        yield relay, int(address.rpartition(":")[2])
+    finally:
+        await relay.close()
+
+
+@dataclass
+class Seen:
+    """What an observer has found."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def take(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+
+
+@asynccontextmanager
+async def observing(
+    port: int, seen: Seen, limits: Limits | None = None
+) -> AsyncIterator[tuple[Tee, int]]:
+    """A relay with an observer. It has seen everything once the block is left."""
+    tee = Tee(seen.take, limits)
+    tee.start()
+    try:
+        async with relaying(port, tee.sees) as (relay, own):
+            yield tee, own
+            await relay.traffic.idle.wait()
+    finally:
+        tee.close()
+
+
+def pieces(data: bytes, chance: random.Random) -> Sequence[bytes]:
+    """The bytes cut at random places, some of them tiny."""
+    found, at = [], 0
+    while at < len(data):
+        size = chance.choice((1, 2, 7, 100, 1500, 70_000))
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+async def say(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) -> None:
+    for piece in pieces(data, chance):
+        writer.write(piece)
+        if chance.random() < 0.2:
+            await writer.drain()
+            await asyncio.sleep(0)
+    await writer.drain()
+
+
+PLAIN = Settings(replay="client", stability=Stability(strip_preamble=False, volatile=()))
+
+
+@asynccontextmanager
+async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
+    """A server as plain as those that people run: it renders what it is sent, each time anew."""
+    model = model or tiny_model()
+    engine = StageEngine(model)
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
+    app = App(Service([Served((NAME,), model, preparer, Pool([engine]), max_context=1 << 16)]))
+    place = socket.create_server(("127.0.0.1", 0))
+    running = server(app)
+    task = asyncio.create_task(running.serve([place]))
+    try:
+        yield Stage(app, engine, place.getsockname()[1], running, asyncio.Queue())
+    finally:
+        running.should_exit = True
+        await task

@@ -1,0 +1,129 @@
+"""Forms as rules: what GBNF, the notation of llama.cpp, and xgrammar's EBNF have in common.
+
+Names and literals come from users: they are only ever written between quotes, escaped.
+"""
+
+from dovetail_parsers.constraint.form import (
+    Chars,
+    Choice,
+    Form,
+    Free,
+    Node,
+    Ref,
+    Repeat,
+    Sequence,
+    Text,
+    Token,
+)
+
+_NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t", '"': r"\"", "\\": "\\\\"}
+
+
+class RuleWriter:
+    """Writes a form without markers. The notations differ in two things, `token` and `free`."""
+
+    def __init__(self, form: Form) -> None:
+        self._rules = form.rules.nodes
+        self._free: dict[Free, str] = {}
+        self._todo: list[str] = []
+        self.lines: dict[str, str] = {"root": ""}
+        self.lines["root"] = self.expression(form.root)
+
+    def text(self) -> str:
+        """The grammar's text: the root first, every rule that it needs once."""
+        while self._todo:
+            name = self._todo.pop(0)
+            if name not in self.lines:
+                self.lines[name] = ""
+                self.lines[name] = self.expression(self._rules[name])
+        return "".join(f"{name} ::= {expression}\n" for name, expression in self.lines.items())
+
+    def token(self, token: Token) -> str:
+        raise NotImplementedError
+
+    def free(self, name: str, free: Free) -> str:
+        """Adds the rules of a text, whose names begin with `name`; the one to refer to."""
+        raise NotImplementedError
+
+    def expression(self, node: Node) -> str:
+        if isinstance(node, Choice):
+            return " | ".join(map(self._part, node.options))
+        if isinstance(node, Sequence) and node.parts:
+            return " ".join(map(self._part, node.parts))
+        return self._part(node)
+
+    def _part(self, node: Node) -> str:
+        match node:
+            case Text():
+                return quoted(node.text)
+            case Token():
+                return self.token(node)
+            case Chars():
+                return char_class(node.ranges, node.negated)
+            case Ref():
+                self._todo.append(node.rule)
+                return node.rule
+            case Free():
+                return self._named(node)
+            case Repeat():
+                return self._atom(node.part) + _times(node.least, node.most)
+            case Sequence(parts=()):
+                return '""'
+            case _:
+                return f"({self.expression(node)})"
+
+    def _atom(self, node: Node) -> str:
+        return f"({self._part(node)})" if isinstance(node, Repeat) else self._part(node)
+
+    def _named(self, free: Free) -> str:
+        if free not in self._free:
+            name = self._free[free] = f"free{len(self._free)}"
+            self._free[free] = self.free(name, free)
+        return self._free[free]
+
+
+def each(chars: str) -> tuple[tuple[str, str], ...]:
+    return tuple((char, char) for char in chars)
+
+
+def _times(least: int, most: int | None) -> str:
+    match least, most:
+        case 0, 1:
+            return "?"
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+    if least == most:
+        return f"{{{least}}}"
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+def quoted(text: str) -> str:
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in _NAMED:
+        return _NAMED[char]
+    if char.isprintable() or char == " ":
+        return char
+    return _numbered(char)
+
+
+def char_class(ranges: tuple[tuple[str, str], ...], negated: bool = False) -> str:
+    parts = (_member(a) if a == b else f"{_member(a)}-{_member(b)}" for a, b in ranges)
+    return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+
+def _member(char: str) -> str:
+    """A character in a class, where many mean something of their own."""
+    return char if char.isascii() and char.isalnum() else _numbered(char)
+
+
+def _numbered(char: str) -> str:
+    code = ord(char)
+    if 0xD800 <= code <= 0xDFFF:  # half a character: no output can contain it
+        code = 0xFFFD
+    # never \x: xgrammar takes any hexadecimal digits that follow for part of the number
+    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

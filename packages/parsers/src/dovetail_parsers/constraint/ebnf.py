@@ -1,0 +1,59 @@
+"""Forms in the EBNF of xgrammar: GBNF with tokens by id, and with a word for free text.
+
+A token matches its characters there too, so that free text must not hold a marker's spelling.
+"""
+
+from dovetail_parsers.constraint.beginning import filled
+from dovetail_parsers.constraint.bnf import RuleWriter, quoted
+from dovetail_parsers.constraint.form import (
+    NOTHING,
+    Form,
+    Free,
+    Node,
+    Token,
+    choice,
+    sequence,
+    text,
+)
+
+
+def write_ebnf(form: Form) -> str:
+    return _Ebnf(form).text()
+
+
+class _Ebnf(RuleWriter):
+    def token(self, token: Token) -> str:
+        """A rule, with a second way that leads nowhere and spells the id.
+
+        The engine (0.2.8) keeps masks of rules that look the same, whatever their tokens, for
+        later grammars too: so rules of different tokens must not look the same.
+        """
+        name = f"token-{token.id}"
+        self.lines["never"] = r"[^\u0000-\U0010FFFF]"
+        self.lines[name] = f'Token({token.id}) | Token({token.id}) never "{token.id}"'
+        return name
+
+    def free(self, name: str, free: Free) -> str:
+        if free.stops or free.not_first:
+            self.lines[name] = ""
+            self.lines[name] = self.expression(_in_parts(free))
+        else:
+            excludes = ", ".join(map(quoted, free.never))
+            rest = f", excludes=({excludes})" if excludes else ""
+            self.lines[name] = f"TagDispatch(loop_after_dispatch=false{rest})"
+        return name
+
+
+def _in_parts(free: Free) -> Node:
+    """Text that holds no stop, then a stop."""
+    never = dict.fromkeys((*map(_unbordered, free.stops), *free.never))
+    body: Node = Free(never=tuple(never))
+    if free.not_first:
+        body = choice(NOTHING, filled(tuple(never), free.not_first))
+    return sequence(body, choice(*map(text, free.stops))) if free.stops else body
+
+
+def _unbordered(stop: str) -> str:
+    """The stop, or its beginning if it ends as it begins: two may not overlap."""
+    border = next((n for n in range(len(stop) - 1, 0, -1) if stop.endswith(stop[:n])), 0)
+    return stop[: len(stop) - border]

@@ -1,0 +1,235 @@
+"""Forms in Lark, as llguidance reads it.
+
+That engine splits text into terminals before it looks at rules, and never goes back. So all
+that can be one regular expression is one terminal, however long: only tokens and schemas that
+refer to themselves are left to rules. Its terminals know intersection and complement, which
+say what free text is. Plain text never matches a token there.
+
+Where tokens follow, a text that ends with a marker is a lazy terminal of its own: the engine
+(1.7) fails on a token behind a terminal that ends by a complement.
+"""
+
+import json
+from collections.abc import Iterable
+from itertools import groupby
+
+from dovetail_parsers.constraint.form import (
+    Chars,
+    Choice,
+    Form,
+    Free,
+    Node,
+    Ref,
+    Repeat,
+    Sequence,
+    Text,
+    Token,
+    sequence,
+)
+from dovetail_parsers.constraint.form import choice as one_of
+
+_ANY = "/(?s:.*)/"
+_SOME = "/(?s:.+)/"
+
+
+def write_lark(form: Form) -> str:
+    return _Writer(form).text()
+
+
+class _Writer:
+    __slots__ = ("_free", "_irregular", "_lazy", "_lines", "_rules", "_terminals", "_todo")
+
+    def __init__(self, form: Form) -> None:
+        self._rules = form.rules.nodes
+        self._lazy = any(_holds_token(node) for node in (form.root, *self._rules.values()))
+        self._irregular = _irregular(self._rules, self._lazy)
+        self._free: dict[Free, str] = {}
+        self._terminals: dict[Node, str] = {}
+        self._todo: list[str] = []
+        self._lines: dict[str, str] = {"start": ""}
+        self._lines["start"] = self._rule(form.root)
+
+    def text(self) -> str:
+        while self._todo:
+            name = self._todo.pop(0)
+            write, line = (
+                (self._rule, name) if name in self._irregular else (self._part, name.upper())
+            )
+            if line not in self._lines:
+                self._lines[line] = ""
+                self._lines[line] = write(self._rules[name])
+        return "".join(f"{name}: {expression}\n" for name, expression in self._lines.items())
+
+    # Rules
+
+    def _rule(self, node: Node) -> str:
+        """As part of a rule. What is regular is one terminal."""
+        if self._is_regular(node):
+            return self._terminal(node)
+        match node:
+            case Token():
+                return f"<[{node.id}]>"
+            case Free():
+                return self._lazy_text(node)
+            case Ref():
+                self._todo.append(node.rule)
+                return node.rule
+            case Repeat():
+                return f"({self._rule(node.part)}){_times(node.least, node.most)}"
+            case Sequence():
+                return " ".join(map(self._rule, self._runs(node.parts)))
+            case Choice():
+                regular = [option for option in node.options if self._is_regular(option)]
+                others = [option for option in node.options if not self._is_regular(option)]
+                options = [*([one_of(*regular)] if regular else []), *others]
+                return f"({' | '.join(map(self._rule, options))})"
+        raise AssertionError(node)
+
+    def _runs(self, parts: Iterable[Node]) -> Iterable[Node]:
+        for regular, run in groupby(parts, self._is_regular):
+            if regular:
+                yield sequence(*run)
+            else:
+                yield from run
+
+    def _is_regular(self, node: Node) -> bool:
+        return not _holds(node, self._irregular, self._lazy)
+
+    # Terminals
+
+    def _terminal(self, node: Node) -> str:
+        if isinstance(node, Ref | Free):
+            return self._part(node)
+        if node not in self._terminals:
+            self._terminals[node] = f"T{len(self._terminals)}"
+            self._lines[self._terminals[node]] = self._part(node)
+        return self._terminals[node]
+
+    def _part(self, node: Node) -> str:
+        match node:
+            case Text():
+                return _quoted(node.text)
+            case Chars():
+                return _class(node)
+            case Free():
+                return self._free_text(node)
+            case Ref():
+                self._todo.append(node.rule)
+                return node.rule.upper()
+            case Repeat():
+                return f"({self._part(node.part)}){_times(node.least, node.most)}"
+            case Sequence():
+                return f"({' '.join(map(self._part, node.parts))})" if node.parts else '""'
+            case Choice():
+                return f"({' | '.join(map(self._part, node.options))})"
+        raise AssertionError(node)
+
+    def _free_text(self, free: Free) -> str:
+        if free not in self._free:
+            name = self._free[free] = f"FREE{len(self._free)}"
+            self._lines[name] = _free(free, lazy=self._lazy)
+        return self._free[free]
+
+    def _lazy_text(self, free: Free) -> str:
+        name = self._free_text(free)
+        self._lines[f"{name.lower()}[lazy]"] = name
+        return name.lower()
+
+
+def _free(free: Free, lazy: bool) -> str:
+    """Text up to the first stop; a lazy terminal ends there by itself."""
+    demands = [_ANY]
+    if free.stops:
+        ended = f"{_ANY} {_literals(free.stops)}"
+        demands = [f"({ended})"] if lazy else [f"({ended})", f"~({ended} {_SOME})"]
+    if free.never:
+        demands.append(f"~({_ANY} {_literals(free.never)} {_ANY})")
+    if free.not_first:
+        first = Chars(tuple((char, char) for char in free.not_first))
+        demands.append(f"~({_class(first)} {_ANY})")
+    return " & ".join(demands)
+
+
+def _literals(texts: Iterable[str]) -> str:
+    return f"({' | '.join(map(_quoted, texts))})"
+
+
+def _times(least: int, most: int | None) -> str:
+    match least, most:
+        case 0, 1:
+            return "?"
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+def _quoted(text: str) -> str:
+    """As JSON. Servers take a text with `::=` in it for another notation."""
+    whole = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+    quoted = json.dumps(whole, ensure_ascii=False).replace("\x7f", r"\u007f")
+    return quoted.replace("::=", r":\u003a=")
+
+
+def _class(chars: Chars) -> str:
+    parts = (_member(a) if a == b else f"{_member(a)}-{_member(b)}" for a, b in chars.ranges)
+    return f"/[{'^' if chars.negated else ''}{''.join(parts)}]/"
+
+
+def _member(char: str) -> str:
+    if char.isascii() and char.isalnum():
+        return char
+    code = ord(char)
+    return rf"\u{{{0xFFFD if 0xD800 <= code <= 0xDFFF else code:x}}}"
+
+
+def _irregular(rules: dict[str, Node], lazy: bool) -> frozenset[str]:
+    """The rules that hold what is no part of a terminal, or themselves, or refer to one."""
+    left = {name: _references(node) for name, node in rules.items() if not _holds(node, (), lazy)}
+    users: dict[str, list[str]] = {}
+    for name, references in left.items():
+        for one in references:
+            users.setdefault(one, []).append(name)
+    regular = [name for name, references in left.items() if not references]
+    for name in regular:  # grows: a rule is regular once all that it refers to is
+        for user in users.get(name, ()):
+            left[user].discard(name)
+            if not left[user]:
+                regular.append(user)
+    return frozenset(rules.keys() - regular)
+
+
+def _references(node: Node) -> set[str]:
+    match node:
+        case Ref():
+            return {node.rule}
+        case Repeat():
+            return _references(node.part)
+        case Sequence():
+            return set().union(*map(_references, node.parts))
+        case Choice():
+            return set().union(*map(_references, node.options))
+    return set()
+
+
+def _holds(node: Node, rules: Iterable[str], lazy: bool) -> bool:
+    """Whether a node holds a token or a lazy text, or refers to one of the rules."""
+    match node:
+        case Token():
+            return True
+        case Free():
+            return lazy and bool(node.stops)
+        case Ref():
+            return node.rule in rules
+        case Repeat():
+            return _holds(node.part, rules, lazy)
+        case Sequence():
+            return any(_holds(part, rules, lazy) for part in node.parts)
+        case Choice():
+            return any(_holds(option, rules, lazy) for option in node.options)
+    return False
+
+
+def _holds_token(node: Node) -> bool:
+    return _holds(node, (), lazy=False)

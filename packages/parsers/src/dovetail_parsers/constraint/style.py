@@ -1,0 +1,82 @@
+"""How the characters of a custom tool's text are written: as they are, or in a JSON string."""
+
+import json
+from typing import Protocol
+
+from dovetail_parsers.constraint.beginning import filled
+from dovetail_parsers.constraint.form import (
+    Chars,
+    Free,
+    Node,
+    any_of,
+    choice,
+    sequence,
+    several,
+    text,
+)
+from dovetail_parsers.constraint.notation import PLAIN
+from dovetail_parsers.constraint.pattern import NotSimple
+
+
+class Style(Protocol):
+    """How the characters of a text are written."""
+
+    def literal(self, characters: str) -> Node: ...
+
+    def chars(self, chars: Chars) -> Node: ...
+
+    def line(self, least: int) -> Node:
+        """Any text in one line."""
+
+
+class Raw:
+    """As they are; none of the closers among them."""
+
+    def __init__(self, closers: tuple[str, ...]) -> None:
+        self._never = ("\n", *closers)
+
+    def literal(self, characters: str) -> Node:
+        return text(characters)
+
+    def chars(self, chars: Chars) -> Node:
+        return chars
+
+    def line(self, least: int) -> Node:
+        return filled(self._never) if least else Free(never=self._never)
+
+
+class Quoted:
+    """As in a JSON string, without its quotes."""
+
+    def literal(self, characters: str) -> Node:
+        return text(json.dumps(characters, ensure_ascii=False)[1:-1])
+
+    def chars(self, chars: Chars) -> Node:
+        escaped = [c for c in '"\\\n\r\t' if _takes(chars, c)]
+        if chars.negated:
+            plain = Chars((*chars.ranges, *PLAIN.ranges), negated=True)
+        elif any(low < c < high for low, high in chars.ranges for c in '"\\\x1f'):
+            raise NotSimple
+        else:
+            kept = tuple(pair for pair in chars.ranges if pair[0] >= " " and pair[0] not in '"\\')
+            plain = Chars(kept)
+        ways = [*([plain] if plain.ranges else []), *map(self.literal, escaped)]
+        return choice(*ways)
+
+    def line(self, least: int) -> Node:
+        run = several(PLAIN)
+        more = several(sequence(_LINE_ESCAPE, run))
+        return sequence(choice(PLAIN, _LINE_ESCAPE), run, more) if least else sequence(run, more)
+
+
+_HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
+_HIGH = Chars((("1", "9"), ("a", "f"), ("A", "F")))
+# no line break, not even by its number
+_BEYOND = choice(sequence(text("0"), _HIGH), sequence(_HIGH, _HEX))
+_LINE_ESCAPE = sequence(
+    text("\\"), choice(any_of('"\\/bfrt'), sequence(text("u"), _BEYOND, _HEX, _HEX))
+)
+
+
+def _takes(chars: Chars, char: str) -> bool:
+    return any(low <= char <= high for low, high in chars.ranges) != chars.negated

@@ -1,0 +1,104 @@
+"""Markers that are tokens of the vocabulary, in a form.
+
+In many vocabularies `<tool_call>` is a token of its own, and that token is what a model was
+trained to write; a parser may take the same characters, spelled out, for prose. So where a
+marker holds a token, the form asks for the token. Free text holds neither the token nor its
+spelling: engines disagree on whether a token matches the characters that it stands for.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from dovetail_parsers.constraint.form import (
+    NOTHING,
+    Choice,
+    Form,
+    Free,
+    Marker,
+    Node,
+    Repeat,
+    Rules,
+    Sequence,
+    Text,
+    Token,
+    choice,
+    sequence,
+)
+
+
+def resolve(form: Form, tokens: Mapping[str, int]) -> Form:
+    """The form without markers: tokens where they are any, else characters."""
+    resolver = _Resolver(tokens)
+    rules = Rules(
+        {name: resolver.node(node) for name, node in form.rules.nodes.items()}, form.rules.notes
+    )
+    return Form(resolver.node(form.root), rules)
+
+
+class _Resolver:
+    __slots__ = ("_known", "_tokens")
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = tokens
+        self._known: dict[str, tuple[Node, ...]] = {}
+
+    def node(self, node: Node) -> Node:
+        match node:
+            case Marker():
+                return sequence(*self._pieces(node.text))
+            case Sequence():
+                return _joined(map(self.node, node.parts))
+            case Choice():
+                return choice(*map(self.node, node.options))
+            case Repeat():
+                return Repeat(self.node(node.part), node.least, node.most)
+            case Free():
+                return self._free(node)
+        return node
+
+    def _pieces(self, marker: str) -> tuple[Node, ...]:
+        if marker not in self._known:
+            inside = sorted((t for t in self._tokens if t and t in marker), key=len, reverse=True)
+            pattern = f"({'|'.join(map(re.escape, inside))})"
+            self._known[marker] = tuple(
+                Token(piece, self._tokens[piece]) if piece in self._tokens else Text(piece)
+                for piece in (re.split(pattern, marker) if inside else [marker])
+                if piece
+            )
+        return self._known[marker]
+
+    def _free(self, free: Free) -> Node:
+        """A text that ends with a token: the text without it, then the token."""
+        plain = tuple(stop for stop in free.stops if self._is_plain(stop))
+        if len(plain) == len(free.stops):
+            return Free(plain, self._signs(free.never), free.not_first)
+        others = tuple(stop for stop in free.stops if stop not in plain)
+        before = Free((), self._signs((*free.stops, *free.never)), free.not_first)
+        form = sequence(before, choice(*(sequence(*self._pieces(stop)) for stop in others)))
+        if not plain:
+            return form
+        return choice(form, Free(plain, self._signs((*others, *free.never)), free.not_first))
+
+    def _is_plain(self, marker: str) -> bool:
+        return not any(isinstance(piece, Token) for piece in self._pieces(marker))
+
+    def _signs(self, markers: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(self._sign, markers)))
+
+    def _sign(self, marker: str) -> str:
+        """What tells a marker: the token that it begins with, or all of it."""
+        first = self._pieces(marker)[0]
+        return first.text if isinstance(first, Token) else marker
+
+
+def _joined(parts: Iterable[Node]) -> Node:
+    """One sequence, with neighbouring characters in one literal."""
+    joined: list[Node] = []
+    flat = sequence(*parts)
+    for part in flat.parts if isinstance(flat, Sequence) else (flat,):
+        last = joined[-1] if joined else NOTHING
+        if isinstance(part, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + part.text)
+        else:
+            joined.append(part)
+    return sequence(*joined)

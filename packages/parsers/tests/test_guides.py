@@ -1,0 +1,206 @@
+"""Grammars in the notations of other engines, read by the engines' own matchers over real
+vocabularies: sound calls are accepted, near misses are not, and whatever a model does under the
+masks, the parser reads calls that fit.
+
+`DOVETAIL_WALKS=20` takes more random walks for each family than the one that CI takes.
+"""
+
+import os
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+from matchers import READERS, accepts, matcher, reads
+from test_constraint import (
+    BOOK,
+    BY_NAME,
+    CANCEL,
+    GOOD,
+    OFFERED,
+    ONE,
+    REQUIRED,
+    THINKERS,
+    _fits,
+    call,
+)
+from vocabulary import OWN, Vocabulary, encode, vocabulary_of
+from walks import read, walk
+
+from dovetail_model import (
+    Diagnostic,
+    OutputBlock,
+    OutputFormat,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolChoice,
+    Unsupported,
+    fold,
+)
+from dovetail_parsers import guide, write
+
+WALKS = int(os.environ.get("DOVETAIL_WALKS", "1"))
+# a structural tag holds the same rules as the EBNF: one family is enough to see that it does
+PLACES = [
+    pytest.param(syntax, name, markers, id=f"{syntax}-{name}-{'tokens' if markers else 'text'}")
+    for syntax in READERS
+    for name in BY_NAME
+    for markers in (True, False)
+    if (markers or name not in OWN) and (syntax != "structural_tag" or name == "hermes")
+]
+EVERYWHERE = pytest.mark.parametrize(("syntax", "name", "markers"), PLACES)
+SEAT = ReasoningBlock("They want a seat.")
+PROSE = TextBlock("So: 1 < 2 is [true] and {so} on.")
+TWO: list[OutputBlock] = [call(GOOD), call({"id": 1}, "cancel")]
+
+
+class Place:
+    """A family's outputs in one notation and one vocabulary."""
+
+    def __init__(self, syntax: Any, name: str, markers: bool) -> None:
+        self.syntax = syntax
+        self.family = BY_NAME[name]
+        self.vocabulary: Vocabulary = vocabulary_of(name, markers=markers)
+
+    def text(self, tools: list[Any], choice: ToolChoice, **more: Any) -> str:
+        more.setdefault("in_reasoning", False)
+        found = guide(
+            self.family.tool_parser,
+            self.family.reasoning_parser,
+            tools=tools,
+            choice=choice,
+            syntax=self.syntax,
+            tokens=self.vocabulary.controls,
+            **more,
+        )
+        assert found is not None
+        assert found.syntax == self.syntax
+        return found.text
+
+    def takes(self, grammar: str, output: str | list[OutputBlock], whole: bool = True) -> bool:
+        """Whether it is a whole output; or else, whether more may follow it."""
+        raw = output if isinstance(output, str) else write(output, self.family)
+        ids = encode(raw, self.vocabulary)
+        if whole:
+            return accepts(self.syntax, grammar, self.vocabulary, ids)
+        return reads(self.syntax, grammar, self.vocabulary, ids) != "refused"
+
+
+@cache
+def place(syntax: str, name: str, markers: bool) -> Place:
+    return Place(syntax, name, markers)
+
+
+@EVERYWHERE
+def test_a_call_is_required(syntax: str, name: str, markers: bool) -> None:
+    at = place(syntax, name, markers)
+    rules = at.text(OFFERED, REQUIRED)
+    assert at.takes(rules, [call(GOOD)])
+    assert at.takes(rules, TWO)
+    assert at.takes(rules, [ToolCallBlock("", "apply_patch", "*** x", custom=True)])
+    assert not at.takes(rules, [call({"city": "Paris"})])
+    assert not at.takes(rules, [call({"city": "Paris", "days": "three", "seat": "aisle"})])
+    assert not at.takes(rules, [call(GOOD, "cancel")])
+    assert not at.takes(rules, [call(GOOD, "nobody")], whole=False)
+    assert not at.takes(rules, "Sure, let me book that.", whole=False)
+    named = at.text(OFFERED, ToolChoice("named", "cancel"))
+    assert at.takes(named, [call({"id": 1}, "cancel")])
+    assert not at.takes(named, [call(GOOD)], whole=False)
+    one = at.text(OFFERED, ONE)
+    assert at.takes(one, [call(GOOD)])
+    assert not at.takes(one, TWO, whole=False)
+
+
+@EVERYWHERE
+def test_prose_and_answers(syntax: str, name: str, markers: bool) -> None:
+    at = place(syntax, name, markers)
+    auto = at.text([{**BOOK, "strict": True}], ToolChoice())
+    assert at.takes(auto, [PROSE])
+    assert at.takes(auto, [call(GOOD)])
+    assert not at.takes(auto, [call({"city": "Paris"})])
+    at_most_one = at.text(OFFERED, ToolChoice(parallel=False))
+    assert at.takes(at_most_one, [PROSE])
+    assert at.takes(at_most_one, [call(GOOD)])
+    assert not at.takes(at_most_one, TWO)
+    none = at.text(OFFERED, ToolChoice("none"))
+    assert at.takes(none, [PROSE])
+    assert not at.takes(none, [call(GOOD)])
+    output = OutputFormat("json_schema", schema=CANCEL["parameters"])
+    answer = at.text(OFFERED, ToolChoice(), output=output)
+    assert at.takes(answer, [TextBlock('{"id": 7}')])
+    assert at.takes(answer, [call(GOOD)])
+    assert not at.takes(answer, [TextBlock('{"id": "x"}')])
+    free = at.text([], ToolChoice(), output=OutputFormat("json_object"))
+    assert at.takes(free, [TextBlock('{"a": [1, {"b": null}], "c": -1.5e3}')])
+    assert not at.takes(free, [TextBlock("[1]")])
+
+
+@pytest.mark.parametrize(
+    ("syntax", "name", "markers"), [p for p in PLACES if p.values[1] in THINKERS]
+)
+def test_a_thought_comes_first(syntax: str, name: str, markers: bool) -> None:
+    at = place(syntax, name, markers)
+    raw = write([SEAT, call(GOOD)], at.family)
+    assert at.takes(at.text(OFFERED, REQUIRED), raw)
+    assert not at.takes(at.text(OFFERED, REQUIRED, thinks=False), raw, whole=False)
+    inside = at.text(OFFERED, REQUIRED, in_reasoning=True)
+    assert at.takes(inside, raw[raw.index("They") :])
+    assert not at.takes(inside, "They want a seat.")
+
+
+@EVERYWHERE
+def test_whatever_is_done_under_the_masks_is_read_as_calls(
+    syntax: str, name: str, markers: bool
+) -> None:
+    at = place(syntax, name, markers)
+    insides = (False, True) if at.family.reasoning_parser else (False,)
+    for inside in insides:
+        rules = at.text(OFFERED, REQUIRED, in_reasoning=inside)
+        for seed in range(WALKS):
+            found = matcher(syntax, rules, at.vocabulary)
+            ids = walk(found, at.family, at.vocabulary, Random(f"{name}{seed}"))
+            if ids is None:  # lost in a long value
+                continue
+            events = read(ids, at.family, at.vocabulary, OFFERED, inside)
+            codes = {event.code for event in events if isinstance(event, Diagnostic)}
+            raw = at.vocabulary.text(ids)
+            assert codes <= {"stray_marker"}, raw
+            blocks = fold(events).blocks
+            made = [block for block in blocks if block.type == "tool_call"]
+            assert made, raw
+            assert {block.type for block in blocks} <= {"reasoning", "tool_call"}, raw
+            assert all(block.complete and _fits(block) for block in made), raw
+
+
+@pytest.mark.parametrize("syntax", ["gbnf", *READERS])
+def test_a_marker_that_is_a_token_is_demanded_as_one(syntax: Any) -> None:
+    made = guide(
+        "hermes",
+        None,
+        tools=[CANCEL],
+        choice=REQUIRED,
+        in_reasoning=False,
+        syntax=syntax,
+        tokens={"<tool_call>": 5, "</tool_call>": 6, "<|im_end|>": 7},
+    )
+    assert made is not None
+    shown = {"gbnf": "<[{}]>", "lark": "<[{}]>"}.get(syntax, "Token({})")
+    assert shown.format(5) in made.text
+    assert shown.format(6) in made.text
+    assert shown.format(7) not in made.text
+    assert '"<tool_call>' not in made.text
+
+
+@pytest.mark.parametrize("syntax", READERS)
+def test_a_spelled_out_marker_is_refused_where_it_is_a_token(syntax: str) -> None:
+    at = place(syntax, "hermes", True)
+    rules = at.text([CANCEL], REQUIRED)
+    spelled = vocabulary_of("hermes", markers=False)
+    ids = encode(write([call({"id": 1}, "cancel")], at.family), spelled)
+    assert reads(syntax, rules, at.vocabulary, ids) == "refused"
+
+
+def test_an_unknown_notation_is_refused() -> None:
+    with pytest.raises(Unsupported, match="morse"):
+        guide("hermes", None, tools=[], in_reasoning=False, syntax="morse")  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""A request as the body of somebody else's `POST /v1/chat/completions`."""
+
+from typing import Any
+
+from dovetail_model import OutputFormat, Request, Sampling, ToolSpec
+from dovetail_protocols.chat.telling import Teller, Write
+from dovetail_protocols.upstream import (
+    Asked,
+    Dialect,
+    ToolNames,
+    parameters,
+    template_switches,
+)
+
+_SAME_NAME = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def chat_request(
+    request: Request, model: str, dialect: Dialect | None = None, write: Write | None = None
+) -> Asked:
+    """A body that asks for a stream. `write` makes texts of the model's turns, calls and all.
+
+    Only what the request says is said: what it leaves open is the server's to decide.
+    """
+    dialect = dialect or Dialect()
+    names = ToolNames(request.tools)
+    teller = Teller(names, dialect, write)
+    fields: dict[str, Any] = {"model": model, "messages": teller.messages(request)}
+    fields |= _tools(request, names, dialect)
+    fields |= _sampling(request.sampling)
+    fields |= _output(request.output)
+    if request.thinking.effort is not None:
+        fields["reasoning_effort"] = request.thinking.effort
+    if switches := template_switches(request.thinking):
+        fields["chat_template_kwargs"] = switches
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Asked(fields, tuple(teller.lost))
+
+
+def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, Any]:
+    """Tools and the choice among them. What is usual is not said."""
+    if not request.tools:
+        return {}
+    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
+    choice = request.tool_choice
+    named = names.chosen(choice) if choice.mode == "named" else None
+    if named is not None:
+        kind = "custom" if named.custom and dialect.custom_tools else "function"
+        fields["tool_choice"] = {"type": kind, kind: {"name": named.model_name}}
+    elif choice.mode != "auto":
+        fields["tool_choice"] = "none" if choice.mode == "none" else "required"
+    if not choice.parallel:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: ToolSpec, dialect: Dialect) -> dict[str, Any]:
+    head = {"name": tool.model_name, "description": tool.description}
+    if tool.custom and dialect.custom_tools:
+        return {"type": "custom", "custom": head | _format(tool)}
+    function = {**head, "parameters": parameters(tool)}
+    return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}
+
+
+def _format(tool: ToolSpec) -> dict[str, Any]:
+    if tool.grammar is None:
+        return {}
+    grammar = {"syntax": "lark", "definition": tool.grammar}
+    return {"format": {"type": "grammar", "grammar": grammar}}
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    values = {name: getattr(sampling, name) for name in _SAME_NAME}
+    fields = {name: value for name, value in values.items() if value is not None}
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    return fields
+
+
+def _output(output: OutputFormat) -> dict[str, Any]:
+    match output.kind:
+        case "text":
+            return {}
+        case "json_object":
+            return {"response_format": {"type": "json_object"}}
+        case "json_schema":
+            form = {"name": output.name or "answer", "schema": output.schema or {}}
+            strict = {"strict": True} if output.strict else {}
+            return {"response_format": {"type": "json_schema", "json_schema": form | strict}}

@@ -1,0 +1,203 @@
+"""A request as the body of somebody else's `POST /v1/responses`.
+
+This API has an item for each thing said, so the model's order survives as it is: a thought, its
+call, the next thought, its call, and then what the calls gave, tied to them by id.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail_model import (
+    Block,
+    ImageBlock,
+    OutputFormat,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    Thinking,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
+from dovetail_protocols.upstream import (
+    Asked,
+    Dialect,
+    ToolNames,
+    address,
+    arguments,
+    parameters,
+    template_switches,
+    told,
+)
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+Item = dict[str, Any]
+
+
+def responses_request(request: Request, model: str, dialect: Dialect | None = None) -> Asked:
+    """A body that asks for a stream and has nothing kept behind it."""
+    dialect = dialect or Dialect()
+    names = ToolNames(request.tools)
+    fields: dict[str, Any] = {"model": model}
+    if system := told(request.system):
+        fields["instructions"] = system
+    fields["input"] = _Items(names, dialect).of(request.turns)
+    fields |= _tools(request, names, dialect)
+    fields |= _sampling(request)
+    if form := _format(request.output):
+        fields["text"] = {"format": form}
+    if reasoning := _reasoning(request.thinking):
+        fields["reasoning"] = reasoning
+    if request.thinking.template_kwargs:
+        fields["chat_template_kwargs"] = template_switches(request.thinking)
+    if include := _include(request, dialect):
+        fields["include"] = include
+    return Asked(fields | {"store": False, "stream": True})
+
+
+class _Items:
+    """Input items in the order of what they tell."""
+
+    __slots__ = ("_custom", "_dialect", "_items", "_names", "_thoughts")
+
+    def __init__(self, names: ToolNames, dialect: Dialect) -> None:
+        self._names = names
+        self._dialect = dialect
+        self._items: list[Item] = []
+        self._custom: set[str] = set()  # ids of calls that went out as those of custom tools
+        self._thoughts = 0
+
+    def of(self, turns: Sequence[Turn]) -> list[Item]:
+        for turn in turns:
+            match turn.role:
+                case "assistant":
+                    for block in turn.blocks:
+                        self._spoken(block)
+                case "tool":
+                    for block in turn.blocks:
+                        if isinstance(block, ToolResultBlock):
+                            self._items.append(self._result(block))
+                case role:
+                    # Where this becomes a chat again, a later system message is often refused.
+                    self._message("user" if role != "user" else role, turn.blocks)
+        return self._items
+
+    def _spoken(self, block: Block) -> None:
+        match block:
+            case ReasoningBlock():
+                self._items.append(self._thought(block))
+            case ToolCallBlock():
+                self._items.append(self._call(block))
+            case TextBlock(text=""):
+                pass
+            case _:
+                self._message("assistant", [block])
+
+    def _message(self, role: str, blocks: Sequence[Block]) -> None:
+        content = self._content(blocks)
+        if content:
+            self._items.append({"type": "message", "role": role, "content": content})
+
+    def _thought(self, thought: ReasoningBlock) -> Item:
+        """A thought. The API wants an id; one by its place is the same in every request."""
+        self._thoughts += 1
+        item: Item = {"type": "reasoning", "id": f"rs_{self._thoughts}", "summary": []}
+        if thought.text:
+            item["content"] = [{"type": "reasoning_text", "text": thought.text}]
+        if self._dialect.seals and thought.seal is not None:
+            item["encrypted_content"] = thought.seal
+        return item
+
+    def _call(self, call: ToolCallBlock) -> Item:
+        head = {"call_id": call.id, "name": self._names.shown(call)}
+        if call.custom and self._dialect.custom_tools:
+            self._custom.add(call.id)
+            return {"type": "custom_tool_call", **head, "input": call.arguments}
+        return {"type": "function_call", **head, "arguments": arguments(call)}
+
+    def _result(self, result: ToolResultBlock) -> Item:
+        kind = "custom_tool_call" if result.call_id in self._custom else "function_call"
+        output = self._content(result.blocks)
+        return {"type": f"{kind}_output", "call_id": result.call_id, "output": output}
+
+    def _content(self, blocks: Sequence[Block]) -> str | list[Item]:
+        """Text as such, parts where there are images among it."""
+        if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
+            return told(blocks)
+        return [*map(_part, blocks)]
+
+
+def _part(block: Block) -> Item:
+    if isinstance(block, ImageBlock):
+        return {"type": "input_image", "image_url": address(block), "detail": "auto"}
+    return {"type": "input_text", "text": told([block])}
+
+
+def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, Any]:
+    if not request.tools:
+        return {}
+    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
+    choice = request.tool_choice
+    named = names.chosen(choice) if choice.mode == "named" else None
+    if named is not None:
+        kind = "custom" if named.custom and dialect.custom_tools else "function"
+        fields["tool_choice"] = {"type": kind, "name": named.model_name}
+    elif choice.mode != "auto":
+        fields["tool_choice"] = "none" if choice.mode == "none" else "required"
+    if not choice.parallel:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: ToolSpec, dialect: Dialect) -> Item:
+    head = {"name": tool.model_name, "description": tool.description}
+    if tool.custom and dialect.custom_tools:
+        if tool.grammar is None:
+            return {"type": "custom", **head}
+        form = {"type": "grammar", "syntax": "lark", "definition": tool.grammar}
+        return {"type": "custom", **head, "format": form}
+    return {"type": "function", **head, "parameters": parameters(tool), "strict": tool.strict}
+
+
+def _sampling(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    values = {name: getattr(sampling, name) for name in _SAME_NAME}
+    values["max_output_tokens"] = sampling.max_tokens
+    values["top_logprobs"] = sampling.logprobs
+    values["stop"] = list(sampling.stop) or None
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _include(request: Request, dialect: Dialect) -> list[str]:
+    wanted = {
+        "reasoning.encrypted_content": dialect.seals,
+        "message.output_text.logprobs": request.sampling.logprobs is not None,
+    }
+    return [name for name, asked in wanted.items() if asked]
+
+
+def _reasoning(thinking: Thinking) -> dict[str, str]:
+    effort = "none" if thinking.enabled is False else thinking.effort
+    asked = {"effort": effort, "summary": thinking.summary}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _format(output: OutputFormat) -> dict[str, Any]:
+    match output.kind:
+        case "text":
+            return {}
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            form = {"name": output.name or "answer", "schema": output.schema or {}}
+            return {"type": "json_schema", **form, "strict": output.strict}

@@ -1,0 +1,110 @@
+"""Frames of a Responses stream as other servers send them: read leniently, the rest skipped."""
+
+from typing import Any
+
+import msgspec
+
+from dovetail_model import TokenLogprob, Usage
+
+
+class FramePart(msgspec.Struct, frozen=True):
+    """A part of an item's content: text, a refusal, a thought or a summary of one."""
+
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def said(self) -> str:
+        return self.text or self.refusal or ""
+
+
+class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An output item, as far as it is known by then."""
+
+    type: str = ""
+    id: str | None = None
+    status: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    content: list[FramePart] | None = None
+    summary: list[FramePart] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def is_call(self) -> bool:
+        return self.type in ("function_call", "custom_tool_call")
+
+    @property
+    def text(self) -> str:
+        """All that the item says: a call's arguments, a thought before its summary."""
+        if self.is_call:
+            return (self.input if self.type == "custom_tool_call" else self.arguments) or ""
+        told = "".join(part.said for part in self.content or ())
+        return told or "\n\n".join(part.said for part in self.summary or ())
+
+
+class Counts(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class FrameUsage(msgspec.Struct, frozen=True):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Counts | None = None
+    output_tokens_details: Counts | None = None
+
+    def usage(self) -> Usage:
+        cached = self.input_tokens_details or Counts()
+        thought = self.output_tokens_details or Counts()
+        return Usage(
+            input_tokens=self.input_tokens or 0,
+            output_tokens=self.output_tokens or 0,
+            cached_tokens=cached.cached_tokens or 0,
+            reasoning_tokens=thought.reasoning_tokens or 0,
+        )
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """The response object at the end of a stream, or a whole answer."""
+
+    status: str | None = None
+    output: list[FrameItem] | None = None
+    usage: FrameUsage | None = None
+    error: dict[str, Any] | str | None = None
+    incomplete_details: dict[str, Any] | None = None
+
+
+class Likely(msgspec.Struct, frozen=True):
+    token: str = ""
+    logprob: float = 0.0
+    top_logprobs: "list[Likely] | None" = None
+
+    def told(self) -> TokenLogprob:
+        top = tuple((each.token, each.logprob) for each in self.top_logprobs or ())
+        return TokenLogprob(self.token, self.logprob, top)
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of any type. A whole answer has the same fields as a response object."""
+
+    type: str = ""
+    item_id: str | None = None
+    output_index: int | None = None
+    summary_index: int | None = None
+    item: FrameItem | None = None
+    delta: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    logprobs: list[Likely] | None = None
+    response: Ending | None = None
+    error: dict[str, Any] | str | None = None
+    code: Any = None
+    message: str | None = None
+    param: str | None = None

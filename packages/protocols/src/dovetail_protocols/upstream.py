@@ -1,0 +1,140 @@
+"""What the client sides of the APIs share: what a server takes, and how tools are shown to it.
+
+A request goes to a server of another make. What that server takes beyond the core of its API is a
+`Dialect`; what of the request its API cannot carry is told by name, never dropped in silence.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    Thinking,
+    ToolCallBlock,
+    ToolChoice,
+    ToolSpec,
+)
+
+ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
+
+FREE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""What a custom tool takes where it has to be shown as a function."""
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """What a server takes. `reasoning` is the field of a chat's history in which it reads thoughts.
+
+    `reasoning_segments` is our own: one thought for each call, so nothing has to be split. Without
+    `custom_tools` such a tool is shown as a function of one string, without `images` a placeholder
+    stands for each. `seals` says that it gave the handles of thoughts, and takes them back.
+    """
+
+    reasoning: ReasoningField | None = "reasoning_content"
+    custom_tools: bool = False
+    images: bool = True
+    seals: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The fields of a body. `lost` are codes of what it could not carry, each once."""
+
+    fields: dict[str, Any]
+    lost: tuple[str, ...] = ()
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.fields)
+
+
+class ToolNames:
+    """The tools by both of their names: the client's and the one that the server is shown."""
+
+    __slots__ = ("_shown", "_specs")
+
+    def __init__(self, tools: Iterable[ToolSpec]) -> None:
+        self._specs = {tool.model_name: tool for tool in tools}
+        self._shown = {(tool.namespace, tool.name): name for name, tool in self._specs.items()}
+
+    def shown(self, call: ToolCallBlock) -> str:
+        """What the server knows the tool of a call by."""
+        found = self._shown.get((call.namespace, call.name))
+        if found is not None:
+            return found
+        return f"{call.namespace}__{call.name}" if call.namespace else call.name
+
+    def spec(self, shown: str) -> ToolSpec | None:
+        """The tool that the server means by a name."""
+        return self._specs.get(shown)
+
+    def chosen(self, choice: ToolChoice) -> ToolSpec | None:
+        """The tool that must be called; a choice may have either of its names."""
+        named = [spec for spec in self._specs.values() if spec.name == choice.name]
+        return self._specs.get(choice.name or "") or next(iter(named), None)
+
+
+def parameters(tool: ToolSpec) -> Mapping[str, Any]:
+    """The schema of a function's arguments; a function without any still has an object."""
+    if tool.custom:
+        return FREE_TEXT
+    return tool.parameters or {"type": "object", "properties": {}}
+
+
+def arguments(call: ToolCallBlock) -> str:
+    """A call's arguments as the JSON text of an object: its own where it is one.
+
+    Servers parse what they get. Free text, and what a cut call left, stands as `input`.
+    """
+    if not call.custom:
+        try:
+            if isinstance(json.loads(call.arguments or "{}"), dict):
+                return call.arguments or "{}"
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps({"input": call.arguments}, ensure_ascii=False)
+
+
+def told(blocks: Iterable[Block]) -> str:
+    """The text of blocks. What is no text is named, so that nothing vanishes."""
+    return "\n".join(text for block in blocks if (text := _text(block)))
+
+
+def address(image: ImageBlock) -> str:
+    """An image as a URL, its data inside where it has them."""
+    if image.data is not None:
+        return f"data:{image.media_type or 'image/png'};base64,{image.data}"
+    return image.url or ""
+
+
+def template_switches(thinking: Thinking) -> dict[str, Any]:
+    """What the server's chat template is told: the client's own words, then its switch.
+
+    Templates have two names for the switch. An effort says by itself that thinking is on.
+    """
+    switches = dict(thinking.template_kwargs)
+    if thinking.enabled is not None and thinking.effort is None and not switches:
+        switches = {"enable_thinking": thinking.enabled, "thinking": thinking.enabled}
+    return switches
+
+
+def _text(block: Block) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ImageBlock():
+            return "[image]"
+        case DocumentBlock(text=str(text)):
+            return text
+        case DocumentBlock(title=title):
+            return f"[document {title}]" if title else "[document]"
+        case _:
+            return ""
