@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all test-vllm check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all test-vllm test-sglang check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -42,14 +42,24 @@ harnesses: .cache/.harnesses  ## fetch the real Claude Code and Codex that the t
 test: .venv/.dev .cache/.tokenizers .cache/.harnesses  ## every test of every package
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-test-all: check test fuzz wheels  ## check, test, fuzz and wheels
+test-all: check test test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py
 	$(PYTHON) tools/fetch_vllm.py
 	@touch $@
 
-test-vllm: .venv/.dev .cache/.tokenizers .cache/.vllm  ## the tests against a real vLLM, on the CPU
-	DOVETAIL_VLLM_PYTHON=$(CURDIR)/.cache/vllm/venv/bin/python $(BIN)/python -m pytest -m vllm packages/dovetail/tests
+VLLM := $(CURDIR)/.cache/vllm/venv/bin/python
+test-vllm: .venv/.dev .cache/.tokenizers .cache/.harnesses .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
+	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest -m vllm packages/dovetail/tests
+	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests
+	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_guides.py packages/parsers/tests/test_notes.py
+
+.cache/.dynamo: tools/fetch_dynamo.py | .venv/.dev
+	$(BIN)/python tools/fetch_dynamo.py
+	@touch $@
+
+test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## the SGLang adapter against Dynamo's mocker
+	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m sglang -rs packages/dovetail/tests
 
 check: .venv/.dev  ## format, lint, types, imports, sizes
 	$(BIN)/ruff format --check .

@@ -6,9 +6,7 @@ it and with what was generated behind it, to the token, though the harness rewro
 """
 
 import json
-import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harnesses_at_hand import claude_code, codex
 from models_at_hand import TOKENIZERS
 
-ROOT = Path(__file__).parents[3]
-HARNESSES = ROOT / ".cache" / "harnesses" / "node_modules"
 MODEL = "some-org/some-model"
 SAID = re.compile(r"input=(\d+) output=(\d+) cached=(\d+).*prefix=\"prefix: (\d+) of")
 
@@ -74,46 +71,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_claude_code_runs_a_tool_loop_on_exact_turns(folder: Path) -> None:
-    binary = _binary("@anthropic-ai/claude-code-linux-x64/claude")
     with _server(folder, tool="Bash", key="command") as (address, log):
-        done = _run(
-            folder,
-            f"{binary} -p Greet --model {MODEL} --output-format stream-json --verbose "
-            "--dangerously-skip-permissions",
-            IS_SANDBOX="1",
-            ANTHROPIC_API_KEY="local",
-            ANTHROPIC_BASE_URL=address,
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-            DISABLE_TELEMETRY="1",
-            DISABLE_AUTOUPDATER="1",
-            DISABLE_ERROR_REPORTING="1",
-        )
+        done = claude_code(folder, address, MODEL, "Greet")
         result = json.loads(done.splitlines()[-1])
         assert (result["subtype"], result["result"]) == ("success", "The file says grüße.")
         _was_exact(folder, log)
 
 
 def test_codex_runs_a_tool_loop_on_exact_turns(folder: Path) -> None:
-    binary = _binary("@openai/codex-linux-x64/vendor/*/bin/codex")
     with _server(folder, tool="exec_command", key="cmd") as (address, log):
-        settings = "\n".join(
-            (
-                f'model="{MODEL}"',
-                'model_provider="lab"',
-                "[model_providers.lab]",
-                'name="Lab"',
-                f'base_url="{address}/v1"',
-                'wire_api="responses"',
-                'env_key="OPENAI_API_KEY"',
-            )
-        )
-        (folder / "home" / "config.toml").write_text(settings)
-        done = _run(
-            folder,
-            f"{binary} exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox Greet",
-            CODEX_HOME=str(folder / "home"),
-            OPENAI_API_KEY="local",
-        )
+        done = codex(folder, address, MODEL, "Greet")
         assert "The file says grüße." in done
         _was_exact(folder, log)
 
@@ -162,27 +129,3 @@ def _server(folder: Path, tool: str, key: str) -> Iterator[tuple[str, Path]]:
             yield address, log
         finally:
             server.terminate()
-
-
-def _run(folder: Path, command: str, **variables: str) -> str:
-    """A client in an environment of its own. What it prints."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **variables}
-    done = subprocess.run(
-        shlex.split(command),
-        cwd=folder / "work",
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _binary(pattern: str) -> str:
-    found = sorted(HARNESSES.glob(pattern))
-    if not found:
-        pytest.skip("the real client is not at hand: make harnesses")
-    return str(found[0])

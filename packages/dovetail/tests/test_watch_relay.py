@@ -5,15 +5,25 @@ import random
 import socket
 import ssl
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from http_stage import run
-from watch_stage import Seen, endpoint, listening, observing, relaying, say
+from watch_stage import Seen, Serve, listening, observing, relaying, say
 
+from dovetail.engines.wire import Endpoint
 from dovetail.watch.hostline import HostLine
 from dovetail.watch.relay import Direction, Relay
 from dovetail.watch.wiretap import Limits
 
+LOOPBACK = ip_address("127.0.0.1")
 ODD = b"".join(bytes([n]) for n in range(256))
 
 
@@ -298,18 +308,59 @@ class TestTheHostLine:
         assert line.change(noise) == noise
 
 
-def test_a_connection_to_a_tls_server_is_not_made_without_its_certificate() -> None:
-    """The relay checks who answers, as any client would."""
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(LOOPBACK)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(made.public_bytes(Encoding.PEM))
+    form = PrivateFormat.PKCS8
+    paths[1].write_bytes(key.private_bytes(Encoding.PEM, form, NoEncryption()))
+    return paths
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_tls_server_is_checked_and_named(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[bytes] = []
+    cert, key = certificate(tmp_path)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.readuntil(b"{}"))
+        writer.write(ANSWER)
+        await writer.drain()
 
     async def scene() -> None:
-        plain = endpoint(1)
-        async with listening(_answer(b"no TLS here")) as port:
-            relay = Relay(type(plain)("127.0.0.1", port, None, True))
+        secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        secure.load_cert_chain(cert, key)
+        async with listening(serve, secure) as port:
+            relay = Relay(Endpoint("127.0.0.1", port, None, True))
             own = int((await relay.listen("127.0.0.1", 0)).rpartition(":")[2])
-            assert (await _ask(own, REQUEST)).startswith(b"HTTP/1.1 502 ")
+            answer = await _ask(own, REQUEST)
             await relay.close()
+        if trusted:
+            assert answer == ANSWER
+            assert got == [REQUEST.replace(b"host: a", b"host: 127.0.0.1:%d" % port)]
+        else:
+            assert answer.startswith(b"HTTP/1.1 502 ")
+            assert not got
 
-    assert ssl.create_default_context().check_hostname
     run(scene)
 
 
@@ -330,7 +381,7 @@ def test_who_looks_on_gets_the_very_bytes() -> None:
     assert heard[-1] == ("closed", b"")
 
 
-def _answer(told: bytes):  # type: ignore[no-untyped-def]
+def _answer(told: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(told)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from ssl import SSLContext
 
 from http_stage import NAME, Stage, StageEngine, tiny_model
 
@@ -33,7 +34,7 @@ def endpoint(port: int) -> Endpoint:
 
 
 @asynccontextmanager
-async def listening(serve: Serve) -> AsyncIterator[int]:
+async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIterator[int]:
     """A server that does what `serve` says with each connection. Its port."""
     connections: set[asyncio.Task[None]] = set()
 
@@ -49,7 +50,7 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
             connections.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=secure)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

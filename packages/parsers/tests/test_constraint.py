@@ -22,7 +22,7 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import constraint, families, parse, write
+from dovetail_parsers import families, guide, parse, write
 from dovetail_parsers.family import Family
 
 BY_NAME = {family.name: family for family in families() if family.tools}
@@ -63,7 +63,8 @@ GOOD = {"city": "Paris", "days": 3, "seat": "aisle", "guest": {"name": "Ann"}, "
 def text_of(family: Family, tools: list[Any], choice: ToolChoice, **more: Any) -> str | None:
     more.setdefault("in_reasoning", False)
     parsers = (family.tool_parser, family.reasoning_parser)
-    return constraint(*parsers, tools=tools, choice=choice, **more)
+    made = guide(*parsers, tools=tools, choice=choice, **more)
+    return None if made is None else made.text
 
 
 @cache
@@ -288,20 +289,20 @@ def test_the_same_request_gives_the_same_text_of_bounded_size(name: str) -> None
 
 
 def test_nothing_is_demanded() -> None:
-    assert constraint("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
+    assert guide("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
     none = ToolChoice("none")
-    assert constraint("hermes", None, tools=[], choice=none, in_reasoning=False) is None
+    assert guide("hermes", None, tools=[], choice=none, in_reasoning=False) is None
 
 
 def test_what_cannot_be_met_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="nobody"):
-        constraint(
+        guide(
             "hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False
         )
     with pytest.raises(InvalidRequest, match="no tools"):
-        constraint("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
+        guide("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
     with pytest.raises(Unsupported, match="tool parser"):
-        constraint(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
+        guide(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
 
 
 def test_the_docs_name_every_family_with_a_grammar() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_model import OutputFormat, ToolChoice
-from dovetail_parsers import constraint
+from dovetail_parsers import guide
 
 LINKED = {
     "$defs": {
@@ -103,9 +103,9 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
 
 def rules_of(schema: Any) -> Gbnf:
     output = OutputFormat("json_schema", schema=schema)
-    found = constraint(None, None, tools=[], output=output, in_reasoning=False)
+    found = guide(None, None, tools=[], output=output, in_reasoning=False)
     assert found is not None
-    return read(found)
+    return read(found.text)
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=lambda v: json.dumps(v)[:60])
@@ -134,7 +134,7 @@ def test_any_json_is_a_value_and_its_own_constant(value: Any) -> None:
 def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
     """Names and keys with quotes, brackets or line ends stay what they are."""
     schema = {"type": "object", "properties": {key: {"enum": [key]}}, "required": [key]}
-    found = constraint(
+    found = guide(
         "hermes",
         None,
         tools=[{"name": name, "parameters": schema}],
@@ -144,7 +144,7 @@ def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
     assert found is not None
     body = {"name": name, "arguments": {key: key}}
     call = f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
-    assert read(found).accepts(call)
+    assert read(found.text).accepts(call)
 
 
 def test_schemas_without_end_are_cut_off() -> None:
@@ -157,7 +157,7 @@ def test_schemas_without_end_are_cut_off() -> None:
     for schema in ({"$defs": doubling, "$ref": "#/$defs/d0"}, growing, deep):
         for parser in (None, "minimax_m3", "qwen3_coder"):
             tool = {"name": "f", "parameters": {"type": "object", "properties": {"p": schema}}}
-            found = constraint(
+            found = guide(
                 parser,
                 None,
                 tools=[tool] if parser else [],
@@ -166,5 +166,5 @@ def test_schemas_without_end_are_cut_off() -> None:
                 in_reasoning=False,
             )
             assert found is not None
-            assert len(found) < 200_000
-            read(found)
+            assert len(found.text) < 200_000
+            read(found.text)

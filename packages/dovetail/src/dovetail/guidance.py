@@ -46,8 +46,7 @@ class Guidance:
     ) -> Demand:
         """The demand, in the first of the notations that it can be written in."""
         request = prepared.request
-        thinks = self._model.reasoning_parser is not None and request.thinking.enabled is not False
-        thinks = thinks and place != "answer"
+        thinks = place != "answer" and self._may_think(prepared)
         in_reasoning = place == "thought" or (place == "start" and prepared.prompt.in_reasoning)
         form = msgspec.json.encode((request.tool_choice, request.output))
         key = (id(request.tools), form, syntaxes, thinks, in_reasoning)
@@ -59,6 +58,14 @@ class Guidance:
         if len(self._made) > _MOST:
             self._made.popitem(last=False)
         return made
+
+    def _may_think(self, prepared: Prepared) -> bool:
+        """Whether the model may open a thought: not if it was told not to, by whomever."""
+        model = self._model
+        if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
+            return False
+        closing = model.tokenizer.decode(model.thought_closing).strip()
+        return closing not in (prepared.prompt.opening or "")
 
     def _make(
         self, prepared: Prepared, syntaxes: tuple[Syntax, ...], thinks: bool, in_reasoning: bool

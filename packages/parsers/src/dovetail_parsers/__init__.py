@@ -1,6 +1,6 @@
 """Model output in, one ordered stream of events out: reasoning, text and tool calls together."""
 
-from dovetail_parsers.constraint import Guide, constraint, guide
+from dovetail_parsers.constraint import Guide, guide
 from dovetail_parsers.parser import Parser, markers, opens_thought, parse
 from dovetail_parsers.registry import families, resolve
 from dovetail_parsers.write import write
@@ -8,7 +8,6 @@ from dovetail_parsers.write import write
 __all__ = [
     "Guide",
     "Parser",
-    "constraint",
     "families",
     "guide",
     "markers",

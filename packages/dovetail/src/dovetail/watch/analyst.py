@@ -62,7 +62,7 @@ class Analyst:
         self._sessions = Sessions()
         self._memory = Memory(64 << 20)
         self._causes = Causes()
-        self._other: Request | None = None  # the last first request of another session
+        self._other: Request | None = None  # the last request that began a session
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Analyst:
             return plain(unread=unread, findings=tuple(findings)), False
         served = _prefix(pair.natural.diagnosis, pair.scale)
         exact = _prefix(pair.prepared.diagnosis, pair.scale)
-        broke = self._broke(pair, session, before)
+        broke = self._broke(pair, before)
         if broke is not None:
             findings = [one for one in findings if one.code != broke.code]
         verdict = plain(
@@ -174,10 +174,10 @@ class Analyst:
         """The prompt that the server made, as far as its own count bears it out."""
         ids = bench.natural.ids(request)
         answer = heard.answer
-        if answer.prompt_ids is not None:
-            return array(ids.typecode, answer.prompt_ids), "confirmed", ()
         if not bench.lens.real:
             return ids, "estimated", ()
+        if answer.prompt_ids is not None:
+            return array(ids.typecode, answer.prompt_ids), "confirmed", ()
         if answer.usage is None or heard.exchange.server == "dovetail":
             return ids, "counted", ()
         told = answer.usage.input_tokens
@@ -217,15 +217,15 @@ class Analyst:
         fitting = [form for size in sizes for form in written if told and len(form) == size]
         return next(iter([*fitting, *written]), None), bool(fitting)
 
-    def _broke(self, pair: _Pair, session: Session, before: Past | None) -> Finding | None:
+    def _broke(self, pair: _Pair, before: Past | None) -> Finding | None:
         request, diagnosis = pair.natural.request, pair.natural.diagnosis
         if diagnosis.reason == "first":
-            return self._between_sessions(pair, session)
+            return self._between_sessions(pair)
         if before is None:
             return None
         return self._causes.of(diagnosis, before.request, before.said, request)
 
-    def _between_sessions(self, pair: _Pair, session: Session) -> Finding | None:
+    def _between_sessions(self, pair: _Pair) -> Finding | None:
         """Why a session's first prompt shares less with others than it could."""
         request, other = pair.natural.request, self._other
         self._other = request

@@ -84,12 +84,6 @@ def guide(  # noqa: PLR0913 - every fact of a request that shapes its output
     return Guide(syntax, text, tuple(rules.notes))
 
 
-def constraint(tool_parser: str | None, reasoning_parser: str | None, **request: Any) -> str | None:
-    """The text of a `guide`."""
-    made = guide(tool_parser, reasoning_parser, **request)
-    return None if made is None else made.text
-
-
 def _chosen(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
     """The tools that may be called."""
     if choice.mode == "named":

@@ -1,0 +1,70 @@
+"""The real clients, each in an environment of its own. `make harnesses` fetches them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HARNESSES = Path(__file__).parents[3] / ".cache" / "harnesses" / "node_modules"
+_QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+}
+
+
+def claude_code(folder: Path, address: str, model: str, prompt: str, **variables: str) -> str:
+    """What Claude Code prints, as lines of JSON. It works in `work` and lives in `home`."""
+    command = [_binary("@anthropic-ai/claude-code-linux-x64/claude"), "-p", prompt]
+    command += ["--model", model, "--output-format", "stream-json", "--verbose"]
+    return _run(
+        folder,
+        [*command, "--dangerously-skip-permissions"],
+        IS_SANDBOX="1",
+        ANTHROPIC_API_KEY="local",
+        ANTHROPIC_BASE_URL=address,
+        **_QUIET,
+        **variables,
+    )
+
+
+def codex(folder: Path, address: str, model: str, prompt: str) -> str:
+    """What Codex prints. It works in `work` and lives in `home`."""
+    command = [_binary("@openai/codex-linux-x64/vendor/*/bin/codex"), "exec", prompt]
+    command += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    settings = (
+        f'model="{model}"',
+        'model_provider="lab"',
+        "[model_providers.lab]",
+        'name="Lab"',
+        f'base_url="{address}/v1"',
+        'wire_api="responses"',
+        'env_key="OPENAI_API_KEY"',
+    )
+    (folder / "home" / "config.toml").write_text("\n".join(settings))
+    return _run(folder, command, CODEX_HOME=str(folder / "home"), OPENAI_API_KEY="local")
+
+
+def _run(folder: Path, command: list[str], **variables: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **variables}
+    done = subprocess.run(
+        command,
+        cwd=folder / "work",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _binary(pattern: str) -> str:
+    found = sorted(HARNESSES.glob(pattern))
+    if not found:
+        pytest.skip("the real client is not at hand: make harnesses")
+    return str(found[0])
