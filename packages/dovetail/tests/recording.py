@@ -44,9 +44,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(_end(asyncio.all_tasks(self._loop)))
         self._loop.close()
         self._place.close()
 
@@ -76,6 +74,15 @@ class Recorder:
             writer.close()
             if back is not None:
                 back.close()
+
+
+async def _end(tasks: "set[asyncio.Task[Any]]") -> None:
+    """Ends what still runs, and lets its connections close."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def _closed(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:

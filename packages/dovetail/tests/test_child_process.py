@@ -198,3 +198,20 @@ def test_the_socket_lies_where_only_we_can_go(
     assert socket.make("s.sock") is None
     socket.remove()
     assert not list(deep.iterdir())
+
+
+def test_a_helper_that_the_child_left_behind_holds_nobody_up() -> None:
+    """It has the log open, so the log does not end when the child does."""
+    made = child(
+        "import subprocess\n"
+        'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])\n'
+        + READY
+        + UNTIL_END
+    )
+
+    async def main() -> None:
+        await made.start({})
+        await asyncio.wait_for(made.stop(), 30)
+
+    asyncio.run(main())
+    assert not made.alive

@@ -48,7 +48,7 @@ CASES: list[tuple[int, bytes, type[DovetailError], str]] = [
     (400, openai("prompt is too long: 10 tokens > 5 maximum"), ContextOverflow, "10 tokens > 5"),
     (500, openai(LLAMA_LONG), ContextOverflow, "2031 tokens > 1024"),
     (401, openai("Bad key.", "invalid_api_key"), EngineError, "refuses our key (401)"),
-    (403, b"Forbidden", EngineError, "refuses our key (403): Forbidden"),
+    (403, b"Forbidden", EngineError, "refuses our key (403)"),
     (404, openai("The model `m` does not exist", "model_not_found"), EngineError, "asked for 'm'"),
     (404, b'{"detail": "Not Found"}', EngineError, "Not Found"),
     (408, b"", EngineTimeout, "no reason given"),

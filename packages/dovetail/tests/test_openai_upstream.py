@@ -152,6 +152,77 @@ class TestRefusedFields:
 
         run(scene)
 
+    @pytest.mark.parametrize(
+        ("status", "message"),
+        [
+            (400, "You uploaded an unsupported image. Make sure it has one of these formats: png"),
+            (400, "Invalid image data"),
+            (413, "image exceeds 5 MB maximum"),
+            (429, "Rate limit of gemini-flash-image: only text is supported for now"),
+        ],
+    )
+    def test_a_broken_image_does_not_blind_the_server_for_others(
+        self, status: int, message: str
+    ) -> None:
+        def reply(body: dict[str, Any]) -> Answer:
+            content = body["messages"][0]["content"]
+            broken = isinstance(content, list) and "broken" in str(content)
+            return refusal(status, message) if broken else HI
+
+        async def scene() -> None:
+            async with faked(chat(reply)) as fake:
+                engine = asking()(fake)
+                for name, told in (("broken", None), ("sound", HI)):
+                    seen = Turn("user", (ImageBlock(url=f"http://a/{name}.png"),))
+                    if told is None:
+                        with pytest.raises((InvalidRequest, Overloaded)):
+                            await answer(engine, Request("m", turns=(seen,)))
+                    else:
+                        await answer(engine, Request("m", turns=(seen,)))
+                assert isinstance(fake.bodies()[-1]["messages"][0]["content"], list)
+
+        run(scene)
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "Invalid content type. image_url is only supported by certain models.",
+            "No endpoints found that support image input",
+            "At most 0 image(s) may be provided in one prompt.",
+            "unknown variant `image_url`, expected `text`",
+            "this model is missing data required for image input",
+            "Model does not support images",
+        ],
+    )
+    def test_many_words_for_no_images(self, message: str) -> None:
+        def blind(body: dict[str, Any]) -> Answer:
+            shown = isinstance(body["messages"][0]["content"], list)
+            return refusal(400, message) if shown else HI
+
+        async def scene() -> None:
+            async with faked(chat(blind)) as fake:
+                seen = Turn("user", (ImageBlock(url="http://a/b.png"),))
+                await answer(asking()(fake), Request("m", turns=(seen,)))
+                assert fake.bodies()[-1]["messages"][0]["content"] == "[image]"
+
+        run(scene)
+
+    def test_what_was_left_out_in_vain_is_sent_again(self) -> None:
+        def strict(body: dict[str, Any]) -> Answer:
+            if "bad" in str(body["messages"]):
+                return refusal(400, "the messages of a top_k game must not be bad")
+            return HI
+
+        async def scene() -> None:
+            async with faked(chat(strict)) as fake:
+                engine = asking()(fake)
+                with pytest.raises(InvalidRequest):
+                    await answer(engine, user("bad", sampling=Sampling(top_k=3)))
+                await answer(engine, user("good", sampling=Sampling(top_k=3)))
+                assert fake.bodies()[-1]["top_k"] == 3
+
+        run(scene)
+
     def test_what_a_request_means_is_never_given_up(self) -> None:
         async def scene() -> None:
             async with faked(fixed(refusal(400, "tools: not supported"))) as fake:
@@ -590,3 +661,34 @@ class TestRaw:
     def test_parsers_that_cannot_be(self, options: dict[str, str], words: str) -> None:
         with pytest.raises(EngineSetupError, match=words):
             upstream(None, raw=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("session", "header"),
+    [
+        ("abc", "abc"),
+        (" abc ", "abc"),
+        ("a\r\nx: y", None),
+        ("s\u00e9ance", None),
+        (" ", None),
+        ("a" * 513, None),
+    ],
+)
+def test_the_session_is_told_where_a_header_can_tell_it(session: str, header: str | None) -> None:
+    async def scene() -> None:
+        async with faked(fixed(HI)) as fake:
+            asked = user("Hi.", identity=Identity(session=session))
+            await answer(asking()(fake), asked)
+            assert fake.asked[-1].headers.get("x-session-id") == header
+
+    run(scene)
+
+
+def test_a_refused_key_is_not_quoted_to_clients() -> None:
+    async def scene() -> None:
+        async with faked(fixed(refusal(401, "No such key: sk-secret"))) as fake:
+            with pytest.raises(EngineError) as told:
+                await answer(asking()(fake), user("Hi."))
+            assert "sk-secret" not in told.value.message
+
+    run(scene)

@@ -132,6 +132,11 @@ def test_a_busy_engine_is_not_a_dead_one() -> None:
         with pytest.raises(Overloaded):
             await said(pool)
         assert pool.up == 1
+        other = Replica(1)
+        pool = Pool([only, other])
+        with pytest.raises(Overloaded):
+            await said(pool, "a")
+        assert await said(pool, "a") == 1  # it has room
         await pool.stop()
 
     scene(play)
@@ -196,8 +201,11 @@ def test_closing_an_answer_closes_the_engines() -> None:
     scene(play)
 
 
-async def later(asked: EngineRequest) -> EngineRequest:
-    return asked
+def later(asked: EngineRequest) -> Callable[[], Awaitable[EngineRequest]]:
+    async def make() -> EngineRequest:
+        return asked
+
+    return make
 
 
 def test_what_is_read_ahead_gives_way_to_real_work() -> None:
@@ -231,6 +239,68 @@ def test_a_busy_replica_reads_nothing_ahead() -> None:
         only.go_on.set()
         await real
         assert len(only.asked) == 1
+        await pool.stop()
+
+    scene(play)
+
+
+def test_what_cannot_be_foretold_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> EngineRequest:
+        raise ZeroDivisionError("no such template")
+
+    async def play() -> None:
+        pool = Pool([Replica(0)])
+        with caplog.at_level("INFO"):
+            pool.warm("a", broken)
+            pool.warm("a", broken)  # the first has not even begun
+            await settle(lambda: not pool._warming)
+        assert "not_warmed" in caplog.text
+        assert await said(pool) == 0
+        await pool.stop()
+
+    scene(play)
+
+
+def test_what_was_stopped_is_not_started_again() -> None:
+    """A stream that runs when the server ends breaks off: that is no death to be looked after."""
+
+    async def play() -> None:
+        mine = Replica(0, local=True)
+        mine.go_on.clear()
+        pool = Pool([mine])
+        await pool.start()
+        task = asyncio.create_task(said(pool))
+        await settle(lambda: bool(mine.asked))
+        await pool.stop()
+        mine.fails = EngineUnavailable("the engine was stopped")
+        with pytest.raises(EngineUnavailable):
+            await said(pool)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (mine.starts, mine.stops) == (1, 1)
+
+    scene(play)
+
+
+def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+
+    class Odd(Replica):
+        async def start(self) -> None:
+            await super().start()
+            if self.starts < 3:
+                self.ready = False
+                raise OSError("too many open files")
+
+    async def play() -> None:
+        odd, sound = Odd(0, local=True), Replica(1)
+        pool = Pool([odd, sound])
+        await pool.start()
+        assert pool.up == 1
+        await settle(lambda: pool.up == 2)
+        assert odd.starts == 3
         await pool.stop()
 
     scene(play)

@@ -9,11 +9,13 @@ import pytest
 from served import dovetail, qwen_folder, served
 
 from dovetail.config import Config
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline import answer
 from dovetail.routing import Pool
 from dovetail.service import Served
-from dovetail.setup import build
+from dovetail.setup import build, remote
 from dovetail_model import Hints, Request, TextBlock, Turn
 
 TWO = """
@@ -159,3 +161,79 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
         await service.stop()
 
     asyncio.run(main())
+
+
+def test_a_server_of_many_models_is_asked_for_the_one_that_a_client_names(tmp_path: Path) -> None:
+    """Behind stands a server with two; in front nobody says which."""
+    with (
+        served("--config", two_models(tmp_path)) as behind,
+        served("--engine", "openai", "--engine-url", behind.url) as all_of_them,
+        served("deux", "--engine", "openai", "--engine-url", behind.url) as chosen,
+    ):
+        for front, name, told in (
+            (all_of_them, "one", "I am one."),
+            (all_of_them, "two", "I am two."),
+            (all_of_them, "claude-something", "I am one."),
+            (chosen, "deux", "I am two."),
+        ):
+            body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
+            reply = front.post("/v1/chat/completions", body)
+            assert reply["choices"][0]["message"]["content"] == told
+        listed = chosen.ask("GET", "/v1/models").json["data"]
+        assert [one["id"] for one in listed] == ["deux"]
+
+
+def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
+    secret = "sk-very-secret"
+    with served(
+        "--config", two_models(tmp_path), environment={"DOVETAIL_API_KEY": secret}
+    ) as behind:
+        flags = ["--engine", "openai", "--engine-url", behind.url, "--engine-option", "api=chat"]
+        key = {"DOVETAIL_ENGINE_API_KEY": f"{secret}\n"}
+        with served(*flags, environment=key) as front:
+            body = {"model": "one", "messages": [{"role": "user", "content": "Who?"}]}
+            assert front.ask("POST", "/v1/chat/completions", body).status == 200
+            assert secret not in front.log.read_text()
+        home = tmp_path / "elsewhere"
+        home.mkdir()
+        bad = dovetail("serve", *flags, home=home, environment=_key("sk-é-secret"))
+        assert "--engine-api-key" in bad.err
+        assert "secret" not in bad.err
+        wrong = dovetail("serve", *flags, home=home, environment=_key("wrong-secret"))
+        assert wrong.status == 1
+        assert "secret" not in wrong.err
+        health = behind.ask("GET", "/health").json["engines"][0]
+        assert set(health) == {"engine", "ready"}  # the rest is for those who have a key
+        health = behind.ask("GET", "/health", x_api_key=secret).json["engines"][0]
+        assert set(health) == {"engine", "ready", "detail", "facts"}
+
+
+def _key(value: str) -> dict[str, str]:
+    return {"DOVETAIL_ENGINE_API_KEY": value}
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "names"),
+    [(None, "base", ("base", "b")), ("b", "b", ("base", "b")), ("sql", "sql", ("sql",))],
+)
+def test_a_remote_model_is_chosen_by_any_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, name: str, names: tuple[str, ...]
+) -> None:
+    async def discover(engine: str, endpoint: object) -> RemoteModel:
+        return RemoteModel("base", ("base", "b"), "/models/base", adapters=("sql",))
+
+    monkeypatch.setattr(remote, "discover", discover)
+    found = remote.find_remote(Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",)))
+    assert found is not None
+    assert (found.model.name, found.model.names, found.model.root) == (name, names, "/models/base")
+    assert str(found.endpoints[0]) == "http://gpu:8000"
+
+
+def test_a_model_that_the_server_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def discover(engine: str, endpoint: object) -> RemoteModel:
+        return RemoteModel("base", ("base",), adapters=("sql",))
+
+    monkeypatch.setattr(remote, "discover", discover)
+    config = Config("other", engine="vllm", engine_url=("http://gpu:8000",), tokenizer="t")
+    with pytest.raises(EngineSetupError, match="serves base, sql, not other"):
+        remote.find_remote(config)

@@ -147,8 +147,16 @@ DISCOVERIES: list[tuple[str, dict[str, Json], RemoteModel]] = [
     ),
     (
         "with adapters",
-        {"/model_info": MODEL_INFO, "/v1/models": {"data": [{"id": "lora"}, *MODELS["data"]]}},
-        RemoteModel("tiny", ("lora", "tiny"), "/models/words", 8192),
+        {
+            "/model_info": MODEL_INFO,
+            "/v1/models": {"data": [*MODELS["data"], {"id": "lora", "parent": "tiny"}]},
+        },
+        RemoteModel("tiny", ("tiny",), "/models/words", 8192),
+    ),
+    (
+        "with a list of strange things",
+        {"/v1/models": {"data": [{"id": "tiny", "max_model_len": True}, 7, {"id": None}]}},
+        RemoteModel("tiny", ("tiny",)),
     ),
 ]
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import secrets
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from dovetail.demo.model import demo_model
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -15,6 +17,7 @@ from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import (
+    EngineUnavailable,
     Fold,
     InvalidRequest,
     Message,
@@ -96,3 +99,68 @@ def test_choices_have_seeds_of_their_own() -> None:
 def test_too_many_choices_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 16"):
         _ask(_served()[0], sampling=Sampling(n=17))
+
+
+class Mortal:
+    """An engine that says so many letters, and dies or tells what was cached at the end."""
+
+    name = "mortal"
+    abilities = Abilities()
+
+    def __init__(self, text: str, dies_after: int | None = None, cached: int = 0) -> None:
+        self._ids = demo_model().tokenizer.encode(text)
+        self._dies_after = dies_after
+        self._cached = cached
+        self.requests: list[EngineRequest] = []
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def health(self) -> Health:
+        return Health(True)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.requests.append(request)
+        begun = len(request.prompt) - len(self.requests[0].prompt)
+        left = self._ids[begun:][: request.max_tokens]
+        for at, id in enumerate(left):
+            if self._dies_after is not None and at == self._dies_after:
+                raise EngineUnavailable("killed")
+            yield TokenDelta([id])
+        if self._dies_after is not None and self._dies_after >= len(left):
+            raise EngineUnavailable("killed")
+        yield TokenDelta([], finish="length", cached=self._cached)
+
+
+def _on(*engines: Mortal) -> Served:
+    model = demo_model()
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+    return Served(("m",), model, preparer, Pool(engines), migration_limit=3)
+
+
+def test_an_answer_that_lacks_only_its_end_is_whole() -> None:
+    """The last token came, the engine died before it could say so. No other is needed for that."""
+    (message,) = _ask(_on(Mortal("Hello world", 5)), sampling=Sampling(max_tokens=5))
+    assert (message.blocks[0].text, message.finish) == ("Hello", "length")  # type: ignore[union-attr]
+
+
+def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
+    text = "é漢🦜 done"
+    for dies_after in range(1, len(text.encode())):
+        served = _on(Mortal(text, dies_after), Mortal(text))
+        second = served.engine.workers[1].engine
+        first = served.engine.workers[0].engine
+        assert isinstance(first, Mortal)
+        assert isinstance(second, Mortal)
+        second.requests = first.requests  # both know the prompt that it began with
+        (message,) = _ask(served, sampling=Sampling(max_tokens=len(text.encode())))
+        assert message.blocks[0].text == text  # type: ignore[union-attr]
+        assert message.usage.output_tokens == len(text.encode())
+
+
+def test_what_a_second_request_found_cached_is_not_told_of_the_first() -> None:
+    """The budget breaks the first request off before it could say what was cached."""
+    served = _on(Mortal(LONG, cached=10_000))
+    (message,) = _ask(served, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
+    assert message.usage.cached_tokens == 0

@@ -60,7 +60,7 @@ VERSION = status(200, b'{"version":"0.32.0"}')
         ),
         (
             {"_v1_models": listed(ADAPTER, BASE)},
-            RemoteModel("base", ("base",), "/models/base", 4096),
+            RemoteModel("base", ("base",), "/models/base", 4096, adapters=("sql",)),
         ),
         ({"_v1_models": listed({"id": "x", "new": 1})}, RemoteModel("x", ("x",))),
         (

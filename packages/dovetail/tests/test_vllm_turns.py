@@ -79,8 +79,7 @@ def talk_at_length(server: Running, number: int) -> list[Shown]:
     """One question and a long round of tools: the part of a session that the template keeps."""
     talk = talker(server, APIS[number % 3], NAME, f"s{number}", limit=300)
     shown = [talk.say(f"Session {number}.", must_call=True)]
-    while len(shown) < TURNS:
-        assert shown[-1].calls, shown[-1]
+    while len(shown) < TURNS and shown[-1].calls:
         shown.append(talk.result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True))
     return shown
 
@@ -88,15 +87,14 @@ def talk_at_length(server: Running, number: int) -> list[Shown]:
 def test_two_hundred_turns_at_temperature_one(server: Running, recorder: Recorder) -> None:
     with ThreadPoolExecutor(SESSIONS) as threads:
         shown = list(threads.map(lambda n: talk_at_length(server, n), range(SESSIONS)))
-    pairs = []
-    for number, turns in enumerate(shown):
-        told = session(recorder, f"s{number}")
-        check_what_was_shown(turns, told)
-        pairs += list(pairwise(told))
-    assert len(pairs) == SESSIONS * (TURNS - 1)
+    told = [session(recorder, f"s{number}") for number in range(SESSIONS)]
+    pairs = [pair for one in told for pair in pairwise(one)]
     assert [pair for pair in pairs if not follows(*pair)] == []
     # And the engine found all that it can cache of it in its cache.
     assert [pair for pair in pairs if (pair[1].cached or 0) < whole_blocks(pair[0])] == []
+    for turns, one in zip(shown, told, strict=True):
+        check_what_was_shown(turns, one)
+    assert len(pairs) == SESSIONS * (TURNS - 1)
 
 
 def whole_blocks(turn: Recorded) -> int:
@@ -105,9 +103,9 @@ def whole_blocks(turn: Recorded) -> int:
 
 
 def check_what_was_shown(turns: Sequence[Shown], told: Sequence[Recorded]) -> None:
-    """Every turn was a call that ended, and the client is told the engine's own numbers."""
-    assert {one.finish for one in told} == {"stop"}
-    assert all(len(turn.calls) == 1 for turn in turns)
+    """The client is told the engine's own numbers, and every turn was a call that ended."""
     for turn, one in zip(turns, told, strict=True):
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
         assert turn.output == len(one.generated)
+        guided = "structured_outputs" in one.asked
+        assert (guided, one.finish, len(turn.calls)) == (True, "stop", 1), turn

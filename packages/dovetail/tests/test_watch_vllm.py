@@ -62,10 +62,10 @@ def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
 
     async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", vllm.port)
-        copying = asyncio.create_task(_copy(up_reader, writer, told))
-        await _copy(reader, up_writer, asked)
-        await copying
-        up_writer.close()
+        try:
+            await asyncio.gather(_copy(up_reader, writer, told), _copy(reader, up_writer, asked))
+        finally:
+            up_writer.transport.abort()
 
     async def scene() -> None:
         seen, chance = Seen(), random.Random(3)
@@ -142,3 +142,19 @@ def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path)
             assert watch.ask("POST", "/v1/chat/completions", body).status == 200
     report = json.loads(told.read_text())
     assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 2
+
+
+def test_fixing_answers_itself_and_hands_on_the_rest(vllm: Vllm, tmp_path: Path) -> None:
+    told = tmp_path / "report.json"
+    hello = {"messages": [{"role": "user", "content": "Hello! " * 40}], "max_tokens": 8}
+    with watching(vllm.url, tmp_path, "--fix", "--json", told) as watch:
+        for _ in range(2):
+            answer = watch.post("/v1/messages", {"model": NAME, **hello})
+        assert answer["usage"]["cache_read_input_tokens"] > 0  # vLLM's own word
+        theirs = watch.ask("POST", "/v1/messages", {"model": "another", **hello})
+        assert theirs.status == 404
+        assert b"another" in theirs.body
+        assert watch.ask("GET", "/version").json["version"]  # a path that is vLLM's alone
+    report = json.loads(told.read_text())
+    assert [one["fixed"] for one in report["exchanges"]] == [True, True, False]
+    assert [one["basis"] for one in report["exchanges"][:2]] == ["confirmed"] * 2

@@ -95,7 +95,7 @@ class Config:
     default_thinking_mode: Literal["enabled", "disabled"] | None = _of_model(
         None, "whether to think when a request does not say"
     )
-    reasoning_field_name: Literal["reasoning_content", "reasoning"] = _of_model(
+    reasoning_field_name: Literal["reasoning_content", "reasoning"] = _setting(
         "reasoning_content", "where Chat Completions show thoughts"
     )
     exclude_tools_when_tool_choice_none: bool = _of_model(

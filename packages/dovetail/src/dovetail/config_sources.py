@@ -55,6 +55,7 @@ def load(
         for name, value in found.items():
             values[name] = _typed(name, value, origin)
             origins[name] = origin
+    _check_tables(values, origins)
     return Settings(Config(**values), origins)
 
 
@@ -150,6 +151,18 @@ def _typed(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{name} ({origin}): {told}") from error
 
 
+def _check_tables(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Beside tables of models, nobody can tell which of them a flag means."""
+    if not values.get("models"):
+        return
+    for name, origin in origins.items():
+        # A key does not belong into a file, and may be the same for all.
+        if name in _OF_MODEL - set(SECRET) and origin in ("flag", "environment"):
+            raise ConfigError(
+                f"{name} ({origin}): of no use beside tables [[models]]: each says its own"
+            )
+
+
 def _tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
     """The tables of several models, each with the settings that a model may have of its own."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
@@ -175,7 +188,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 def _path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
-    raise NotImplementedError(kind)
+    raise msgspec.ValidationError(f"a path is wanted, not {value!r}")
 
 
 _TYPES: dict[str, Any] = get_type_hints(Config)

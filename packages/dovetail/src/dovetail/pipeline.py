@@ -48,7 +48,7 @@ async def _voices(
     """One for each choice."""
     count = _choices(request)
     if isinstance(served, Relayed):
-        return [Relay(served, request, new_call_id, watch) for _ in range(count)]
+        return [Relay(served, request, new_call_id, watch, at) for at in range(count)]
     prepared = await served.preparer.prepare(request)
     watch.prepared(prepared)
     limit = _room(served, prepared)

@@ -38,10 +38,15 @@ class Relay:
     """One choice of an answer."""
 
     def __init__(
-        self, served: Relayed, request: Request, new_call_id: Callable[[], str], watch: Watch
+        self,
+        served: Relayed,
+        request: Request,
+        new_call_id: Callable[[], str],
+        watch: Watch,
+        choice: int = 0,
     ) -> None:
         self._served = served
-        self._request = _as_sent(served, request)
+        self._request = _as_sent(served, request, choice)
         self._new_call_id = new_call_id
         self._watch = watch
         self._thought: list[str] = []
@@ -101,11 +106,13 @@ class Relay:
         return self._served.sealer.seal(sealed, self._request.identity.tenant, _owner(self._served))
 
 
-def _as_sent(served: Relayed, request: Request) -> Request:
+def _as_sent(served: Relayed, request: Request, choice: int) -> Request:
     """The request as the upstream gets it: stable, with every thought that the client carried."""
     request = served.stabilizer.stabilize(request)
     turns = tuple(_restored(served, request, turn) for turn in request.turns)
     sampling = msgspec.structs.replace(served.sampling(request.sampling), n=1)
+    if sampling.seed is not None:
+        sampling = msgspec.structs.replace(sampling, seed=sampling.seed + choice)
     return msgspec.structs.replace(request, turns=turns, sampling=sampling)
 
 

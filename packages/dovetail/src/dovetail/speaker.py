@@ -21,6 +21,7 @@ from dovetail_model import (
     FinishReason,
     InternalError,
     Logprobs,
+    Overloaded,
     Request,
     Sampling,
     Usage,
@@ -64,6 +65,7 @@ class Speaker:
         self._cached: int | None = None
         self._exact = True
         self._moves = 0
+        self._asked = 0  # how often the engine was asked
         self._reason: FinishReason | None = None  # why the answer ended
 
     async def speak(self) -> AsyncGenerator[list[Event]]:
@@ -105,6 +107,7 @@ class Speaker:
         """
         closing = list(self._served.model.thought_closing)
         while True:
+            self._asked += 1
             try:
                 async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
                     async for delta in deltas:
@@ -115,8 +118,11 @@ class Speaker:
                             break
                     else:
                         return
-            except (EngineUnavailable, EngineTimeout):
-                if not self._can_move():
+            except (EngineUnavailable, EngineTimeout, Overloaded) as fault:
+                if self._generation.ids and len(self._generation.ids) >= self._limit:
+                    yield TokenDelta(ids=[], finish="length")  # all was said but the end
+                    return
+                if not self._can_move(fault):
                     raise
                 self._moves += 1
                 self._watch.migrated()
@@ -127,12 +133,11 @@ class Speaker:
                 return
             yield TokenDelta(ids=closing)
 
-    def _can_move(self) -> bool:
+    def _can_move(self, fault: DovetailError) -> bool:
         """Whether another replica can go on with what was said so far."""
         said, served = self._generation.ids, self._served
-        if self._moves >= served.migration_limit or not served.engine.up:
-            return False
-        if len(said) >= self._limit:
+        others = served.engine.up - isinstance(fault, Overloaded)  # that one is up, and has no room
+        if self._moves >= served.migration_limit or others < 1:
             return False
         # In the middle of a form no grammar can be taken up again.
         return not said or self._place() is not None or served.demand(self._prepared).free
@@ -177,7 +182,7 @@ class Speaker:
         return "thought" if generation.thinking else "answer"
 
     def _hear(self, delta: TokenDelta) -> list[Event]:
-        if self._cached is None and delta.cached is not None:  # of a second request it tells less
+        if self._asked == 1 and delta.cached is not None:  # to a second request, all was cached
             self._cached = min(delta.cached, len(self._prepared.prompt.ids))
         if not delta.exact and self._exact:
             self._exact = False
@@ -212,7 +217,7 @@ class Speaker:
         Behind a call there is nothing to gain: the next prompt goes on from this one.
         """
         if self._prepared.request.hints.speculative_prefill and self._reason == "stop":
-            self._served.engine.warm(_session(self._prepared), self._next_request())
+            self._served.engine.warm(_session(self._prepared), self._next_request)
 
     async def _next_request(self) -> EngineRequest | None:
         ids = await self._served.preparer.expected(self._prepared, self._generation)

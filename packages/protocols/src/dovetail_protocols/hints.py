@@ -10,6 +10,7 @@ from dovetail_protocols.codec import Headers
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MOST = 1e18  # a hint beyond it means nothing
+_LARGEST = 2**31 - 1
 Channel = Literal["tools", "reasoning"]
 _CHANNELS: dict[str, frozenset[Channel]] = {
     "tools": frozenset({"tools"}),
@@ -73,11 +74,12 @@ def _channels(header: str | None, field: object) -> frozenset[Channel]:
 
 
 def _whole(*candidates: object) -> int | None:
+    """The first whole number, no larger than every engine can carry."""
     for value in candidates:
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-            return int(value)
+            value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return max(-_LARGEST, min(value, _LARGEST))
     return None
 
 

@@ -8,7 +8,8 @@ class RemoteModel:
     """A model of a server. Requests name it `name`; it was loaded from `root`: a folder on the
     server's machine, or an id of the hub.
 
-    `names` are all names that the server answers to. `version` is the server's own, where it tells.
+    `names` are all names that the server answers to. `adapters` are models of its own on top of it,
+    with the same tokenizer. `version` is the server's own, where it tells.
     """
 
     name: str
@@ -16,3 +17,4 @@ class RemoteModel:
     root: str | None = None
     context_length: int | None = None
     version: str = ""
+    adapters: tuple[str, ...] = ()

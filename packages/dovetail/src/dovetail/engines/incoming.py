@@ -58,6 +58,8 @@ class Incoming:
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        if self.complete:
+            return  # a second answer, that nobody asked for
         self.status = self._parser.get_status_code()
         if self.status < 200:  # "continue": the answer comes behind it
             self.headers.clear()
@@ -65,7 +67,8 @@ class Incoming:
             self.begun = True
 
     def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
+        if not self.complete:
+            self._parts.append(data)
 
     def on_message_complete(self) -> None:
         self.complete = self.begun
@@ -74,15 +77,21 @@ class Incoming:
 class PayloadReader:
     """The data of server-sent events, in any pieces. Names and comments are passed over."""
 
-    __slots__ = ("_data", "_rest")
+    __slots__ = ("_data", "_line")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line: list[bytes] = []  # a line that has not ended, in pieces
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of all events that this piece completes."""
-        *lines, self._rest = (self._rest + piece if self._rest else piece).split(b"\n")
+        if b"\n" not in piece:
+            self._line.append(piece)
+            return []
+        if self._line:
+            piece = b"".join([*self._line, piece])
+        *lines, rest = piece.split(b"\n")
+        self._line = [rest] if rest else []
         found: list[bytes] = []
         data = self._data
         for line in lines:

@@ -26,6 +26,8 @@ LOG_LINES = 60  # kept to tell why it failed
 LONGEST_LINE = 1 << 20  # bytes
 LONGEST_SOCKET = 100  # bytes; systems allow 104 to 108
 GRACE = 10.0  # seconds to end by itself
+LOOK = 0.02  # seconds between two looks at one that ends
+LAST_WORDS = 1.0  # seconds for the log of a process that has ended
 LONGEST_QUOTE = 200
 
 
@@ -89,19 +91,17 @@ class ChildProcess:
                 with suppress(ProcessLookupError):
                     child.kill()
                 await child.wait()
-        if self._pump is not None:
-            await self._pump
+        await self._hear_out()
 
     async def ended(self, patience: float) -> bool:
-        """Whether the process ends within so many seconds."""
-        if self._child is None:
-            return True
-        try:
-            async with asyncio.timeout(patience):
-                await self._child.wait()
-        except TimeoutError:
-            return False
-        return True
+        """Whether the process ends within so many seconds.
+
+        Looked at, because asyncio's own `wait` also waits for all who have its pipes open.
+        """
+        until = asyncio.get_running_loop().time() + patience
+        while self.alive and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(LOOK)
+        return not self.alive
 
     def epitaph(self) -> str:
         """How the process ended, in words."""
@@ -168,8 +168,20 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 self._child.kill()
             await self._child.wait()
-        if self._pump is not None:
-            await self._pump
+        await self._hear_out()
+
+    async def _hear_out(self) -> None:
+        """The rest of what it said. Who still has its pipes is a helper that it left behind."""
+        child, pump = self._child, self._pump
+        if child is None or child.stdout is None or pump is None:
+            return
+        rest = asyncio.gather(pump, child.stdout.read(), return_exceptions=True)
+        done, _ = await asyncio.wait({rest}, timeout=LAST_WORDS)
+        if not done:
+            with suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await asyncio.wait({rest}, timeout=LAST_WORDS)
+            rest.cancel()
 
     async def _listen(self, log: asyncio.StreamReader) -> None:
         """Reads the log, so that the child never waits for a reader."""

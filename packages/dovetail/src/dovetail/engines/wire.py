@@ -10,6 +10,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import urlsplit
 
 import h11
@@ -40,8 +41,10 @@ class Endpoint:
             return cls(socket=parts.path, headers=headers or {})
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http address: {url!r}")
+        if parts.username or parts.query or parts.fragment:
+            raise ValueError(f"not the plain address of a server: {parts.hostname!r} and more")
         tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
+        port = parts.port if parts.port is not None else 443 if tls else 80
         base = parts.path.rstrip("/")
         return cls(parts.hostname, port, None, tls, base, headers or {})
 
@@ -241,9 +244,16 @@ def _request(name: str, endpoint: Endpoint, call: Call) -> list[bytes]:
         head = h11.Request(
             method=call.method, target=endpoint.base + call.path, headers=list(headers.items())
         )
-    except h11.LocalProtocolError as fault:
-        raise EngineUnavailable(f"a request to {name} is malformed: {fault}") from fault
+    except (h11.LocalProtocolError, UnicodeError):
+        # What h11 says of it quotes the header, which may be a key.
+        raise EngineUnavailable(f"a request to {name} cannot be sent as HTTP") from None
     return [h11.Connection(h11.CLIENT).send(head) or b"", call.body]
+
+
+@cache
+def _secure() -> ssl.SSLContext:
+    """Read once: the certificates of a system take longer to load than an answer to come."""
+    return ssl.create_default_context()
 
 
 async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
@@ -252,11 +262,11 @@ async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
             if endpoint.socket is not None:
                 streams = await asyncio.open_unix_connection(endpoint.socket)
             else:
-                secure = ssl.create_default_context() if endpoint.tls else None
+                secure = _secure() if endpoint.tls else None
                 streams = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=secure)
     except TimeoutError as fault:
         raise EngineTimeout(f"no connection to {endpoint} in {patience.connect:g} s") from fault
-    except OSError as fault:
-        reason = fault.strerror or type(fault).__name__
+    except (OSError, ValueError) as fault:
+        reason = getattr(fault, "strerror", None) or type(fault).__name__
         raise EngineUnavailable(f"no connection to {endpoint} ({reason})") from fault
     return _Line(streams, str(endpoint), patience.silence)

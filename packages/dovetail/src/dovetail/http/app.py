@@ -129,7 +129,7 @@ class App:
         return table
 
     def _probes(self) -> list[Route]:
-        probes = Probes(self.service)
+        probes = Probes(self.service, self.options.keys)
         open_to_all = [
             ("/", probes.root, "Name and version"),
             ("/live", probes.live, "Whether the process answers"),

@@ -6,15 +6,20 @@ said, and asks again with it.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, TokenEngine
 from dovetail.routing.worker import Worker
-from dovetail_model import DovetailError
 
 SESSIONS = 1 << 16  # whose replica is remembered
+
+#: Makes the request that is expected next, if there is any.
+Expected = Callable[[], Awaitable[EngineRequest | None]]
+
+_log = logging.getLogger(__name__)
 
 
 class Pool:
@@ -68,7 +73,7 @@ class Pool:
                 async for delta in deltas:
                     yield delta
 
-    def warm(self, session: str | None, expected: Awaitable[EngineRequest | None]) -> None:
+    def warm(self, session: str | None, expected: Expected) -> None:
         """Has a prompt read ahead of its request, until its replica has something better to do."""
         worker = self._choose(session)
         before = self._warming.get(worker)
@@ -84,7 +89,7 @@ class Pool:
         ready = sum(state.ready for state in states)
         told = [f"{at}: {state.detail}" for at, state in enumerate(states) if not state.ready]
         detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *told])
-        return Health(ready > 0, detail)
+        return Health(ready > 0, detail, {"replicas": [state.facts or {} for state in states]})
 
     async def stop(self) -> None:
         for task in self._warming.values():
@@ -96,8 +101,8 @@ class Pool:
         if len(self.workers) == 1:
             return self.workers[0]
         home = self._homes.get(session) if session is not None else None
-        if home is None or not home.up:
-            home = min(self._candidates(), key=lambda worker: worker.busy)
+        if home is None or not home.up or home.shunned:
+            home = min(self._candidates(), key=lambda worker: (worker.shunned, worker.busy))
         if session is not None:
             self._homes[session] = home
             self._homes.move_to_end(session)
@@ -116,15 +121,20 @@ class Pool:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _warm(self, worker: Worker, expected: Awaitable[EngineRequest | None]) -> None:
+    async def _warm(self, worker: Worker, expected: Expected) -> None:
         try:
-            request = await expected
+            request = await expected()
             if request is None or worker.busy or not worker.up:
                 return
-            with suppress(DovetailError), worker.working():
+            with worker.working():
                 async with aclosing(worker.engine.generate(request)) as deltas:
                     async for _ in deltas:
-                        self.warmed += 1
+                        pass
+            self.warmed += 1
+        except Exception as error:  # nobody waits for it, and nobody is the worse for it
+            _log.info(
+                "not_warmed", extra={"fields": {"reason": f"{type(error).__name__}: {error}"}}
+            )
         finally:
             if self._warming.get(worker) is asyncio.current_task():
                 del self._warming[worker]

@@ -8,13 +8,15 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from dovetail.engines.engine import Health, TokenEngine
-from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
+from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable, Overloaded
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 HEALTH_PATIENCE = 5.0
+SHUNNED = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One replica."""
 
-    __slots__ = ("_recovery", "busy", "engine", "number", "restarts", "up")
+    __slots__ = ("_recovery", "_wanted", "busy", "engine", "number", "refused", "restarts", "up")
 
     def __init__(self, engine: TokenEngine, number: int) -> None:
         self.engine = engine
@@ -30,13 +32,17 @@ class Worker:
         self.up = True
         self.busy = 0
         self.restarts = 0
+        self.refused = float("-inf")  # when it last had no room
+        self._wanted = True
         self._recovery: asyncio.Task[None] | None = None
 
     async def start(self) -> DovetailError | None:
         """Makes the replica ready, or says why it is not: then it is looked after."""
+        self._wanted = True
         try:
             await self.engine.start()
-        except DovetailError as fault:
+        except Exception as error:
+            fault = _told(error)
             self.fall(fault)
             return fault
         return None
@@ -50,13 +56,23 @@ class Worker:
         except (EngineUnavailable, EngineTimeout) as fault:
             self.fall(fault)
             raise
+        except Overloaded:
+            self.refused = monotonic()
+            raise
         finally:
             self.busy -= 1
 
+    @property
+    def shunned(self) -> bool:
+        """Whether others should be asked first: a moment ago it had no room."""
+        return monotonic() - self.refused < SHUNNED
+
     def fall(self, fault: DovetailError) -> None:
         """It is down, and somebody sees to it that it comes back."""
+        if not self._wanted:
+            return  # it was stopped while it worked
         if self.up:
-            _log.warning("replica_down", extra=self._told(fault))
+            _log.warning("replica_down", extra=self._fields(fault))
         self.up = False
         if self._recovery is None or self._recovery.done():
             self._recovery = asyncio.create_task(self._recover())
@@ -72,6 +88,7 @@ class Worker:
             return Health(False, type(error).__name__)
 
     async def stop(self) -> None:
+        self._wanted = False
         if self._recovery is not None:
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)
@@ -83,11 +100,11 @@ class Worker:
             await asyncio.sleep(PAUSES[min(looks, len(PAUSES) - 1)])
             try:
                 await self._revive()
-            except DovetailError as fault:
-                _log.info("replica_still_down", extra=self._told(fault))
+            except Exception as error:
+                _log.info("replica_still_down", extra=self._fields(_told(error)))
                 continue
             self.up = True
-            _log.warning("replica_up", extra=self._told(None))
+            _log.warning("replica_up", extra=self._fields(None))
             return
 
     async def _revive(self) -> None:
@@ -102,6 +119,13 @@ class Worker:
         if not state.ready:
             raise EngineUnavailable(state.detail or "not ready")
 
-    def _told(self, fault: DovetailError | None) -> dict[str, object]:
+    def _fields(self, fault: DovetailError | None) -> dict[str, object]:
         reason = {} if fault is None else {"reason": fault.message}
         return {"fields": {"engine": self.engine.name, "replica": self.number, **reason}}
+
+
+def _told(error: Exception) -> DovetailError:
+    """What an engine of somebody's own raises is a reason like any other."""
+    if isinstance(error, DovetailError):
+        return error
+    return EngineUnavailable(f"{type(error).__name__}: {error}")

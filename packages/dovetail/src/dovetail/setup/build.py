@@ -62,8 +62,10 @@ def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offere
 
 
 def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
+    # A server that has many models is asked for the one that a client names, if nobody chose.
+    listed = remote.model.names if config.model is None else ()
     return Relayed(
-        names=config.served_model_name or remote.model.names or (remote.model.name,),
+        names=config.served_model_name or listed or (remote.model.name,),
         engine=make_upstream(config, remote),
         stabilizer=Stabilizer(settings(config).stability),
         sealer=Sealer(shared.keyring),

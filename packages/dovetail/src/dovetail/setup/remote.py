@@ -39,7 +39,10 @@ def find_remote(config: Config) -> Remote | None:
 
 
 def _endpoint(url: str, key: str | None) -> Endpoint:
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    key = (key or "").strip()  # files of keys end with a line end
+    if not (key.isascii() and key.isprintable()):
+        raise EngineSetupError("--engine-api-key: no key has such characters in it")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # Users paste the address that an SDK wants, too.
         return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
@@ -74,6 +77,8 @@ def _wanted(config: Config, found: RemoteModel) -> RemoteModel:
     names = found.names or (found.name,)
     if config.model is None or config.model == found.name:
         return found
+    if config.model in found.adapters:
+        return replace(found, name=config.model, names=(config.model,))
     if config.model in names:
         return replace(found, name=config.model)
     if config.engine == "openai":
@@ -81,5 +86,6 @@ def _wanted(config: Config, found: RemoteModel) -> RemoteModel:
     if config.tokenizer is None:
         return found  # a folder or an id: where the tokenizer is
     raise EngineSetupError(
-        f"the engine {config.engine!r} serves {', '.join(names)}, not {config.model}"
+        f"the engine {config.engine!r} serves {', '.join((*names, *found.adapters))}, "
+        f"not {config.model}"
     )

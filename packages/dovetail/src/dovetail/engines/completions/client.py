@@ -10,7 +10,7 @@ from dovetail.engines.completions.faults import error_of_status, refuses_priorit
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.wire import Call, Endpoint, Patience, Reply, send
-from dovetail_model import ClientError, DovetailError
+from dovetail_model import ClientError, DovetailError, EngineUnavailable
 
 PATH = "/v1/completions"
 #: A long prompt is read without a sign of life.
@@ -95,6 +95,10 @@ class CompletionsClient:
                             if delta.finish is not None:
                                 return
                 yield reader.end()
+            except EngineUnavailable:
+                if not reader.ended:
+                    raise
+                yield reader.end()  # the answer was whole; only what was cached is not known
             finally:
                 self._open.discard(reply)
                 if reader.ended:

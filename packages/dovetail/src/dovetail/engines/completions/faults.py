@@ -48,14 +48,16 @@ def error_of_fault(who: str, fault: Fault) -> DovetailError:
 
 def refuses_priority(error: DovetailError) -> bool:
     """Whether a server refuses a request because it does not schedule by priority."""
-    return isinstance(error, InvalidRequest) and "priority" in error.message.lower()
+    words = error.message.lower()  # a schema that it refuses may have a key of that name, too
+    return isinstance(error, InvalidRequest) and "priority" in words and "schedul" in words
 
 
 def _error(who: str, status: int, message: str) -> DovetailError:
     if status >= 500:
         return _failure(who, status, message)
     if status in (401, 403):
-        return EngineError(f"{who} refuses the key that it was sent ({status}): {message}")
+        # Its words are for nobody's eyes: some servers quote the key.
+        return EngineError(f"{who} refuses the key that it was sent ({status})")
     if status == 404:
         return EngineUnavailable(f"{who} has no such model or path: {message}")
     if status == 429:

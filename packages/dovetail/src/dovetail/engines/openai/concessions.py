@@ -24,6 +24,18 @@ _REFINING = (
     "include",
 )
 _LIMIT, _NEWER_LIMIT = "max_tokens", "max_completion_tokens"
+_IMAGES, _IDS = "images", "ids"  # what is learned beside names of fields
+
+#: Words of servers that see no images at all, and of those that cannot read the one they got.
+_BLIND = re.compile(
+    r"\b(?:not?|cannot|only)\b[^.]{0,60}(?:support|accept|allow|enabled|multimodal|vision|text)"
+    r"|n't (?:support|accept|allow)|unsupported|unknown variant|at most 0|missing data",
+    re.IGNORECASE,
+)
+_SPOILED = re.compile(
+    r"format|too (?:large|big|many)|exceed|size|corrupt|decod|download|fetch|(?:in)?valid image",
+    re.IGNORECASE,
+)
 
 
 class Concessions:
@@ -48,22 +60,31 @@ class Concessions:
             kept[_NEWER_LIMIT] = kept.pop(_LIMIT)
         return kept
 
-    def learn(self, sent: Mapping[str, Any], refusal: Refusal) -> bool:
-        """Whether the request can be asked again, with something left out."""
-        if self.images and _shows_images(sent) and "image" in refusal.message.lower():
+    def learn(self, sent: Mapping[str, Any], refusal: Refusal) -> set[str]:
+        """What is left out from now on; nothing where the request cannot be asked again."""
+        if self.images and _shows_images(sent) and _sees_no_images(refusal):
             self.images = False
-            return True
+            return {_IMAGES}
         if self.ids == "any" and wants_nine(refusal):
             self.ids = "nine"
-            return True
+            return {_IDS}
         if refusal.status not in (400, 422):
-            return False
+            return set()
         if _LIMIT in sent and _NEWER_LIMIT in refusal.message and "instead" in refusal.message:
             self._newer_limit = True
-            return True
+            return {_LIMIT}
         named = [name for name in _REFINING if name in sent and _names(refusal, name)]
-        self._dropped |= {_key(name, sent[name]) for name in named}
-        return bool(named)
+        learned = {_key(name, sent[name]) for name in named}
+        self._dropped |= learned
+        return learned
+
+    def forget(self, learned: set[str]) -> None:
+        """Takes back what was left out in vain: the refusal only happened to use its name."""
+        self._dropped -= learned
+        self._newer_limit = self._newer_limit and _LIMIT not in learned
+        self.images = self.images or _IMAGES in learned
+        if _IDS in learned:
+            self.ids = "any"
 
     def _drops(self, name: str, value: object) -> bool:
         return name in _REFINING and _key(name, value) in self._dropped
@@ -96,6 +117,14 @@ def _key(name: str, value: object) -> str:
 
 def _names(refusal: Refusal, name: str) -> bool:
     return refusal.param == name or re.search(rf"\b{name}\b", refusal.message) is not None
+
+
+def _sees_no_images(refusal: Refusal) -> bool:
+    """Whether no image is taken there. One that is broken is the fault of its request alone."""
+    words = refusal.message
+    if refusal.status == 429 or "image" not in words.lower() or _SPOILED.search(words):
+        return False
+    return _BLIND.search(words) is not None
 
 
 def _shows_images(sent: Mapping[str, Any]) -> bool:

@@ -111,7 +111,7 @@ async def _ask(endpoint: Endpoint, path: str) -> Card:
 def _decoded(content: bytes) -> Card:
     try:
         told = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -129,7 +129,7 @@ def _number(value: object) -> int | None:
     """A number of tokens. LiteLLM writes some as text."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
-    return value if isinstance(value, int) and value > 0 else None
+    return value if type(value) is int and value > 0 else None
 
 
 def _text(value: object) -> str:

@@ -98,7 +98,8 @@ def error_of(who: str, model: str, refusal: Refusal) -> DovetailError:
     if refusal.too_long:
         return ContextOverflow(_overflow(refusal))
     if status in (401, 403):
-        return EngineError(f"{who} refuses our key ({status}): {message}")
+        # Not in its own words: some servers quote the key, and this is told to clients.
+        return EngineError(f"{who} refuses our key ({status})")
     if status == 404:
         return EngineError(f"{who} has no such model or path, asked for {model!r}: {message}")
     if status == 408 or status == 504:
@@ -140,7 +141,7 @@ def _overflow(refusal: Refusal) -> str:
 def _decoded(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return content.decode("utf-8", "replace")
 
 

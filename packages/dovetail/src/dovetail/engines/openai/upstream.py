@@ -39,6 +39,7 @@ from dovetail_protocols import (
 Api = Literal["chat", "responses"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 PROBES = 3
+LONGEST_SESSION = 512  # characters: a longer name is refused by servers, head and all
 TRIES = 6  # a server that refuses as many fields one by one is asked no more
 _NOT_OFFERED = (404, 405, 501)
 
@@ -53,6 +54,7 @@ class OpenAIUpstream:
     ) -> None:
         self._endpoint = endpoint
         self._model = remote.name
+        self._names = frozenset(remote.names)
         self._ours = remote.version == DOVETAIL
         self._options = options = options or OpenAIOptions()
         self._who = f"the upstream at {endpoint}"
@@ -81,6 +83,7 @@ class OpenAIUpstream:
         """Batches of events as they come. Closing it drops the connection."""
         api, dialect = await self._know()
         unlimited = self._outgrows(request)
+        learned: set[str] = set()
         for _ in range(TRIES):
             asked = self._asked(request, api, dialect)
             fields = without_limit(asked.fields) if unlimited else asked.fields
@@ -99,8 +102,12 @@ class OpenAIUpstream:
                 refusal = read_refusal(reply.status, await reply.read(), reply.headers)
             if not unlimited and limit_is_too_large(fields, refusal):
                 unlimited = True
-            elif not self._concessions.learn(fields, refusal):
+            elif more := self._concessions.learn(fields, refusal):
+                learned |= more
+            else:
+                self._concessions.forget(learned)
                 raise error_of(self._who, self._model, refusal)
+        self._concessions.forget(learned)
         raise EngineError(f"{self._who} refuses the request in every form")
 
     async def health(self) -> Health:
@@ -151,11 +158,11 @@ class OpenAIUpstream:
         dialect = msgspec.structs.replace(dialect, images=self._concessions.images)
         request = with_ids(request, self._concessions.ids)
         if api == "responses":
-            return responses_request(request, self._model, dialect)
+            return responses_request(request, self._named(request), dialect)
         if self._notation is None:
-            return chat_request(request, self._model, dialect)
+            return chat_request(request, self._named(request), dialect)
         text = TurnText(self._notation, ToolNames(request.tools))
-        asked = chat_request(request, self._model, dialect, text)
+        asked = chat_request(request, self._named(request), dialect, text)
         return Asked(asked.fields, (*asked.lost, *text.lost))
 
     def _outgrows(self, request: Request) -> bool:
@@ -175,6 +182,10 @@ class OpenAIUpstream:
         if custom is None:
             custom = self._ours or field == "reasoning_segments"  # which only our servers read
         return self._api, Dialect(field, custom, seals=self._api == "responses")
+
+    def _named(self, request: Request) -> str:
+        """The model to ask for: the one that the client names, if the server has it."""
+        return request.model if request.model in self._names else self._model
 
     async def _offered(self) -> Api:
         """Chat Completions where it is offered: every server parses best for that API."""
@@ -240,7 +251,7 @@ def _told(options: OpenAIOptions) -> Verdict | None:
 
 def _session(request: Request) -> dict[str, str]:
     """The session as a header: servers that route by it know it, all others ignore it."""
-    session = request.identity.session
-    if session is None or not session.isascii() or not session.isprintable():
+    session = (request.identity.session or "").strip()
+    if not session.isascii() or not session.isprintable():
         return {}
-    return {"x-session-id": session}
+    return {"x-session-id": session} if 0 < len(session) <= LONGEST_SESSION else {}

@@ -27,7 +27,8 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
     model = await ask(endpoint, *MODEL_PATHS) or {}
     server = await ask(endpoint, *SERVER_PATHS) or {}
     cards = await _cards(endpoint)
-    names = tuple(str(card["id"]) for card in cards if card.get("id"))
+    # Adapters are models of their own, which `/generate` would have to be asked for by path.
+    names = tuple(str(c["id"]) for c in cards if c.get("id") and not c.get("parent"))
     path = _text(model, "model_path") or _text(server, "model_path")
     name = _text(model, "served_model_name") or _text(server, "served_model_name")
     name = name or next(iter(names), None) or path
@@ -54,7 +55,7 @@ async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
             continue
         try:
             return msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
     return None
 
@@ -82,4 +83,4 @@ def _text(told: Mapping[str, Any], name: str) -> str | None:
 def _length(told: Mapping[str, Any]) -> int | None:
     """The window, by SGLang's names for it and by that of Dynamo."""
     values = (told.get(name) for name in ("max_model_len", "context_length", "context_window"))
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    return next((value for value in values if type(value) is int and value > 0), None)

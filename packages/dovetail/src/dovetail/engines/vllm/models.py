@@ -37,6 +37,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
         root=first.root,
         context_length=first.max_model_len,
         version=await _version(endpoint),
+        adapters=tuple(card.id for card in cards if card.parent is not None),
     )
 
 
