@@ -1,6 +1,7 @@
 """Conversations as SDK users have them, over each of the three APIs, whatever the model says.
 
-Thinking is off, and one call a turn is allowed: random weights never end a thought by themselves.
+Where they `think`, it is left to the model; else it is off, and one call a turn is allowed: random
+weights never end a thought by themselves.
 """
 
 from collections.abc import Mapping
@@ -43,8 +44,9 @@ class Talker(Protocol):
 class _Conversation:
     """What the three have in common."""
 
-    def __init__(self, model: str, session: str, limit: int) -> None:
+    def __init__(self, model: str, session: str, limit: int, think: bool) -> None:
         self._limit = limit
+        self._think = think
         self._history: list[Any] = []
         self._calls: list[Any] = []
         self._asked: dict[str, Any] = {
@@ -57,8 +59,10 @@ class _Conversation:
 class MessagesTalker(_Conversation):
     """Anthropic's Messages, streamed."""
 
-    def __init__(self, client: Anthropic, model: str, session: str, limit: int) -> None:
-        super().__init__(model, session, limit)
+    def __init__(
+        self, client: Anthropic, model: str, session: str, limit: int, think: bool
+    ) -> None:
+        super().__init__(model, session, limit, think)
         self._client = client
 
     def say(self, text: str, *, must_call: bool = False) -> Shown:
@@ -73,11 +77,12 @@ class MessagesTalker(_Conversation):
     def _turn(self, must_call: bool) -> Shown:
         tool: Any = {"name": "look_up", "description": "Weather", "input_schema": LOOK_UP}
         choice: Any = {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        quiet: Any = {} if self._think else {"thinking": {"type": "disabled"}}
         with self._client.messages.stream(
             messages=self._history,
             max_tokens=self._limit,
             tools=[tool],
-            thinking={"type": "disabled"},
+            **quiet,
             **(choice if must_call else {}),
             **self._asked,
         ) as stream:
@@ -101,8 +106,8 @@ class MessagesTalker(_Conversation):
 class ChatTalker(_Conversation):
     """OpenAI's Chat Completions, whole."""
 
-    def __init__(self, client: OpenAI, model: str, session: str, limit: int) -> None:
-        super().__init__(model, session, limit)
+    def __init__(self, client: OpenAI, model: str, session: str, limit: int, think: bool) -> None:
+        super().__init__(model, session, limit, think)
         self._client = client
 
     def say(self, text: str, *, must_call: bool = False) -> Shown:
@@ -117,11 +122,12 @@ class ChatTalker(_Conversation):
     def _turn(self, must_call: bool) -> Shown:
         tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": LOOK_UP}}
         choice: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        quiet: Any = {} if self._think else {"reasoning_effort": "none"}
         answer = self._client.chat.completions.create(
             messages=self._history,
             max_tokens=self._limit,
             tools=[tool],
-            reasoning_effort="none",
+            **quiet,
             **(choice if must_call else {}),
             **self._asked,
         )
@@ -144,8 +150,8 @@ class ChatTalker(_Conversation):
 class ResponsesTalker(_Conversation):
     """OpenAI's Responses, without a store: everything is sent back, as Codex does."""
 
-    def __init__(self, client: OpenAI, model: str, session: str, limit: int) -> None:
-        super().__init__(model, session, limit)
+    def __init__(self, client: OpenAI, model: str, session: str, limit: int, think: bool) -> None:
+        super().__init__(model, session, limit, think)
         self._client = client
 
     def say(self, text: str, *, must_call: bool = False) -> Shown:
@@ -161,13 +167,14 @@ class ResponsesTalker(_Conversation):
     def _turn(self, must_call: bool) -> Shown:
         tool: Any = {"type": "function", "name": "look_up", "parameters": LOOK_UP}
         choice: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        quiet: Any = {} if self._think else {"reasoning": {"effort": "none"}}
         answer = self._client.responses.create(
             input=self._history,
             max_output_tokens=self._limit,
             tools=[tool],
             store=False,
             include=["reasoning.encrypted_content"],
-            reasoning={"effort": "none"},
+            **quiet,
             **(choice if must_call else {}),
             **self._asked,
         )
@@ -191,9 +198,11 @@ class ResponsesTalker(_Conversation):
 APIS = ("messages", "chat", "responses")
 
 
-def talker(running: Running, api: str, model: str, session: str, limit: int = 24) -> Talker:
+def talker(
+    running: Running, api: str, model: str, session: str, limit: int = 24, *, think: bool = False
+) -> Talker:
     """A new conversation."""
     if api == "messages":
-        return MessagesTalker(running.anthropic(), model, session, limit)
+        return MessagesTalker(running.anthropic(), model, session, limit, think)
     kind = ChatTalker if api == "chat" else ResponsesTalker
-    return kind(running.openai(), model, session, limit)
+    return kind(running.openai(), model, session, limit, think)

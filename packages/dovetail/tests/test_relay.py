@@ -180,6 +180,7 @@ async def _streamed(stage: Stage) -> tuple[int, bytes]:
         ([TEXT[0], [Failure("engine_unavailable", "gone")]], 200, "gone"),
         ([TEXT[0]], 200, "without a word"),
         ([TEXT[0], ZeroDivisionError()], 200, "ZeroDivisionError"),
+        ([[*TEXT[0], Failure("overloaded", "no room"), *TEXT[0]]], 200, "no room"),
     ],
 )
 def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
@@ -191,6 +192,20 @@ def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
             assert got == status
             assert told in body.decode()
             assert b'"finish_reason":"stop"' not in body
+
+    run(scene)
+
+
+@pytest.mark.parametrize("late", [EngineUnavailable("gone"), TEXT[0], [Finish("length")]])
+def test_nothing_counts_behind_the_end(late: Any) -> None:
+    async def scene() -> None:
+        upstream = Upstream([TEXT[0], [USAGE, Finish("stop"), TextDelta("more")], late])
+        async with serving(offered=offered(upstream)) as stage:
+            status, body = await _streamed(stage)
+            assert status == 200
+            assert body.count(b'"finish_reason":"') == 1
+            assert b"more" not in body
+            assert b"gone" not in body
 
     run(scene)
 

@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, TokenDelta
 from dovetail.routing import Pool, worker
+from dovetail.routing import pool as pool_module
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
 
 
@@ -301,6 +302,40 @@ def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPat
         assert pool.up == 1
         await settle(lambda: pool.up == 2)
         assert odd.starts == 3
+        await pool.stop()
+
+    scene(play)
+
+
+def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works, says nothing and does not answer: what it had to do goes on elsewhere."""
+    monkeypatch.setattr(worker, "QUIET", 0.0)
+    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.0)
+
+    class Hanging(Replica):
+        async def stop(self) -> None:
+            await super().stop()
+            self.fails = EngineUnavailable("the line was cut")
+            self.go_on.set()
+
+        async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async for delta in super().generate(request):
+                if self.fails is not None:
+                    raise self.fails
+                yield delta
+
+    async def play() -> None:
+        hanging, sound = Hanging(0), Replica(1)
+        pool = Pool([hanging, sound])
+        await pool.start()
+        hanging.go_on.clear()
+        task = asyncio.create_task(said(pool, "a"))
+        await settle(lambda: bool(hanging.asked))
+        hanging.ready = False
+        with pytest.raises(EngineUnavailable, match="the line was cut"):
+            await task
+        assert pool.up == 1
+        assert await said(pool, "a") == 1
         await pool.stop()
 
     scene(play)

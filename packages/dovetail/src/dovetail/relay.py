@@ -53,21 +53,22 @@ class Relay:
 
     async def speak(self) -> AsyncGenerator[list[Event]]:
         """Batches of events, the finish last. Raises before the first, is a `Failure` after."""
-        begun = finished = False
+        begun = False
         answer = self._served.engine.answer(self._request)
         self._watch.relayed(sum(turn.role == "assistant" for turn in self._request.turns))
         try:
             async with aclosing(answer), aclosing(held(answer, HOLD)) as batches:
                 async for batch in batches:
                     told = self._tell(batch if batch is not None else [Usage()])
-                    if told and isinstance(told[-1], Failure):
-                        raise error_of(told[-1])
-                    begun = True
+                    failure = told.pop() if told and isinstance(told[-1], Failure) else None
                     if told:
+                        begun = True
                         yield told
-                        finished = isinstance(told[-1], Finish)
-            if not finished:
-                raise EngineUnavailable("the upstream ended its answer without a word")
+                        if isinstance(told[-1], Finish):
+                            return  # nothing counts behind it
+                    if isinstance(failure, Failure):
+                        raise error_of(failure)
+            raise EngineUnavailable("the upstream ended its answer without a word")
         except DovetailError as error:
             if not begun:
                 raise
@@ -79,8 +80,11 @@ class Relay:
             raise
 
     def _tell(self, batch: list[Event]) -> list[Event]:
+        """A batch with what is ours in it, up to the end of the answer or its failure."""
         told: list[Event] = []
         for event in batch:
+            if told and isinstance(told[-1], Finish | Failure):
+                break
             match event:
                 case CallOpen():
                     event = msgspec.structs.replace(event, id=self._new_call_id())

@@ -43,7 +43,7 @@ class Served:
     def name(self) -> str:
         return self.names[0]
 
-    @cached_property
+    @property
     def context_length(self) -> int:
         """The window: the smallest that anybody names."""
         engine = self.engine.abilities.context_length

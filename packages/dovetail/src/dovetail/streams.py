@@ -43,8 +43,9 @@ async def _pumped(streams: list[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int,
 
     async def pump(place: int, stream: AsyncGenerator[T]) -> None:
         try:
-            async for item in stream:
-                await queue.put((place, item))
+            async with aclosing(stream) as items:
+                async for item in items:
+                    await queue.put((place, item))
             await queue.put((place, None))
         except Exception as error:
             await queue.put((place, error))

@@ -8,6 +8,7 @@ Rules for an engine:
 - `cached` is told once, with the first delta, or with the last if the engine learns it late.
 """
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -85,6 +86,17 @@ class Abilities:
     context_length: int | None = None
     local: bool = False
     behind_thought: bool = False
+
+
+async def health_of(engine: "TokenEngine | MessageEngine", patience: float) -> Health:
+    """How an engine is. One that fails to answer is not ready, whatever the reason."""
+    try:
+        async with asyncio.timeout(patience):
+            return await engine.health()
+    except TimeoutError:
+        return Health(False, "no answer")
+    except Exception as error:
+        return Health(False, type(error).__name__)
 
 
 @runtime_checkable

@@ -90,7 +90,7 @@ class ChildProcess:
             if not await self.ended(GRACE if self._ready else 0.0):
                 with suppress(ProcessLookupError):
                     child.kill()
-                await child.wait()
+                await self.ended(GRACE)
         await self._hear_out()
 
     async def ended(self, patience: float) -> bool:
@@ -98,8 +98,9 @@ class ChildProcess:
 
         Looked at, because asyncio's own `wait` also waits for all who have its pipes open.
         """
-        until = asyncio.get_running_loop().time() + patience
-        while self.alive and asyncio.get_running_loop().time() < until:
+        for _ in range(round(patience / LOOK)):
+            if not self.alive:
+                return True
             await asyncio.sleep(LOOK)
         return not self.alive
 
@@ -167,7 +168,7 @@ class ChildProcess:
         if not await self.ended(GRACE):
             with suppress(ProcessLookupError):
                 self._child.kill()
-            await self._child.wait()
+            await self.ended(GRACE)
         await self._hear_out()
 
     async def _hear_out(self) -> None:

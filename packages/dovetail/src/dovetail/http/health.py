@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.engine import Health
+from dovetail.engines.engine import health_of
 from dovetail.http.auth import Keys
 from dovetail.http.exchange import Exchange
-from dovetail.service import Offered, Service
+from dovetail.service import Service
 from dovetail_model import Unauthenticated
 
 _VERSION = version("dovetail")
-_PATIENCE = 5.0  # seconds that an engine may take to say how it is
+_PATIENCE = 8.0  # seconds that engines may take to say how they are, each replica less
 
 
 class Probes:
@@ -37,7 +37,9 @@ class Probes:
 
     async def ready(self, exchange: Exchange) -> None:
         """Every engine can take requests."""
-        states = await asyncio.gather(*map(_health, self._service.served))
+        states = await asyncio.gather(
+            *(health_of(served.engine, _PATIENCE) for served in self._service.served)
+        )
         ready = all(state.ready for state in states)
         trusted = self._trusts(exchange)
         engines: list[dict[str, Any]] = [
@@ -51,21 +53,9 @@ class Probes:
         body = {"status": "ready" if ready else "not ready", "engines": engines}
         await exchange.answer(200 if ready else 503, msgspec.json.encode(body))
 
-
     def _trusts(self, exchange: Exchange) -> bool:
         try:
             self._keys.tenant(exchange.headers)
         except Unauthenticated:
             return False
         return True
-
-
-async def _health(served: Offered) -> Health:
-    """An engine that fails to answer is not ready, whatever the reason."""
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            return await served.engine.health()
-    except TimeoutError:
-        return Health(False, "no answer")
-    except Exception as error:
-        return Health(False, type(error).__name__)

@@ -10,11 +10,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from time import monotonic
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, TokenEngine
 from dovetail.routing.worker import Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered
+LOOK_EVERY = 10.0  # seconds
 
 #: Makes the request that is expected next, if there is any.
 Expected = Callable[[], Awaitable[EngineRequest | None]]
@@ -30,6 +32,7 @@ class Pool:
         self.name = engines[0].name
         self._homes: OrderedDict[str, Worker] = OrderedDict()
         self._warming: dict[Worker, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
         self.warmed = 0  # prompts that were read ahead
 
     @property
@@ -63,6 +66,8 @@ class Pool:
         if len(told) == len(self.workers):
             await self.stop()
             raise told[0]
+        if len(self.workers) > 1 and not self.abilities.local:
+            self._looking = asyncio.create_task(self._look_after())
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         """The answer of one replica. Raises what that raises."""
@@ -71,6 +76,7 @@ class Pool:
         with worker.working():
             async with aclosing(worker.engine.generate(request)) as deltas:
                 async for delta in deltas:
+                    worker.heard = monotonic()
                     yield delta
 
     def warm(self, session: str | None, expected: Expected) -> None:
@@ -92,10 +98,17 @@ class Pool:
         return Health(ready > 0, detail, {"replicas": [state.facts or {} for state in states]})
 
     async def stop(self) -> None:
-        for task in self._warming.values():
+        tasks = [*self._warming.values(), *([self._looking] if self._looking else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._warming.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    async def _look_after(self) -> None:
+        """Looks at replicas that hang: their streams could go on elsewhere."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.gather(*(worker.look() for worker in self.workers))
 
     def _choose(self, session: str | None) -> Worker:
         if len(self.workers) == 1:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from dovetail.engines.engine import Health, TokenEngine
+from dovetail.engines.engine import Health, TokenEngine, health_of
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable, Overloaded
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-HEALTH_PATIENCE = 5.0
+HEALTH_PATIENCE = 3.0
+QUIET = 30.0  # seconds in which a replica that works should say something
 SHUNNED = 1.0
 
 _log = logging.getLogger(__name__)
@@ -24,13 +25,24 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One replica."""
 
-    __slots__ = ("_recovery", "_wanted", "busy", "engine", "number", "refused", "restarts", "up")
+    __slots__ = (
+        "_recovery",
+        "_wanted",
+        "busy",
+        "engine",
+        "heard",
+        "number",
+        "refused",
+        "restarts",
+        "up",
+    )
 
     def __init__(self, engine: TokenEngine, number: int) -> None:
         self.engine = engine
         self.number = number
         self.up = True
         self.busy = 0
+        self.heard = 0.0  # when it last began or said something
         self.restarts = 0
         self.refused = float("-inf")  # when it last had no room
         self._wanted = True
@@ -51,6 +63,7 @@ class Worker:
     def working(self) -> Iterator[None]:
         """One generation, for as long as it lasts. A failure of the engine takes it down."""
         self.busy += 1
+        self.heard = monotonic()
         try:
             yield
         except (EngineUnavailable, EngineTimeout) as fault:
@@ -78,14 +91,20 @@ class Worker:
             self._recovery = asyncio.create_task(self._recover())
 
     async def health(self) -> Health:
-        """What the engine says. One that fails to answer is not ready, whatever the reason."""
-        try:
-            async with asyncio.timeout(HEALTH_PATIENCE):
-                return await self.engine.health()
-        except TimeoutError:
-            return Health(False, "no answer")
-        except Exception as error:
-            return Health(False, type(error).__name__)
+        return await health_of(self.engine, HEALTH_PATIENCE)
+
+    async def look(self) -> None:
+        """Takes a replica down that works, says nothing, and is not there when it is asked.
+
+        What it still had to do breaks off, and goes on elsewhere.
+        """
+        if not (self.up and self.busy) or monotonic() - self.heard < QUIET:
+            return
+        if (await self.health()).ready or (await self.health()).ready:
+            self.heard = monotonic()
+            return
+        self.fall(EngineUnavailable("it works, and does not answer"))
+        await self.engine.stop()
 
     async def stop(self) -> None:
         self._wanted = False

@@ -42,18 +42,23 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._options = options or VllmOptions()
         self._started = False
-        window = context_length or remote.context_length
-        self.abilities = Abilities(logprobs=True, context_length=window)
+        self._window = context_length or remote.context_length
+        self.abilities = Abilities(logprobs=True, context_length=self._window)
         self._client = self._make_client(Patience(CONNECT, self._options.silence))
 
     async def start(self) -> None:
         """Looks whether the server is there and has the model, and what it keeps to."""
-        names = [card.id for card in await models(self._endpoint)]
+        cards = await models(self._endpoint)
+        names = [card.id for card in cards]
         if self._remote.name not in names:
             raise EngineUnavailable(
                 f"vLLM at {self._endpoint} does not serve {self._remote.name!r} (any more): "
                 f"it serves {', '.join(names)}"
             )
+        # Its own, which may be shorter than that of the replica that was asked first.
+        windows = [card.max_model_len for card in cards if card.id == self._remote.name]
+        told = [length for length in (self._window, *windows) if length]
+        self.abilities = replace(self.abilities, context_length=min(told, default=None))
         if self._options.probe:
             await self._probe()
         else:
