@@ -200,7 +200,8 @@ def test_the_socket_lies_where_only_we_can_go(
     assert not list(deep.iterdir())
 
 
-def test_a_helper_that_the_child_left_behind_holds_nobody_up() -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_helper_that_the_child_left_behind_holds_nobody_up(killed: bool) -> None:
     """It has the log open, so the log does not end when the child does."""
     made = child(
         "import subprocess\n"
@@ -211,6 +212,9 @@ def test_a_helper_that_the_child_left_behind_holds_nobody_up() -> None:
 
     async def main() -> None:
         await made.start({})
+        if killed:
+            os.kill(made.pid or 0, signal.SIGKILL)
+            assert await made.ended(30)
         await asyncio.wait_for(made.stop(), 30)
 
     asyncio.run(main())

@@ -339,3 +339,28 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
         await pool.stop()
 
     scene(play)
+
+
+def test_a_server_that_is_well_but_has_another_model_stays_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+
+    class Changed(Replica):
+        async def start(self) -> None:
+            await super().start()
+            if self.starts > 1:
+                raise EngineUnavailable("it serves something else now")
+
+    async def play() -> None:
+        changed = Changed(0)
+        pool = Pool([changed, Replica(1)])
+        await pool.start()
+        changed.fails = EngineUnavailable("no such model")
+        with pytest.raises(EngineUnavailable):
+            await said(pool, "a")
+        await settle(lambda: changed.starts > 3)
+        assert pool.up == 1
+        await pool.stop()
+
+    scene(play)

@@ -169,12 +169,17 @@ def test_a_server_of_many_models_is_asked_for_the_one_that_a_client_names(tmp_pa
         served("--config", two_models(tmp_path)) as behind,
         served("--engine", "openai", "--engine-url", behind.url) as all_of_them,
         served("deux", "--engine", "openai", "--engine-url", behind.url) as chosen,
+        served(
+            *("two", "--engine", "openai", "--engine-url", behind.url),
+            *("--served-model-name", "one"),  # the name of another one there
+        ) as renamed,
     ):
         for front, name, told in (
             (all_of_them, "one", "I am one."),
             (all_of_them, "two", "I am two."),
             (all_of_them, "claude-something", "I am one."),
             (chosen, "deux", "I am two."),
+            (renamed, "one", "I am two."),
         ):
             body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
             reply = front.post("/v1/chat/completions", body)

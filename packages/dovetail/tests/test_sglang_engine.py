@@ -140,6 +140,26 @@ def test_stopping_gives_up_what_runs() -> None:
     run(main())
 
 
+class Stuck(StandIn):
+    """A server that hangs: it takes connections and says nothing, whatever it is told."""
+
+    def _abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+
+
+def test_stopping_lets_go_of_a_server_that_hangs() -> None:
+    async def main() -> None:
+        server = Stuck(halt=1)
+        async with running(server) as engine, aclosing(engine.generate(ask())) as deltas:
+            await anext(deltas)
+            waiting = asyncio.ensure_future(anext(deltas))
+            await engine.stop()
+            with pytest.raises(EngineUnavailable, match="not running"):
+                await asyncio.wait_for(waiting, 10)
+
+    run(main())
+
+
 def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
     async def main() -> None:
         server = StandIn()

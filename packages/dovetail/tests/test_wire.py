@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
+from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -202,21 +202,6 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
     assert asyncio.run(main()) == [b"a", b"b"]
 
 
-def test_an_answer_that_is_dropped_ends_with_an_error() -> None:
-    async def main() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_request(reader)
-            writer.write(CHUNKED + chunk(b"a"))
-            await reader.read()
-
-        async with server(answer) as endpoint, send(endpoint, POST) as reply:
-            async for _ in reply.chunks():
-                reply.drop()
-
-    with pytest.raises(EngineUnavailable, match="broke off"):
-        asyncio.run(main())
-
-
 def test_nobody_listens(tmp_path: Path) -> None:
     for endpoint in (Endpoint("127.0.0.1", 9), Endpoint(socket=str(tmp_path / "none.sock"))):
         with pytest.raises(EngineUnavailable, match=f"no connection to {endpoint}"):
@@ -256,3 +241,30 @@ def test_no_addresses(url: str) -> None:
 def test_keys_are_not_shown() -> None:
     endpoint = Endpoint(headers={"authorization": "Bearer secret"})
     assert "secret" not in f"{endpoint} {endpoint!r}"
+
+
+@pytest.mark.parametrize("begun", [b"", CHUNKED + chunk(b"data: a\n\n")])
+def test_lines_are_broken_off_before_their_answers_begin_and_after(begun: bytes) -> None:
+    async def main() -> None:
+        lines = Lines()
+        asked = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(begun)
+            asked.set()
+            await reader.read()
+
+        async with server(silent) as endpoint:
+
+            async def ask() -> None:
+                async with send(endpoint, Call("GET", "/"), lines) as reply:
+                    await reply.read()
+
+            task = asyncio.create_task(ask())
+            await asked.wait()
+            lines.drop()
+            with pytest.raises(EngineUnavailable):
+                await task
+
+    asyncio.run(main())

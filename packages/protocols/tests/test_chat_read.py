@@ -160,6 +160,34 @@ class TestOtherServers:
         assert Diagnostic("late_arguments") in events
         assert fold(events).finish == "tool_calls"
 
+    def test_calls_that_are_filled_in_turns(self) -> None:
+        """No call is over before its arguments are: a client would run it without them."""
+        began = [fragment(at, id=id, function={"name": id}) for at, id in enumerate("xyz")]
+        pieces = [(0, '{"a"'), (1, "{"), (2, "{}"), (0, ": 1}"), (1, "}")]
+        filled = [fragment(at, function={"arguments": text}) for at, text in pieces]
+        stream = b"".join(map(chunk, [*began, *filled])) + chunk({}, "tool_calls") + DONE
+        assert read(stream) == [
+            CallOpen(0, "x", "x"),
+            CallArgs(0, '{"a"'),
+            CallArgs(0, ": 1}"),
+            CallClose(0),
+            CallOpen(1, "y", "y"),
+            CallArgs(1, "{"),
+            CallArgs(1, "}"),
+            CallClose(1),
+            CallOpen(2, "z", "z"),
+            CallArgs(2, "{}"),
+            CallClose(2),
+            Finish("tool_calls"),
+        ]
+
+    def test_a_call_that_waits_is_told_where_the_answer_was_cut(self) -> None:
+        began = [fragment(at, id=id, function={"name": id}) for at, id in enumerate("xy")]
+        stream = b"".join(map(chunk, began))
+        told = [CallOpen(0, "x", "x"), CallClose(0), CallOpen(1, "y", "y")]
+        assert read(stream + chunk({}, "length")) == [*told, Finish("length")]
+        assert read(stream)[:-1] == told
+
     def test_stop_although_calls_wait(self) -> None:
         whole = fragment(0, id="x", function={"name": "f", "arguments": "{}"})
         assert read(chunk(whole) + chunk({}, "stop") + DONE)[-1] == Finish("tool_calls")
@@ -252,6 +280,32 @@ class TestOtherServers:
         odd = b'data: {\n\ndata: []\n\ndata: {"choices": 5}\n\n: ping\n\nevent: ping\ndata:\n\n'
         assert read(odd + chunk({}, "stop")) == [Diagnostic("malformed_chunk")] * 3 + [
             Finish("stop")
+        ]
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            {"usage": {"prompt_tokens": 5, "prompt_tokens_details": 0}},
+            {"usage": [3, 4]},
+            {"choices": [{"index": "0", "delta": {"content": "a"}, "finish_reason": "stop"}]},
+            {"choices": [{"logprobs": [], "delta": {"content": "a"}, "finish_reason": "stop"}]},
+            {
+                "choices": [
+                    {
+                        "logprobs": {"content": [{"token": "a", "logprob": None}]},
+                        "delta": {"content": "a", "tool_calls": "none"},
+                        "finish_reason": "stop",
+                    }
+                ]
+            },
+        ],
+    )
+    def test_an_odd_field_does_not_take_the_text_with_it(self, odd: dict[str, Any]) -> None:
+        assert read(chunk({"content": "a"}, "stop", **odd) + DONE) == [
+            Diagnostic("malformed_chunk"),
+            TextDelta("a"),
+            SpanEnd("text"),
+            Finish("stop"),
         ]
 
     def test_a_null_delta(self) -> None:

@@ -167,6 +167,28 @@ class TestOtherServers:
         found = fold(read(stream + completed(output=calls)))
         assert found.blocks == (ToolCallBlock("c0", "f", "{}"), ToolCallBlock("c1", "f", "{}"))
 
+    def test_items_that_are_written_at_the_same_time(self) -> None:
+        """A stream of ours has one call open at a time: a client would end the first too soon."""
+        delta, calls = "response.function_call_arguments.delta", []
+        stream = b""
+        for at, name in enumerate("fg"):
+            call = {**CALL, "id": name, "call_id": name, "name": name, "arguments": '{"a":1}'}
+            added = {**call, "arguments": ""}
+            stream += frame("response.output_item.added", output_index=at, item=added)
+            calls.append(call)
+        for piece in ('{"a"', ":1}"):
+            for at, name in enumerate("fg"):
+                stream += frame(delta, output_index=at, item_id=name, delta=piece)
+        stream += frame("response.output_text.delta", output_index=2, delta="Hi.")
+        for at, call in enumerate(calls):
+            stream += frame("response.output_item.done", output_index=at, item=call)
+        told: list[Event] = []
+        for at, name in enumerate("fg"):
+            told += [CallOpen(at, name, name), CallArgs(at, '{"a"'), CallArgs(at, ":1}")]
+            told.append(CallClose(at))
+        ended = [TextDelta("Hi."), SpanEnd("text"), Finish("tool_calls")]
+        assert read(stream + completed()) == [*told, *ended]
+
     def test_a_summary_where_the_thought_is_kept_back(self) -> None:
         summary = "response.reasoning_summary_text.delta"
         sealed = {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "seal"}

@@ -237,14 +237,19 @@ class Speaker:
 
 
 def _session(prepared: Prepared) -> str | None:
-    """What a conversation is told by: its session, else how it began."""
-    named, begun = prepared.request.identity.session, prepared.prompt.recalled.digests
-    if named is not None or not begun:
-        return named
-    return (prepared.prompt.head.whole + begun[0]).hex()
+    """What a conversation is told by: its session, else how it began. Never another tenant's."""
+    identity, begun = prepared.request.identity, prepared.prompt.recalled.digests
+    if identity.session is None:
+        return (prepared.prompt.head.whole + begun[0]).hex() if begun else None
+    return _of_tenant(identity.tenant, identity.session) if identity.tenant else identity.session
 
 
 def _salt(request: Request) -> str | None:
     """Keeps the engine's cache of one tenant from telling another what was said."""
-    parts = [part for part in (request.identity.tenant, request.hints.cache_salt) if part]
-    return "/".join(parts) or None
+    tenant, salt = request.identity.tenant, request.hints.cache_salt
+    return _of_tenant(tenant, salt or "") if tenant else salt
+
+
+def _of_tenant(tenant: str, name: str) -> str:
+    """A name that no other tenant can make, whatever it calls its own."""
+    return f"{len(tenant)}:{tenant}/{name}"

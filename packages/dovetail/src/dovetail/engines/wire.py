@@ -7,8 +7,8 @@ That is why connections are not kept for another request. Faults of the line are
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import urlsplit
@@ -118,20 +118,37 @@ class Reply:
         """The whole body."""
         return b"".join([chunk async for chunk in self.chunks()])
 
+
+class Lines:
+    """The connections that are open for somebody: all of them can be broken off at once."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: set[_Line] = set()
+
     def drop(self) -> None:
-        """Breaks it off: whoever reads on is told that the connection broke."""
-        self._line.drop()
+        """Whoever reads on, or still waits for an answer, is told that the connection broke."""
+        for line in self._open:
+            line.drop()
+
+    @contextmanager
+    def holding(self, line: "_Line") -> Iterator[None]:
+        self._open.add(line)
+        try:
+            yield
+        finally:
+            self._open.discard(line)
+            line.drop()
 
 
 @asynccontextmanager
-async def send(endpoint: Endpoint, call: Call) -> AsyncIterator[Reply]:
+async def send(endpoint: Endpoint, call: Call, lines: Lines | None = None) -> AsyncIterator[Reply]:
     """The answer to a call. Leaving the block drops the connection, finished or not."""
     line = await _connect(endpoint, call.patience)
-    try:
+    with (lines or Lines()).holding(line):
         await line.ask(endpoint, call)
         yield await line.head()
-    finally:
-        line.drop()
 
 
 async def fetch(endpoint: Endpoint, call: Call) -> tuple[int, bytes]:

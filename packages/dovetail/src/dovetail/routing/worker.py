@@ -128,9 +128,9 @@ class Worker:
 
     async def _revive(self) -> None:
         """A process that is gone is started anew; a server elsewhere is asked who it is now."""
-        if (await self.health()).ready:
-            return
         if self.engine.abilities.local:
+            if (await self.health()).ready:
+                return
             self.restarts += 1
             await self.engine.stop()
         await self.engine.start()

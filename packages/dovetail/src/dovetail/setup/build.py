@@ -62,10 +62,11 @@ def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offere
 
 
 def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
-    # A server that has many models is asked for the one that a client names, if nobody chose.
-    listed = remote.model.names if config.model is None else ()
+    # A server that has many models is asked for the one that a client names, unless somebody chose.
+    if config.model is not None or config.served_model_name:
+        remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
     return Relayed(
-        names=config.served_model_name or listed or (remote.model.name,),
+        names=config.served_model_name or remote.model.names or (remote.model.name,),
         engine=make_upstream(config, remote),
         stabilizer=Stabilizer(settings(config).stability),
         sealer=Sealer(shared.keyring),

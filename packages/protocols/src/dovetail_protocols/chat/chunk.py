@@ -1,6 +1,7 @@
 """Chunks of a chat stream as other servers send them: read leniently, what is unknown skipped."""
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -116,6 +117,43 @@ class Chunk(msgspec.Struct, frozen=True):
     choices: list[Choice] | None = None
     usage: ChunkUsage | None = None
     error: dict[str, Any] | str | None = None
+
+
+Form = TypeVar("Form", bound=msgspec.Struct)
+
+
+def salvaged(data: str) -> Chunk:
+    """What can be read of a chunk with fields of another shape; these are left out."""
+    try:
+        told = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return Chunk()
+    chunk = _kept(told, Chunk)
+    listed = told.get("choices") if isinstance(told, dict) else None
+    if chunk.choices is None and isinstance(listed, list):
+        choices = [_salvaged_choice(choice) for choice in listed]
+        return msgspec.structs.replace(chunk, choices=choices)
+    return chunk
+
+
+def _salvaged_choice(told: object) -> Choice:
+    choice = _kept(told, Choice)
+    if choice.delta is None and choice.message is None and isinstance(told, dict):
+        delta = _kept(told.get("delta") or told.get("message"), Delta)
+        return msgspec.structs.replace(choice, delta=delta)
+    return choice
+
+
+def _kept(told: object, form: type[Form]) -> Form:
+    """The fields that are what they should be; numbers may be text, as some have it."""
+    found = told if isinstance(told, dict) else {}
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(form):
+        if found.get(field.name) is not None:
+            with suppress(msgspec.ValidationError, RecursionError):
+                given = msgspec.convert(found[field.name], field.type, strict=False)
+                fields[field.name] = given
+    return form(**fields)
 
 
 def _json(value: object) -> str:

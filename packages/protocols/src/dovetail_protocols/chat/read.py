@@ -9,9 +9,6 @@ from typing import Any
 import msgspec
 
 from dovetail_model import (
-    CallArgs,
-    CallClose,
-    CallOpen,
     Diagnostic,
     Event,
     Failure,
@@ -24,8 +21,9 @@ from dovetail_model import (
     TokenLogprob,
     Usage,
 )
-from dovetail_protocols.chat.chunk import Choice, Chunk, Delta, Fragment, Token
+from dovetail_protocols.chat.chunk import Choice, Chunk, Delta, Fragment, Token, salvaged
 from dovetail_protocols.chat.error import kind_of
+from dovetail_protocols.chat.fragments import CallReader
 from dovetail_protocols.sse import ServerEvent, SseReader
 
 _REASONS: dict[str, FinishReason] = {
@@ -43,14 +41,14 @@ _decode = msgspec.json.Decoder(Chunk).decode
 class ChatReader:
     """Reads one choice of a stream, in any pieces."""
 
-    __slots__ = ("_call", "_choice", "_finish", "_out", "_over", "_span", "_sse", "_usage")
+    __slots__ = ("_calls", "_choice", "_finish", "_out", "_over", "_span", "_sse", "_usage")
 
     def __init__(self, choice: int = 0) -> None:
         self._choice = choice
         self._sse = SseReader()
         self._out: list[Event] = []
         self._span = ""  # the kind of text that is open
-        self._call = _Call(-1)
+        self._calls = CallReader()
         self._usage = Usage()
         self._finish: Finish | None = None  # held: the usage may come behind it
         self._over = False
@@ -85,10 +83,15 @@ class ChatReader:
         elif event.data.startswith("[DONE]"):
             self._end()
         elif event.data:
-            try:
-                self._take_chunk(_decode(event.data))
-            except (msgspec.DecodeError, RecursionError):
-                self._out.append(Diagnostic("malformed_chunk"))
+            self._take_chunk(self._decoded(event.data))
+
+    def _decoded(self, data: str) -> Chunk:
+        """A chunk. What of it is odd is reported; what can be understood of it is not lost."""
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            self._out.append(Diagnostic("malformed_chunk"))
+            return salvaged(data)
 
     def _take_chunk(self, chunk: Chunk) -> None:
         if chunk.error:
@@ -126,23 +129,15 @@ class ChatReader:
         self._out += events
 
     def _take_fragment(self, fragment: Fragment) -> None:
-        """A new index or a new id is a new call. Its arguments wait until its name is known."""
-        call = self._call
-        if call.number < 0 or not call.owns(fragment):
-            self._close_call()
+        if self._calls.begins(fragment):
             self._close_span()
-            call = self._call = _Call(call.number + 1, fragment.index, fragment.id)
-        if call.closed:
-            self._out.append(Diagnostic("late_arguments"))
-        else:
-            self._out += call.take(fragment)
+        self._out += self._calls.take(fragment)
 
     def _hold(self, reason: str, stop: object) -> None:
         """Some servers say `stop` although calls wait to be run."""
         found = _REASONS.get(reason, "stop")
-        if found in ("stop", "tool_calls"):
-            self._close_call()
-        if found == "stop" and self._call.opened:
+        self._out += self._calls.close(cut=found not in ("stop", "tool_calls"))
+        if found == "stop" and self._calls.opened:
             found = "tool_calls"
         self._close_span()
         if found == "stop" and isinstance(stop, str):
@@ -155,10 +150,12 @@ class ChatReader:
         if self._finish is not None:
             self._out.append(self._finish)
         else:
+            self._out += self._calls.close(cut=True)
             self._out.append(Failure("engine_unavailable", "The stream ended before its answer."))
 
     def _fail(self, error: dict[str, Any] | str) -> None:
         self._over = True
+        self._out += self._calls.close(cut=True)
         told = error if isinstance(error, dict) else {"message": error}
         message, param = told.get("message"), told.get("param")
         self._out.append(
@@ -175,49 +172,7 @@ class ChatReader:
         self._span = ""
 
     def _close_call(self) -> None:
-        self._out += self._call.close()
-
-
-class _Call:
-    """A call in the making. Number -1 is the one before the first."""
-
-    __slots__ = ("_held", "_id", "_index", "closed", "number", "opened")
-
-    def __init__(self, number: int, index: int | None = None, id: str | None = None) -> None:
-        self.number = number
-        self.opened = False
-        self.closed = number < 0
-        self._index = index
-        self._id = id
-        self._held: list[str] = []
-
-    def owns(self, fragment: Fragment) -> bool:
-        """Whether the fragment goes on with this call. Without index and id only a name tells."""
-        if fragment.id and self._id:
-            same = fragment.id == self._id
-            return same and (fragment.index == self._index or fragment.index is None)
-        if fragment.index is None:
-            return not (fragment.name and self.opened)
-        return fragment.index == self._index
-
-    def take(self, fragment: Fragment) -> list[Event]:
-        out: list[Event] = []
-        if fragment.text:
-            self._held.append(fragment.text)
-        if not self.opened and fragment.name:
-            self.opened = True
-            id = self._id or fragment.id
-            out.append(CallOpen(self.number, fragment.name, id, custom=fragment.custom is not None))
-        if self.opened and self._held:
-            out.append(CallArgs(self.number, "".join(self._held)))
-            self._held = []
-        return out
-
-    def close(self) -> list[Event]:
-        if self.closed:
-            return []
-        self.closed = True
-        return [CallClose(self.number)] if self.opened else [Diagnostic("nameless_call")]
+        self._out += self._calls.close()
 
 
 def _token(token: Token) -> TokenLogprob:

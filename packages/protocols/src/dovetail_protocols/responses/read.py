@@ -26,6 +26,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.chat.error import kind_of
 from dovetail_protocols.responses.frame import Ending, Frame, FrameItem
+from dovetail_protocols.responses.in_turn import InTurn
 from dovetail_protocols.sse import ServerEvent, SseReader
 
 _decode = msgspec.json.Decoder(Frame).decode
@@ -40,11 +41,12 @@ _CODES = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate_limit
 class ResponsesReader:
     """Reads one response, in any pieces."""
 
-    __slots__ = ("_calls", "_items", "_out", "_over", "_span", "_sse")
+    __slots__ = ("_calls", "_in_turn", "_items", "_out", "_over", "_span", "_sse")
 
     def __init__(self) -> None:
         self._sse = SseReader()
         self._out: list[Event] = []
+        self._in_turn = InTurn()
         self._items: list[_Item] = []
         self._span: _Item | None = None  # the text or thought that is open
         self._calls = 0
@@ -74,7 +76,7 @@ class ResponsesReader:
 
     def _give(self) -> list[Event]:
         out, self._out = self._out, []
-        return out
+        return self._in_turn.order(out)
 
     def _take(self, event: ServerEvent) -> None:
         if not event.data or event.data.startswith("[DONE]"):

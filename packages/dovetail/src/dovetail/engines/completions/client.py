@@ -9,7 +9,7 @@ from dovetail.engines.completions.body import body
 from dovetail.engines.completions.faults import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.wire import Call, Endpoint, Patience, Reply, send
+from dovetail.engines.wire import Call, Endpoint, Lines, Patience, send
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 
 PATH = "/v1/completions"
@@ -29,8 +29,8 @@ class CompletionsClient:
     __slots__ = (
         "_endpoint",
         "_extra",
+        "_lines",
         "_model",
-        "_open",
         "_patience",
         "_priority",
         "_who",
@@ -52,7 +52,7 @@ class CompletionsClient:
         self._patience = patience
         self._extra = extra or {}
         self._priority = True
-        self._open: set[Reply] = set()
+        self._lines = Lines()
         self.tells_cached: bool | None = None
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -73,8 +73,7 @@ class CompletionsClient:
 
     def drop(self) -> None:
         """Breaks off every answer that still comes: each of them ends with an error."""
-        for reply in self._open:
-            reply.drop()
+        self._lines.drop()
 
     async def _answer(
         self, request: EngineRequest, with_priority: bool
@@ -82,10 +81,9 @@ class CompletionsClient:
         asked = body(request, self._model, priority=with_priority, extra=self._extra)
         call = Call("POST", PATH, asked, patience=self._patience)
         reader = FrameReader(request, self._who)
-        async with send(self._endpoint, call) as reply:
+        async with send(self._endpoint, call, self._lines) as reply:
             if reply.status != 200:
                 raise error_of_status(self._who, reply.status, await reply.read())
-            self._open.add(reply)
             try:
                 async with aclosing(reply.payloads()) as batches:
                     async for payloads in batches:
@@ -100,7 +98,6 @@ class CompletionsClient:
                     raise
                 yield reader.end()  # the answer was whole; only what was cached is not known
             finally:
-                self._open.discard(reply)
                 if reader.ended:
                     self.tells_cached = reader.cached_told
 

@@ -15,7 +15,7 @@ from dovetail.engines.sglang.facts import Facts, facts_of
 from dovetail.engines.sglang.faults import WHO, refusal
 from dovetail.engines.sglang.frames import FrameReader
 from dovetail.engines.sglang.options import SglangOptions
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
+from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
@@ -46,6 +46,7 @@ class SglangEngine:
         self._health_path: str | None = None
         self._takes_aborts = True
         self._running: set[str] = set()
+        self._lines = Lines()
         self._aborts: set[asyncio.Task[None]] = set()
         self.abilities = self._abilities()
 
@@ -75,7 +76,11 @@ class SglangEngine:
         self._running.add(rid)
         try:
             self._check_running(rid)
-            async with send(self._endpoint, call) as reply, aclosing(reply.payloads()) as batches:
+            async with (
+                send(self._endpoint, call, self._lines) as reply,
+                aclosing(reply.payloads()) as batches,
+            ):
+                self._check_running(rid)
                 if reply.status != 200:
                     wanted = False
                     raise refusal(reply.status, await reply.read())
@@ -90,6 +95,7 @@ class SglangEngine:
             raise EngineUnavailable(f"{WHO} ended its answer without a word")
         except EngineUnavailable:
             wanted = False
+            self._check_running(rid)
             raise
         finally:
             self._running.discard(rid)
@@ -112,6 +118,7 @@ class SglangEngine:
         """Gives up what runs there for us."""
         self._health_path = None
         running, self._running = self._running, set()
+        self._lines.drop()  # a server that hangs never says the word that would end them
         for rid in running:
             self._abort_soon(rid)
         await asyncio.gather(*self._aborts)

@@ -1,0 +1,98 @@
+"""Tenants of one server never meet behind it: not in an engine's cache, not in sealed thoughts."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from http_stage import tiny_model
+
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.seal import Sealer
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.pipeline import answer
+from dovetail.preparation import Preparer
+from dovetail.routing import Pool
+from dovetail.service import Offered, Relayed, Served
+from dovetail.stability import Stability, Stabilizer
+from dovetail_model import (
+    Event,
+    Finish,
+    Hints,
+    Identity,
+    ReasoningBlock,
+    ReasoningDelta,
+    Request,
+    SpanEnd,
+    TextBlock,
+    Turn,
+    Usage,
+)
+
+ASKS = Turn("user", (TextBlock("Is it so?"),))
+
+
+class Both:
+    """A token engine and an upstream that keep what they were asked."""
+
+    name = "both"
+    abilities = Abilities()
+
+    def __init__(self) -> None:
+        self.salts: list[str | None] = []
+        self.asked: list[Request] = []
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def health(self) -> Health:
+        return Health(True)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.salts.append(request.cache_salt)
+        yield TokenDelta([40], finish="length")
+
+    async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
+        self.asked.append(request)
+        yield [ReasoningDelta("A secret."), SpanEnd("reasoning", seal="theirs")]
+        yield [Usage(1, 1), Finish("stop")]
+
+
+def _play(served: Offered, *requests: Request) -> list[Event]:
+    async def main() -> list[Event]:
+        told: list[Event] = []
+        for request in requests:
+            async for _, events in answer(served, request, lambda: "call"):
+                told += events
+        return told
+
+    return asyncio.run(main())
+
+
+def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
+    return Request(
+        "m", turns or (ASKS,), identity=Identity(tenant=tenant), hints=Hints(cache_salt=salt)
+    )
+
+
+def test_each_tenant_has_a_cache_of_its_own() -> None:
+    model, engine = tiny_model(), Both()
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+    served = Served(("m",), model, preparer, Pool([engine]))
+    _play(served, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
+    one, two, salted, again, nobody = engine.salts
+    assert one == again
+    assert nobody is None
+    assert len({one, two, salted, nobody}) == 4
+
+
+def test_a_sealed_thought_opens_for_its_tenant_only() -> None:
+    upstream = Both()
+    sealer = Sealer(Keyring([b"k" * 32]))
+    served = Relayed(("m",), upstream, Stabilizer(Stability()), sealer)
+    (end,) = [event for event in _play(served, _of("one")) if isinstance(event, SpanEnd)]
+    carried = Turn("assistant", (ReasoningBlock("", end.seal), TextBlock("It is.")))
+    _play(served, *(_of(tenant, ASKS, carried, ASKS) for tenant in ("one", "two")))
+    opened = [asked.turns[1].blocks[0] for asked in upstream.asked[1:]]
+    assert opened == [ReasoningBlock("A secret.", "theirs"), ReasoningBlock("")]
