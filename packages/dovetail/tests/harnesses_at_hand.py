@@ -15,13 +15,16 @@ _QUIET = {
 }
 
 
-def claude_code(folder: Path, address: str, model: str, prompt: str, **variables: str) -> str:
+def claude_code(
+    folder: Path, address: str, model: str, prompt: str, *, status: int = 0, **variables: str
+) -> str:
     """What Claude Code prints, as lines of JSON. It works in `work` and lives in `home`."""
     command = [_binary("@anthropic-ai/claude-code-linux-x64/claude"), "-p", prompt]
     command += ["--model", model, "--output-format", "stream-json", "--verbose"]
     return _run(
         folder,
         [*command, "--dangerously-skip-permissions"],
+        status,
         IS_SANDBOX="1",
         ANTHROPIC_API_KEY="local",
         ANTHROPIC_BASE_URL=address,
@@ -44,10 +47,10 @@ def codex(folder: Path, address: str, model: str, prompt: str) -> str:
         'env_key="OPENAI_API_KEY"',
     )
     (folder / "home" / "config.toml").write_text("\n".join(settings))
-    return _run(folder, command, CODEX_HOME=str(folder / "home"), OPENAI_API_KEY="local")
+    return _run(folder, command, 0, CODEX_HOME=str(folder / "home"), OPENAI_API_KEY="local")
 
 
-def _run(folder: Path, command: list[str], **variables: str) -> str:
+def _run(folder: Path, command: list[str], status: int, **variables: str) -> str:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **variables}
     done = subprocess.run(
         command,
@@ -59,7 +62,7 @@ def _run(folder: Path, command: list[str], **variables: str) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 

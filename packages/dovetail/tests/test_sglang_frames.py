@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scripted_stage import END, TOKENIZER
 from sglang_stage import Json, ask, event, frames, meta
 
+from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.incoming import PayloadReader
-from dovetail.engines.sglang.frames import UNKNOWN_LOGPROB, FrameReader
+from dovetail.engines.sglang.frames import FrameReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

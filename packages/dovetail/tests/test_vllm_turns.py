@@ -22,7 +22,7 @@ pytestmark = REAL
 
 BLOCK = 32  # tokens that the server caches together
 LONG = 20_000
-SESSIONS, TURNS = 10, 20
+SESSIONS, TURNS, LIMIT = 10, 20, 120
 WORDS = ("apple", "river", "stone", "green", "seven", "cloud", "paper", "light")
 
 
@@ -87,9 +87,9 @@ def talk_at_length(server: Running, number: int) -> list[list[Shown]]:
     left = TURNS
     while left:
         name = f"s{number}.{len(sessions)}"
-        talk = talker(server, APIS[number % 3], NAME, name, limit=120)
+        talk = talker(server, APIS[number % 3], NAME, name, limit=LIMIT)
         shown = [talk.say(f"Session {name}.", must_call=True)]
-        while len(shown) < left and shown[-1].calls:
+        while len(shown) < left and shown[-1].calls and shown[-1].output < LIMIT:
             shown.append(talk.result(f"Result {len(shown)} of {name}: é 漢字 🦜", must_call=True))
         sessions.append(shown)
         left -= len(shown)
@@ -122,7 +122,7 @@ def check_what_was_shown(turns: Sequence[Shown], told: Sequence[Recorded]) -> No
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
         assert turn.output == len(one.generated)
         assert "structured_outputs" in one.asked
-        assert (len(turn.calls) == 1) == (one.finish == "stop"), turn
+        assert len(turn.calls) == 1 or one.finish == "length", turn
 
 
 def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
@@ -130,8 +130,8 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
 ) -> None:
     """Qwen3's template renders earlier turns anew then. What it writes as was said keeps its ids.
 
-    Noise is trimmed by the template at its ends, and cut inside of characters: those turns are not
-    what was said any more. Of the others every one must stand to the id.
+    Noise that the template trims at its ends is not what was said any more, and a control token
+    inside of it is text from then on. Of the others every turn must stand to the id.
     """
     tokenizer = load(vllm.folder)
 
@@ -148,6 +148,7 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
         (before, after)
         for before, after in pairs
         if tokenizer.decode(after.prompt).startswith(tokenizer.decode(before.prompt + said(before)))
+        and not any(map(tokenizer.is_control, said(before)))
     ]
     assert len(kept) > len(pairs) // 2
     assert [pair for pair in kept if not follows(*pair)] == []

@@ -125,6 +125,7 @@ def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
     assert guard.spelled(said, rendered) == len("<|user|>é is é<|end|>")
     assert guard.spelled([], rendered) == 0
     assert guard.spelled(said[:2], rendered) is None  # in the middle of a character
+    assert guard.spelled(said[:2], "<|user|>\ufffd<|end|>") == len("<|user|>\ufffd")  # and shown so
     assert guard.spelled([*said, 1], rendered) is None
     assert guard.spelled(said, rendered[:5]) is None
     spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")

@@ -15,7 +15,8 @@ from dovetail_tokenizers.literals import first_of, longest_of
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20
-_BLOCK = 512  # ids compared at once
+_LOOK = 64  # ids that are looked at first
+_BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
 
 
 class Guard:
@@ -76,17 +77,12 @@ class Guard:
 
         Equal text is not enough: a control token of the one must be that token in the other.
         """
-        text = rendered.encode("utf-8", "surrogatepass")
-        at = 0
-        for start in range(0, len(ids), _BLOCK):
-            spelling = b"".join(map(self._tokenizer.bytes_of, ids[start : start + _BLOCK]))
-            if not text.startswith(spelling, at):
-                return None
-            at += len(spelling)
-        try:
-            begun = text[:at].decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return None  # the last id ends inside a character
+        decode = self._tokenizer.decode
+        if not rendered.startswith(decode(ids[:_LOOK]).rstrip(_BROKEN)):
+            return None  # most that differ do so early, and the rest need not be decoded
+        begun = decode(ids)
+        if not rendered.startswith(begun):
+            return None
         written = [id for _, id in self._table.split(begun, self._unbroken) if id is not None]
         spoken = [id for id in ids if self._tokenizer.is_control(id)]
         return len(begun) if written == spoken else None

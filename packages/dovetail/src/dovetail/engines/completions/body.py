@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import EngineRequest, Syntax
 from dovetail_model import Sampling, Unsupported
 
@@ -17,16 +18,6 @@ CONSTRAINTS: Mapping[Syntax, str] = {
     "lark": "grammar",
 }
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_SEEDS = 2**63  # servers read a seed as a signed number of 64 bits
 _FIXED: Mapping[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
@@ -67,10 +58,7 @@ def body(
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    values = {name: getattr(sampling, name) for name in _SAMPLING}
-    given = {name: value for name, value in values.items() if value is not None}
-    if sampling.seed is not None:
-        given["seed"] = sampling.seed % _SEEDS
+    given = given_values(sampling, "seed")
     if sampling.logprobs is not None:
         given["logprobs"] = sampling.logprobs
     return given

@@ -10,11 +10,9 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.completions.faults import Fault, error_of_fault
+from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
-
-#: Stands where no probability is told. OpenAI's word for "tiny", and vLLM's.
-UNKNOWN_LOGPROB = -9999.0
 
 _DONE = b"[DONE]"
 

@@ -5,14 +5,12 @@ from typing import Literal
 
 import msgspec
 
+from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.llamacpp.completion import Fault, error_of_fault
 from dovetail.engines.llamacpp.recovery import Recovery
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
-
-#: Stands where llama.cpp does not tell the probability: a lost token's. OpenAI's word for "tiny".
-UNKNOWN_LOGPROB = -9999.0
 
 
 class Progress(msgspec.Struct, frozen=True):

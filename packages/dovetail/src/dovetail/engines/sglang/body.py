@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.sglang.facts import Polarity
 from dovetail_model import Sampling, Unsupported
@@ -17,17 +18,6 @@ CONSTRAINTS: Mapping[Syntax, str] = {
     "lark": "ebnf",
     "gbnf": "ebnf",
 }
-
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_SEEDS = 2**63  # a seed is a signed number of 64 bits there
 
 _json = msgspec.json.Encoder()
 
@@ -75,12 +65,9 @@ def _sampling_params(request: EngineRequest) -> dict[str, Any]:
 
 
 def _drawing(sampling: Sampling) -> dict[str, Any]:
-    values = {name: getattr(sampling, name) for name in _SAMPLING}
-    given = {name: value for name, value in values.items() if value is not None}
+    given = given_values(sampling, "sampling_seed")
     if given.get("top_k") == 0:  # to others that is the whole vocabulary, to SGLang an error
         given["top_k"] = -1
-    if sampling.seed is not None:
-        given["sampling_seed"] = sampling.seed % _SEEDS
     return given
 
 

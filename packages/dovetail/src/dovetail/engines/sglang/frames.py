@@ -14,13 +14,11 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.completions.faults import Fault
+from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sglang.faults import WHO, Ending, abortion, failure
 from dovetail_model import EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
-
-#: Stands where no probability is told. OpenAI's word for "tiny".
-UNKNOWN_LOGPROB = -9999.0
 
 _DONE = b"[DONE]"
 _NOTHING = msgspec.Raw(b"[]")
