@@ -8,6 +8,7 @@ What is seen: prompts of its size go through, and each goes on from the last one
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_claude_code(front: Running, tmp_path: Path) -> None:
     asked = [tuple(map(int, found)) for found in _LINE.findall(front.log.read_text())]
     session = [one for one in asked if one[0] > 10_000]
     assert len(session) > 2
-    for (before, said, _), (prompt, _, cached) in zip(session, session[1:], strict=False):
+    for (before, said, _), (prompt, _, cached) in pairwise(session):
         assert said <= LIMIT
         assert prompt > before
         assert cached >= (before - 1) // BLOCK * BLOCK  # whatever the template drops of the turn

@@ -214,6 +214,8 @@ def test_what_is_wrong_with_the_arguments_is_told(tmp_path: Path) -> None:
     assert "the address of a server is needed" in ended.err
     ended = dovetail("watch", "ftp://somewhere", home=tmp_path)
     assert "not an http address" in ended.err
+    ended = dovetail("watch", "http://127.0.0.1:9", "--json", tmp_path / "no" / "x", home=tmp_path)
+    assert (ended.status, "No such file or directory" in ended.err) == (1, True)
     (tmp_path / "no.jsonl").write_text("{}\n")
     ended = dovetail("watch", "--replay", tmp_path / "no.jsonl", home=tmp_path)
     assert (ended.status, "is no recording" in ended.err) == (1, True)

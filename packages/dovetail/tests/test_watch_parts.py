@@ -1,22 +1,34 @@
 """The smaller parts of watch mode: recordings, lenses, sessions, the table in a terminal."""
 
+import asyncio
+import errno
 import io
+import json
+import os
 import stat
 from pathlib import Path
 
 import msgspec
 import pytest
+from http_stage import run
 from rich.console import Console
 from served import qwen_folder
+from watch_stage import endpoint, listening
 
+from dovetail.engines.wire import Endpoint
+from dovetail.http.asgi import Message
+from dovetail.watch import sessions as sessions_module
 from dovetail.watch.exchange import Exchange, codec_of
 from dovetail.watch.lens import Lenses, ServedModel, stand_in
-from dovetail.watch.recording import Recorder, RecordingError, recorded
+from dovetail.watch.passthrough import pass_on
+from dovetail.watch.recording import Recorder, RecordingError, recorded, write_private
 from dovetail.watch.screen import LiveScreen, PlainScreen, screen
-from dovetail.watch.sessions import Sessions
+from dovetail.watch.sessions import Sessions, past
 from dovetail.watch.summary import Summary
 from dovetail.watch.tee import Tee
+from dovetail.watch.telling import as_json, line, summary_text
 from dovetail.watch.verdict import Finding, Prefix, Verdict
+from dovetail.watch.watching import Options, Watching
 from dovetail_model import Identity, Request, TextBlock, Turn
 
 EXCHANGE = Exchange(
@@ -107,6 +119,12 @@ class TestLenses:
         assert stand_in("Qwen/Qwen3-Coder-30B").family == "qwen3_coder"
         assert stand_in("who-knows").family is None
 
+    def test_clients_may_name_anything(self) -> None:
+        lenses = Lenses()
+        names = ["~nobody-there/x", "x" * 5000, "a\0b", *(f"m{n}" for n in range(1000))]
+        assert len({id(lenses.of(name)) for name in names}) == 1
+        assert len(lenses._found) < 300
+
 
 def test_sessions_by_name_and_by_turns() -> None:
     sessions = Sessions()
@@ -134,6 +152,100 @@ VERDICT = Verdict(
     needless=900,
     broke=Finding("billing", "line 1: [bold]a[/bold] became b"),
 )
+
+
+def in_session(name: str) -> Request:
+    return Request("m", identity=Identity(session=name))
+
+
+def test_sessions_whose_names_begin_alike_stay_apart() -> None:
+    """Codex's ids begin with the time: those of one minute have their first letters in common."""
+    sessions = Sessions()
+    ids = [f"019a7c3e-{number:04x}-7000-8000-000000000000" for number in range(20)]
+    labels = [sessions.of(in_session(id)).label for id in ids]
+    assert len(set(labels)) == len(ids)
+    assert labels[0] == ids[0][:8]
+    assert sessions.of(in_session("\x1b[2J")).label == "?[2J"
+
+
+def test_what_sessions_remember_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "_MOST_BYTES", 1000)
+    sessions = Sessions()
+    for number in range(100):
+        session = sessions.of(in_session(str(number % 7)))
+        sessions.end(session, past(Request("m"), None, None, sure=True, size=300))
+    kept = [one for session in sessions._sessions.values() for one in session.pasts]
+    assert sum(one.size for one in kept) == sessions._size == 900
+    sessions.end(session, past(Request("m"), None, None, sure=True, size=5000))
+    assert len(session.pasts) == 1  # the last one is what the next goes on from
+
+
+def test_what_a_summary_remembers_is_bounded() -> None:
+    summary = Summary()
+    for number in range(3000):
+        names = {"session": f"s{number}", "model": f"m{number}"}
+        summary.add(msgspec.structs.replace(VERDICT, **names, dispatch=(0.1,) * 5))
+    assert (summary.begun, len(summary.sessions)) == (3000, 1000)
+    assert len(summary.whole.models) == 101
+    assert len(summary.whole.dispatch) == 10_000
+    told = summary_text(summary, {})
+    assert "3000 requests in 3000 sessions" in told
+    assert len(told.splitlines()) < 100
+    assert json.dumps(as_json(summary, {}))
+
+
+def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
+    assert "Nothing was lost" not in summary_text(Summary(), {})
+    counted = msgspec.structs.replace(VERDICT, basis="counted")
+    assert "~990 of ~1,000 to compute, ~900 needlessly" in line(counted)
+    assert "in prompts                        ~1,000" in summary_text(Summary([counted]), {})
+    sure = msgspec.structs.replace(VERDICT, basis="confirmed")
+    assert "~" not in line(sure)
+
+
+def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(recorder: Recorder, exchange: Exchange) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Recorder, "add", full)
+    quiet = PlainScreen(Console(file=io.StringIO()))
+    watching = Watching(Endpoint(), Lenses(), quiet, Options(record=tmp_path / "a"))
+    request = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'
+    watching.take(msgspec.structs.replace(EXCHANGE, request=request))
+    assert "not recorded: No space left on device" in watching.report()
+    assert "1 request in 1 session" in watching.report()
+    watching.close()
+
+
+def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
+    """What `--fix` hands on: the client's connection breaks, as the server's did."""
+    told: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+        await writer.drain()
+
+    async def answer(message: Message) -> None:
+        told.append(message["type"])
+        assert message.get("more_body", True)
+
+    async def scene() -> None:
+        async with listening(serve) as port:
+            scope = {"method": "GET", "path": "/x", "headers": []}
+            await pass_on(endpoint(port), scope, b"", answer)
+
+    run(scene)
+    assert told == ["http.response.start", "http.response.body"]
+
+
+def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("much longer than what comes")
+    write_private(path, "{}")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("{}", 0o600)
 
 
 class TestScreens:

@@ -19,9 +19,11 @@ from http_stage import run
 from watch_stage import Seen, Serve, listening, observing, relaying, say
 
 from dovetail.engines.wire import Endpoint
+from dovetail.watch import relay as relay_module
 from dovetail.watch.hostline import HostLine
 from dovetail.watch.relay import Direction, Relay
-from dovetail.watch.wiretap import Limits
+from dovetail.watch.tee import Tee
+from dovetail.watch.wiretap import Limits, Unobserved, Wiretap
 
 LOOPBACK = ip_address("127.0.0.1")
 ODD = b"".join(bytes([n]) for n in range(256))
@@ -177,6 +179,40 @@ def test_a_server_that_breaks_off_breaks_the_client() -> None:
     run(scene)
 
 
+def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes before there is a connection waits with the client, but for one piece."""
+    sent = b"x" * (32 << 20)
+    dialing, dialed = asyncio.Event(), asyncio.Event()
+    dial = relay_module._dial
+
+    async def slowly(endpoint: Endpoint, side: relay_module._Side) -> None:
+        dialing.set()
+        await dialed.wait()
+        await dial(endpoint, side)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"%d" % len(await reader.readexactly(len(sent))))
+        await writer.drain()
+
+    async def scene() -> None:
+        monkeypatch.setattr(relay_module, "_dial", slowly)
+        async with listening(serve) as port, relaying(port) as (relay, own):
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            writer.write(sent)
+            await dialing.wait()
+            for _ in range(3000):
+                await asyncio.sleep(0)
+            (client,) = relay.traffic.open
+            assert sum(map(len, client._early)) < 1 << 20
+            dialed.set()
+            assert await reader.read(-1) == b"%d" % len(sent)
+            writer.close()
+
+    run(scene)
+
+
 def test_a_server_that_is_not_there_is_told_of() -> None:
     async def scene() -> None:
         with socket.create_server(("127.0.0.1", 0)) as place:
@@ -212,6 +248,16 @@ class TestTheObserver:
         seen = self._play(keyed, ANSWER)
         assert seen.exchanges[0].request_headers == {"host": "a", "content-length": "2"}
 
+    @pytest.mark.parametrize(
+        "name", ["x-goog-api-key", "Ocp-Apim-Subscription-Key", "X-Auth-Token", "x-litellm-api-key"]
+    )
+    def test_keeps_no_secrets_of_other_makers(self, name: str) -> None:
+        keyed = REQUEST.replace(b"host: a", f"host: a\r\n{name}: sk-1".encode())
+        keyed = keyed.replace(b"/v1/messages", b"/v1/messages?beta=true&api_key=sk-1&sig=sk-1")
+        (seen,) = self._play(keyed, ANSWER).exchanges
+        assert "sk-1" not in str(seen)
+        assert seen.target == "/v1/messages?beta=true&api_key=…&sig=…"
+
     def test_an_answer_without_a_length_ends_with_the_connection(self) -> None:
         told = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
         seen = self._play(REQUEST, told)
@@ -233,8 +279,14 @@ class TestTheObserver:
                 Limits(),
                 "the connection was upgraded to another protocol",
             ),
+            (
+                b"CONNECT a:443 HTTP/1.1\r\nhost: a\r\n\r\n",
+                b"HTTP/1.1 200 OK\r\n\r\n" + b"\x16\x03" * 1000,
+                Limits(),
+                "the connection was made a tunnel",
+            ),
         ],
-        ids=["nonsense", "too large", "too slow", "upgrade"],
+        ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
     )
     def test_what_it_cannot_follow_is_counted_and_passed_on(
         self, asked: bytes, told: bytes, limits: Limits, reason: str
@@ -251,6 +303,40 @@ class TestTheObserver:
         run(scene)
         assert unobserved == {reason: 1}
         assert not seen.exchanges
+
+    def test_a_server_that_speaks_first_is_not_listened_to(self) -> None:
+        """Nobody would ever take those bytes."""
+        tap = Wiretap(Limits(), lambda: 1)
+        with pytest.raises(Unobserved, match="before it was asked"):
+            tap.hear("told", b"220 mail\r\n", 0.0)
+
+    def test_of_what_no_model_answers_nothing_is_kept(self) -> None:
+        tap = Wiretap(Limits(), lambda: 1)
+        tap.hear("asked", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
+        tap.hear("told", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
+        for _ in range(999):
+            tap.hear("told", b"x", 0.0)
+        assert tap._draft is not None
+        assert (tap._draft.marks, tap._draft.answer) == ([], [])
+
+    def test_what_it_missed_is_not_called_a_hang_up(self) -> None:
+        """The connection ends before the observer comes to what was queued."""
+        seen = Seen()
+        tee = Tee(seen.take, Limits(queued=800))
+        tee.sees(1, "asked", REQUEST, 0.0)
+        tee.sees(1, "told", ANSWER[:-2] + b"x" * 1000, 0.0)
+        tee.sees(1, "closed", b"", 0.0)
+        tee.close()
+        assert not seen.exchanges
+        assert tee.unobserved == {"the observer could not keep up": 1}
+        assert not tee._deaf
+
+    def test_tiny_pieces_count_for_what_they_take(self) -> None:
+        tee = Tee(Seen().take, Limits(queued=10_000))
+        for _ in range(1000):
+            tee.sees(1, "asked", b"x", 0.0)
+        assert tee._queue.qsize() < 100
+        tee.close()
 
     def test_one_that_fails_disturbs_nobody(self) -> None:
         class Broken(Seen):

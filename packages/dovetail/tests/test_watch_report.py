@@ -399,6 +399,21 @@ def test_exchanges_that_went_wrong_are_told_as_such(
     assert line(found)
 
 
+@pytest.mark.parametrize("status", [0, 404, 429, 503])
+def test_what_a_server_refused_was_not_computed(status: int) -> None:
+    """A client that is refused tries again: the prompt counts once, when it is answered."""
+    asked = {"messages": [{"role": "user", "content": "Hi! " * 100}]}
+    said = {"role": "assistant", "content": "Hello."}
+    answered = chat_exchange(asked, {"choices": [{"message": said, "finish_reason": "stop"}]})
+    analyst = Analyst(Lenses())
+    refused = analyst.look(msgspec.structs.replace(answered, status=status))
+    found = analyst.look(answered)
+    analyst.close()
+    assert refused.served is None
+    assert found.served is not None
+    assert found.served.kept == 0
+
+
 def test_compressed_requests_are_read() -> None:
     body = json.dumps(HELLO).encode()
     notes: list[Verdict] = []

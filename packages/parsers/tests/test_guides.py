@@ -112,6 +112,118 @@ def test_a_call_is_required(syntax: str, name: str, markers: bool) -> None:
     assert not at.takes(one, TWO, whole=False)
 
 
+EDIT = {
+    "name": "edit",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "text": {"type": "string"},
+            "mode": {"enum": ["w", "a"]},
+            "line": {"type": "integer"},
+        },
+        "required": ["path", "text"],
+    },
+}
+
+
+@EVERYWHERE
+def test_parameters_may_be_left_out_behind_texts(syntax: str, name: str, markers: bool) -> None:
+    """What ends a call may begin as the parameter does that is not there."""
+    at = place(syntax, name, markers)
+    rules = at.text([EDIT], REQUIRED)
+    texts = {"path": "/a b", "text": "x = 1"}
+    for more in ({}, {"mode": "w"}, {"line": 1}, {"mode": "a", "line": 7}):
+        assert at.takes(rules, [call({**texts, **more}, "edit")]), more
+        assert at.takes(rules, [call(texts, "edit"), call({**texts, **more}, "edit")]), more
+
+
+@EVERYWHERE
+def test_an_empty_list_of_properties_may_leave_others_open(
+    syntax: str, name: str, markers: bool
+) -> None:
+    at = place(syntax, name, markers)
+    counts = {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}
+    holder = {"type": "object", "properties": {"counts": counts}, "required": ["counts"]}
+    rules = at.text([{"name": "count", "parameters": holder}], REQUIRED)
+    tree = name.startswith("minimax_m3")  # such an object is JSON in a tag there
+    if not tree:
+        assert at.takes(rules, [call({"counts": {}}, "count")])
+        assert at.takes(rules, [call({"counts": {"a": 1, "b": 2}}, "count")])
+        assert not at.takes(rules, [call({"counts": {"a": "x"}}, "count")])
+    closed = {**holder, "properties": {"counts": {"type": "object", "properties": {}}}}
+    rules = at.text([{"name": "count", "parameters": closed}], REQUIRED)
+    assert at.takes(rules, [call({"counts": {}}, "count")])
+    assert tree or not at.takes(rules, [call({"counts": {"a": 1}}, "count")])
+
+
+def bomb(schema: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The grammar of a tool with this one parameter, and its notes."""
+    at = place("lark", "hermes", True)
+    holder = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    made = guide(
+        *(at.family.tool_parser, at.family.reasoning_parser),
+        tools=[{"name": "t", "parameters": holder}],
+        choice=REQUIRED,
+        in_reasoning=False,
+        syntax="lark",
+        tokens=at.vocabulary.controls,
+    )
+    assert made is not None
+    return made.text, made.notes
+
+
+TOO_LARGE = "a schema is too large or too deep to be enforced as a whole"
+TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/properties/x/$defs/d{n + 1}"}] * 2} for n in range(30)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "note"),
+    [
+        pytest.param(
+            {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
+            {"p1": "a"},
+            TOO_LARGE,
+            id="a stack's end",
+        ),
+        pytest.param(
+            {"allOf": [{"$ref": "#/properties/x/$defs/d0"}], "$defs": TWICE},
+            {"p1": "a"},
+            TOO_LARGE,
+            id="references that double",
+        ),
+        pytest.param(
+            {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"},
+            "a",
+            "pattern is not enforced",
+            id="repetitions of repetitions",
+        ),
+        pytest.param(
+            {"type": "integer", "minimum": 10**17, "maximum": 10**18 - 3},
+            10**17,
+            "minimum and maximum of huge integers are not enforced",
+            id="too many digits",
+        ),
+    ],
+)
+def test_what_would_break_an_engine_is_let_through_and_noted(
+    schema: dict[str, Any], value: object, note: str
+) -> None:
+    at = place("lark", "hermes", True)
+    rules, notes = bomb(schema)
+    assert note in notes
+    assert at.takes(rules, [call({"x": value}, "t")])
+
+
+def test_the_bounds_that_libraries_write_are_kept() -> None:
+    most = 2**53 - 1
+    at = place("lark", "hermes", True)
+    rules, notes = bomb({"type": "integer", "minimum": -most, "maximum": most})
+    assert notes == ()
+    assert at.takes(rules, [call({"x": most}, "t")])
+    assert not at.takes(rules, [call({"x": most + 1}, "t")])
+
+
 @EVERYWHERE
 def test_prose_and_answers(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -20,8 +21,8 @@ from dovetail.http.app import App
 from dovetail.http.server import server
 from dovetail.setup import build
 from dovetail.watch.fix import FixApp
-from dovetail.watch.lens import Lens, Lenses, Notation, read_lens, served_models
-from dovetail.watch.recording import RecordingError, recorded
+from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, served_models
+from dovetail.watch.recording import RecordingError, recorded, write_private
 from dovetail.watch.screen import screen
 from dovetail.watch.watching import Options, Watching
 from dovetail.weights import WeightsError, find_model
@@ -82,6 +83,8 @@ def watch(  # noqa: PLR0913 - each is a flag
         json_file=json_file,
     )
     try:
+        if json_file is not None:
+            json_file.touch(0o600)  # to tell now, and not at the end, that it cannot be written
         if replay is not None:
             _replay(replay, flags)
         else:
@@ -130,8 +133,9 @@ def _watch(flags: _Flags, fix: bool) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         listed = runner.run(served_models(endpoint))
         lenses = Lenses(named, listed, flags.notation)
-        for one in listed[:1]:
-            lenses.of(one.id)  # now, and not while somebody waits for an answer
+        lens = lenses.of(listed[0].id) if listed else named  # now, while nobody waits
+        for note in _notes(listed, lens, lenses.notes):
+            typer.echo(note)
         sys.setswitchinterval(SWITCH)
         options = Options(record=flags.record)
         watching = Watching(endpoint, lenses, screen(Console()), options)
@@ -139,6 +143,17 @@ def _watch(flags: _Flags, fix: bool) -> None:
             runner.run(_relay(watching, endpoint.base, flags))
         else:
             runner.run(_fix(watching, app, endpoint, flags))
+
+
+def _notes(listed: Sequence[ServedModel], lens: Lens | None, faults: Sequence[str]) -> list[str]:
+    """What is known of the server, and by what tokens are counted."""
+    notes = list(faults)
+    if not listed:
+        notes.append("the server does not say what it serves, or is not up yet")
+    if lens is not None and lens.real:
+        return [*notes, f"tokens are counted by {lens.origin}"]
+    what = f"{listed[0].id!r}" if listed else "its model"
+    return [*notes, f"no tokenizer of {what} here (--tokenizer names one): tokens are estimated"]
 
 
 def _endpoint(url: str, key: str | None) -> Endpoint:
@@ -159,8 +174,7 @@ async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
 
 async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) -> None:
     """Answers through Dovetail until it is told to stop."""
-    tee = watching.tee
-    fixing = FixApp(app, endpoint, tee.exchange, lambda why: watching.fallbacks.update([why]))
+    fixing = FixApp(app, endpoint, watching.tee.exchange, watching.fell_back)
     serving = server(fixing, *flags.place)
     _signals(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
@@ -177,8 +191,13 @@ async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) 
 def _signals(watching: Watching, json_file: Path | None) -> asyncio.Event:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        ended.set()
+        loop.remove_signal_handler(signal.SIGINT)  # the next one does not wait for the summary
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGUSR1, lambda: _tell(watching, json_file))
     return ended
 
@@ -198,7 +217,7 @@ def _tell(watching: Watching, json_file: Path | None) -> None:
     typer.echo(f"\n{watching.report()}")
     sys.stdout.flush()
     if json_file is not None:
-        json_file.write_text(json.dumps(watching.report_json(), indent=2) + "\n")
+        write_private(json_file, json.dumps(watching.report_json(), indent=2) + "\n")
 
 
 def _replay(path: Path, flags: _Flags) -> None:

@@ -15,7 +15,7 @@ from dovetail.watch.lens import BYTES_OF_A_TOKEN, Lens, Lenses
 from dovetail.watch.losses import calls_as_text
 from dovetail.watch.prompts import ExactPrompts, Natural, NaturalPrompts, without_thoughts
 from dovetail.watch.reading import Heard, understand
-from dovetail.watch.sessions import Past, Session, Sessions, named
+from dovetail.watch.sessions import Past, Session, Sessions, named, past
 from dovetail.watch.verdict import Basis, Finding, Prefix, Verdict
 from dovetail_model import (
     DovetailError,
@@ -83,7 +83,10 @@ class Analyst:
         verdict, sure = self._verdict(heard, session, request, before)
         complete = min(heard.answer.complete, default=None)
         at = None if complete is None else exchange.began + complete
-        session.end(request, _said(heard), at, sure)
+        if exchange.refused:
+            return verdict
+        over = past(request, _said(heard), at, sure=sure, size=len(exchange.request))
+        self._sessions.end(session, over)
         return verdict
 
     def _verdict(
@@ -97,6 +100,8 @@ class Analyst:
             fault = copy_fault(before.said, copy)
             findings += [] if fault is None else [fault]
         plain = self._plain(heard, session, request, before)
+        if heard.exchange.refused:
+            return plain(), False
         try:
             pair = self._pair(bench, heard, request, before)
         except (DovetailError, RenderError) as error:

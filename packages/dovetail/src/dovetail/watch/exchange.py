@@ -1,5 +1,6 @@
 """A request and its answer as they went over the wire."""
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -7,9 +8,10 @@ import msgspec
 
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
-#: Never kept: whoever reads a recording must not be able to ask in somebody's name.
-SECRET = frozenset(
-    {"authorization", "x-api-key", "api-key", "cookie", "set-cookie", "proxy-authorization"}
+#: Names of headers and of fields in an address whose values are never kept: whoever reads a
+#: recording must not be able to ask in somebody's name. Better one too many than one too few.
+_SECRET = re.compile(
+    r"auth|key|token|secret|cookie|passw|credential|signature|jwt|^(sig|code)$", re.IGNORECASE
 )
 Server = Literal["upstream", "dovetail"]
 
@@ -47,6 +49,11 @@ class Exchange(msgspec.Struct, frozen=True):
         return codec_of(self.method, self.target)
 
     @property
+    def refused(self) -> bool:
+        """Whether nothing was generated: no prompt was computed then, as far as one can tell."""
+        return self.status >= 400 or not self.status
+
+    @property
     def streamed(self) -> bool:
         return self.answer_headers.get("content-type", "").startswith("text/event-stream")
 
@@ -62,7 +69,15 @@ def codec_of(method: str, target: str) -> Codec | None:
 def plain_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by their names in lower case, without those that hold a secret."""
     named = ((name.decode("latin-1").lower(), value) for name, value in headers)
-    return {name: value.decode("latin-1") for name, value in named if name not in SECRET}
+    return {name: value.decode("latin-1") for name, value in named if not _SECRET.search(name)}
+
+
+def plain_target(target: str) -> str:
+    """A path and its query, without the values that are secret."""
+    path, mark, query = target.partition("?")
+    fields = (field.partition("=") for field in query.split("&"))
+    kept = (name + ("=…" if _SECRET.search(name) else eq + value) for name, eq, value in fields)
+    return path + mark + "&".join(kept)
 
 
 _ENDS: dict[str, Codec] = {

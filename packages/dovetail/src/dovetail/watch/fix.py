@@ -14,7 +14,7 @@ from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.body import decoded
-from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers
+from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers, plain_target
 from dovetail.watch.passthrough import pass_on
 from dovetail_model import ClientError
 
@@ -142,7 +142,7 @@ class _Taking:
         return Exchange(
             number=number,
             method=self._scope["method"],
-            target=self._scope["path"] + (f"?{query}" if query else ""),
+            target=plain_target(self._scope["path"] + (f"?{query}" if query else "")),
             began=_epoch + self._began,
             asked=0.0,
             ended=monotonic() - self._began,

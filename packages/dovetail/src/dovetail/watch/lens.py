@@ -21,6 +21,7 @@ from dovetail_tokenizers import ByteTokenizer
 
 BYTES_OF_A_TOKEN = 4
 PATIENCE = Patience(connect=2.0, silence=5.0)
+_MOST_NAMES = 256  # of models; it is clients who name them
 
 _STAND_IN = """\
 {%- macro offered() %}{% if tools %}<|im_start|>tools
@@ -107,14 +108,18 @@ class Lenses:
         self._listed = {one.id: one for one in listed}
         self._notation = notation or Notation()
         self._found: dict[str, Lens] = {}
+        self._stand_ins: dict[str | None, Lens] = {}  # by family: clients may name anything
         self.notes: list[str] = []
 
     def of(self, name: str) -> Lens:
         if self._named is not None:
             return self._named
-        if name not in self._found:
-            self._found[name] = self._find(name)
-        return self._found[name]
+        found = self._found.get(name)
+        if found is None:
+            found = self._find(name)
+            if len(self._found) < _MOST_NAMES:
+                self._found[name] = found
+        return found
 
     def _find(self, name: str) -> Lens:
         listed = self._listed.get(name)
@@ -128,8 +133,10 @@ class Lenses:
             try:
                 return read_lens(path, self._notation)
             except CatalogError as error:
-                self.notes.append(str(error))
-        return stand_in(name)
+                if len(self.notes) < _MOST_NAMES:
+                    self.notes.append(str(error))
+        made = stand_in(name)
+        return self._stand_ins.setdefault(made.family, made)
 
 
 def stand_in(name: str = "") -> Lens:
@@ -165,7 +172,10 @@ def read_lens(path: Path, notation: Notation | None = None) -> Lens:
 
 def _at_hand(root: str) -> Path | None:
     """A model's folder, or its place in the hub's cache. Nothing is downloaded."""
-    path = Path(root).expanduser()
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
-        return path
+    try:
+        path = Path(root).expanduser()
+        if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+            return path
+    except (OSError, RuntimeError):  # too long for a name, or in the home of nobody
+        return None
     return cached_model(root) if HUB_ID.fullmatch(root) else None

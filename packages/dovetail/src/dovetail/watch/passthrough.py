@@ -40,8 +40,10 @@ async def pass_on(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -
     }
     target = f"{path}?{query}" if query else path
     call = Call(scope["method"], target, body, headers, PATIENCE)
+    begun = False
     try:
         async with send(endpoint, call) as reply:
+            begun = True
             await answer(_start(reply.status, reply.headers))
             if scope["method"] != "HEAD":
                 async with aclosing(reply.chunks()) as chunks:
@@ -49,6 +51,8 @@ async def pass_on(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -
                         await answer(_piece(chunk, more=True))
             await answer(_piece(b"", more=False))
     except EngineError as error:
+        if begun:
+            return  # there is no second answer: the connection breaks, as the server's did
         await answer(_start(502, {"content-type": "text/plain"}))
         await answer(_piece(f"dovetail watch: {error.message}\n".encode(), more=False))
 

@@ -8,7 +8,7 @@ import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -26,10 +26,7 @@ class Recorder:
     """Writes exchanges as they end."""
 
     def __init__(self, path: Path, upstream: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(path, flags, 0o600)
-        os.fchmod(descriptor, 0o600)
-        self._file = os.fdopen(descriptor, "ab")
+        self._file = _private(path, os.O_APPEND)
         if self._file.tell() == 0:
             self._write({"dovetail_recording": VERSION, "upstream": upstream})
 
@@ -43,6 +40,18 @@ class Recorder:
     def _write(self, value: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode(value) + b"\n")
         self._file.flush()
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that its owner alone can read: reports quote what was said."""
+    with _private(path, os.O_TRUNC) as file:
+        file.write(text.encode())
+
+
+def _private(path: Path, how: int) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "ab" if how == os.O_APPEND else "wb")
 
 
 def recorded(path: Path) -> Iterator[Exchange]:

@@ -87,6 +87,7 @@ class _Side(asyncio.Protocol):
         self.other: _Side | None = None
         self.change: Callable[[bytes], bytes] | None = None
         self.passed = 0
+        self.full = False  # whether what is written here has to wait
         self._early: list[bytes] = []  # what came before there was another side
         self._ended = False
 
@@ -97,6 +98,8 @@ class _Side(asyncio.Protocol):
         other = self.other
         if other is None:
             self._early.append(data)
+            if self.transport is not None:
+                self.transport.pause_reading()  # again: made by uvloop, it begins by reading
             return
         if other.transport is None:
             return
@@ -105,10 +108,12 @@ class _Side(asyncio.Protocol):
         self.sees(self.number, self.direction, data, monotonic())
 
     def pause_writing(self) -> None:
+        self.full = True
         if self.other is not None and self.other.transport is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self.full = False
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
@@ -193,7 +198,7 @@ class _Client(_Side):
         if self._endpoint.tls:
             self.change = HostLine(self._endpoint.authority).change
         self.join(server)
-        if self.transport is not None:
+        if self.transport is not None and not server.full:
             self.transport.resume_reading()
 
     def _refuse(self) -> None:

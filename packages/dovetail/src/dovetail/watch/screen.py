@@ -57,10 +57,10 @@ class LiveScreen:
 def sessions_table(summary: Summary) -> Table:
     """The newest sessions, a row each."""
     table = Table(pad_edge=False, box=None)
-    for name in ("session", "requests", "in prompts", "computed", "needlessly", "what went wrong"):
-        table.add_column(
-            name, justify="left" if name in ("session", "what went wrong") else "right"
-        )
+    table.add_column("session")
+    for name in ("requests", "in prompts", "to compute", "needlessly"):
+        table.add_column(name, justify="right")
+    table.add_column("what went wrong")
     for sums in list(summary.sessions.values())[-_ROWS:]:
         mark = "~" if sums.estimated else ""
         numbers = (sums.prompt, sums.prefilled, sums.needless)

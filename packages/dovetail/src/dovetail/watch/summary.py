@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from dovetail.watch.verdict import Basis, Code, Finding, Verdict
 
 _NEWEST = 10_000  # exchanges that are told one by one
+_SESSIONS = 1000  # that are told one by one
+_TIMES = 10_000  # of which medians are taken
+_NAMES = 100  # in a tally: it is clients who choose them
 
 
 @dataclass
@@ -36,15 +39,15 @@ class Sums:
     costs: Counter[Code] = field(default_factory=Counter)
     counts: Counter[Code] = field(default_factory=Counter)
     examples: dict[Code, str] = field(default_factory=dict)
-    dispatch: list[float] = field(default_factory=list)
-    tool_gaps: list[float] = field(default_factory=list)
+    dispatch: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
+    tool_gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
     apis: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
 
     @property
     def estimated(self) -> bool:
         """Whether any number in it is an estimate."""
-        return self.bases["estimated"] > 0
+        return self.bases["estimated"] + self.bases["counted"] > 0
 
     def add(self, verdict: Verdict) -> None:
         self.requests += 1
@@ -52,7 +55,8 @@ class Sums:
         self.unread += bool(verdict.unread)
         self.fixed += verdict.fixed
         self.apis[verdict.api] += 1
-        self.models[verdict.model] += bool(verdict.model)
+        if verdict.model:
+            tally(self.models, verdict.model)
         self.thoughts += verdict.thought
         self.calls += verdict.calls
         self.dispatch += verdict.dispatch
@@ -83,20 +87,34 @@ class Sums:
 
 
 class Summary:
-    """All sessions, in the order in which they began, the whole, and the newest exchanges."""
+    """The newest sessions, in the order in which they began, the whole, and the newest exchanges.
+
+    `begun` counts all sessions.
+    """
 
     def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
         self.newest: deque[Verdict] = deque(maxlen=_NEWEST)
         self.whole = Sums("all")
         self.sessions: dict[str, Sums] = {}
+        self.begun = 0
         for verdict in verdicts:
             self.add(verdict)
 
     def add(self, verdict: Verdict) -> None:
         self.newest.append(verdict)
         self.whole.add(verdict)
-        sums = self.sessions.setdefault(verdict.session, Sums(verdict.session))
+        sums = self.sessions.get(verdict.session)
+        if sums is None:
+            sums = self.sessions[verdict.session] = Sums(verdict.session)
+            self.begun += 1
+            if len(self.sessions) > _SESSIONS:
+                del self.sessions[next(iter(self.sessions))]
         sums.add(verdict)
+
+
+def tally(counts: Counter[str], name: str) -> None:
+    """Counts a name that somebody else chose. Beyond a hundred of them they count as others."""
+    counts[name if name in counts or len(counts) < _NAMES else "others"] += 1
 
 
 def median(values: Iterable[float]) -> float:

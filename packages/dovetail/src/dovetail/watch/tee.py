@@ -22,6 +22,9 @@ _FAULTS: dict[type[Exception], str] = {
     h11.RemoteProtocolError: "what passed was not HTTP as it should be",
 }
 
+_TOO_SLOW = "the observer could not keep up"
+_OF_A_PIECE = 256  # bytes that a piece in the queue takes besides its own
+
 Take = Callable[[Exchange], None]
 _Item = tuple[int, Direction, bytes, float]
 
@@ -65,20 +68,29 @@ class Tee:
 
     def sees(self, connection: int, direction: Direction, data: bytes, at: float) -> None:
         """Called by the relay for every piece. Never raises, never waits."""
-        if connection in self._deaf:
-            if direction == "closed":
-                self._deaf.discard(connection)
-                self._queue.put((connection, direction, b"", at))
+        if direction == "closed":
+            self._queue.put((connection, direction, b"", at))
+        elif connection in self._deaf:
             return
-        if self._put - self._got + len(data) > self._limits.queued:
-            self._deafen(connection, "the observer could not keep up")
-            return
-        self._put += len(data)
-        self._queue.put((connection, direction, data, at))
+        elif self._has_room(data):
+            self._queue.put((connection, direction, data, at))
+        else:
+            self._deafen(connection, _TOO_SLOW)
 
     def exchange(self, exchange: Exchange) -> None:
         """An exchange that was put together elsewhere."""
-        self._queue.put(exchange)
+        if self._has_room(exchange.request, exchange.answer):
+            self._queue.put(exchange)
+        else:
+            self.count(_TOO_SLOW)
+
+    def _has_room(self, *parts: bytes) -> bool:
+        """Whether these may wait, too. If so they are counted."""
+        size = _size(*parts)
+        if self._put - self._got + size > self._limits.queued:
+            return False
+        self._put += size
+        return True
 
     def _deafen(self, connection: int, reason: str) -> None:
         self._deaf.add(connection)
@@ -92,26 +104,28 @@ class Tee:
         while (item := self._queue.get()) is not None:
             if isinstance(item, Exchange):
                 self._give(item)
+                self._got += _size(item.request, item.answer)
                 continue
             connection, direction, data, at = item
             try:
                 self._hear(connection, direction, data, at)
             except Exception as error:  # nothing that goes wrong here may reach the relay
                 self._lose(connection, error)
-            finally:
-                self._got += len(data)
+            if direction == "closed":
+                self._taps.pop(connection, None)
+                self._deaf.discard(connection)  # here alone: what was queued before it is deaf, too
+            else:
+                self._got += _size(data)
         self._done()
 
     def _hear(self, connection: int, direction: Direction, data: bytes, at: float) -> None:
-        if direction == "closed":
-            tap = self._taps.pop(connection, None)
-            self._deaf.discard(connection)
-            found = tap.close(at) if tap is not None else []
-        elif connection in self._deaf:
+        if connection in self._deaf:
             self._taps.pop(connection, None)
             return
+        tap = self._taps.get(connection)
+        if direction == "closed":
+            found = tap.close(at) if tap is not None else ()
         else:
-            tap = self._taps.get(connection)
             if tap is None:
                 tap = self._taps[connection] = Wiretap(self._limits, self._number)
             found = tap.hear(direction, data, at)
@@ -137,3 +151,7 @@ class Tee:
         reason = str(error) if isinstance(error, Unobserved) else _FAULTS.get(type(error), "")
         _log.debug("connection_unobserved", exc_info=error)
         self._deafen(connection, reason or f"the observer failed ({type(error).__name__})")
+
+
+def _size(*parts: bytes) -> int:
+    return sum(map(len, parts)) + _OF_A_PIECE

@@ -1,15 +1,18 @@
 """What was found out, in words: a line for each exchange, and the summary.
 
-A `~` stands before every number of tokens that is an estimate.
+A `~` stands before every number of tokens that the server's own counts do not bear out.
 """
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from dovetail.watch.summary import Summary, Sums, median
 from dovetail.watch.verdict import Basis, Code, Finding, Verdict
+
+_MOST_SESSIONS = 50  # in the summary; programs get more
 
 MEANING: dict[Code, str] = {
     "billing": "the billing line at the start of the system text changed",
@@ -43,7 +46,7 @@ ADVICE: dict[Code, str] = {
 }
 BASES: dict[Basis, str] = {
     "confirmed": "by the model's own tokenizer and template, and as many as the server counted",
-    "counted": "by the model's own tokenizer and template; the server gives no counts",
+    "counted": "by the model's own tokenizer and template (~); the server gave no counts",
     "estimated": "estimated (~): the server counts otherwise, or there is no tokenizer here",
 }
 
@@ -63,15 +66,12 @@ def line(verdict: Verdict) -> str:
 def _tokens_of(one: Verdict) -> str:
     if one.served is None or one.exact is None:
         return "" if one.prompt_tokens is None else f"prompt {one.prompt_tokens:,}"
-    mark = "~" if one.basis == "estimated" else ""
-    computed = f"{mark}{one.served.again:,} of {mark}{one.served.total:,} computed"
+    mark = "" if one.basis == "confirmed" else "~"
+    prefix, verb = (one.exact, "saved") if one.fixed else (one.served, "needlessly")
+    left = f"{mark}{prefix.again:,} of {mark}{prefix.total:,} to compute"
     cached = "" if one.cached is None else f" (server: {one.cached:,} cached)"
-    if one.fixed:
-        return f"{mark}{one.exact.again:,} of {mark}{one.exact.total:,} computed{cached}" + (
-            f", {mark}{one.needless:,} saved" if one.needless else ""
-        )
-    needless = f", {mark}{one.needless:,} needlessly" if one.needless else ""
-    return computed + cached + needless
+    needless = f", {mark}{one.needless:,} {verb}" if one.needless else ""
+    return left + cached + needless
 
 
 def _why(one: Verdict) -> str:
@@ -80,36 +80,39 @@ def _why(one: Verdict) -> str:
 
 def _finding(finding: Finding) -> str:
     detail = f" ({finding.detail})" if finding.detail else ""
-    return MEANING[finding.code] + detail
+    return MEANING[finding.code] + _printable(detail)
 
 
 def summary_text(summary: Summary, unobserved: dict[str, int], others: int = 0) -> str:
     """The report for people."""
     whole = summary.whole
     lines = [
-        f"{_many(whole.requests, 'request')} in {_many(len(summary.sessions), 'session')}"
-        f" ({_counted(whole.apis)}; models: {', '.join(whole.models) or '-'})"
+        f"{_many(whole.requests, 'request')} in {_many(summary.begun, 'session')}"
+        + (f" ({_counted(whole.apis)}; models: {_names(whole.models)})" if whole.requests else "")
         + (f"; {_many(others, 'other exchange')} passed on" if others else "")
     ]
     if whole.failed or whole.unread:
         lines.append(f"{whole.failed} failed, {whole.unread} not understood or not compared")
-    lines += [f"not looked at: {count} × {why}" for why, count in unobserved.items()]
+    lines += [f"{count} × {_printable(why)}" for why, count in unobserved.items()]
     if whole.prompt:
         lines += ["", "Tokens", *_totals(whole)]
         lines += [f"  {n} × {BASES[basis]}" for basis, n in whole.bases.items()]
-    lines += ["", *_causes(whole)] if whole.counts else ["", "Nothing was lost."]
+    if whole.counts:
+        lines += ["", *_causes(whole)]
+    elif whole.prompt:
+        lines += ["", "Nothing was lost."]
     lines += _times(whole)
-    if len(summary.sessions) > 1:
-        lines += ["", "Sessions", *(_session(one) for one in summary.sessions.values())]
+    if summary.begun > 1:
+        lines += ["", *_sessions(summary)]
     return "\n".join(lines)
 
 
 def _totals(sums: Sums) -> list[str]:
     mark = _mark(sums)
     fixed = sums.fixed == sums.requests
-    names = ("a plain server computes", "Dovetail computed", "saved")
+    names = ("to compute for a server", "to compute with Dovetail", "saved")
     if not fixed:
-        names = ("the server computed", "with exact turns", "computed needlessly")
+        names = ("to compute", "with exact turns", "computed needlessly")
     rows = [
         ("in prompts", sums.prompt),
         (names[0], sums.prefilled),
@@ -135,7 +138,7 @@ def _causes(sums: Sums) -> list[str]:
         cost = f", {mark}{sums.costs[code]:,} tokens needlessly" if sums.costs[code] else ""
         lines.append(f"  {sums.counts[code]} × {MEANING[code]}{cost}")
         if code in sums.examples:
-            lines.append(f"      such as {sums.examples[code]}")
+            lines.append(f"      such as {_printable(sums.examples[code])}")
         lines.append(f"      {ADVICE[code]}")
     return lines
 
@@ -161,13 +164,20 @@ def _times(sums: Sums) -> list[str]:
     return lines
 
 
+def _sessions(summary: Summary) -> list[str]:
+    shown = list(summary.sessions.values())[-_MOST_SESSIONS:]
+    left_out = summary.begun - len(shown)
+    title = f"Sessions, the last {len(shown)} of {summary.begun}" if left_out else "Sessions"
+    return [title, *map(_session, shown)]
+
+
 def _session(sums: Sums) -> str:
     mark = _mark(sums)
     causes = ", ".join(f"{count} × {code}" for code, count in sums.counts.most_common())
     return (
         f"  {sums.label}: {_many(sums.requests, 'request')}, "
         f"{mark}{sums.prompt:,} tokens in prompts, "
-        f"{mark}{sums.prefilled:,} computed, {mark}{sums.needless:,} needlessly"
+        f"{mark}{sums.prefilled:,} to compute, {mark}{sums.needless:,} needlessly"
         + (f" ({causes})" if causes else "")
     )
 
@@ -176,6 +186,7 @@ def as_json(summary: Summary, unobserved: dict[str, int], others: int = 0) -> di
     """The report for programs."""
     return {
         "whole": _plain(summary.whole),
+        "sessions_begun": summary.begun,
         "sessions": [_plain(one) for one in summary.sessions.values()],
         "unobserved": dict(unobserved),
         "other_exchanges": others,
@@ -184,12 +195,21 @@ def as_json(summary: Summary, unobserved: dict[str, int], others: int = 0) -> di
 
 
 def _plain(sums: Sums) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(sums)
+    found: dict[str, Any] = msgspec.to_builtins(sums, enc_hook=list)  # medians are of deques
     return found
 
 
 def _mark(sums: Sums) -> str:
     return "~" if sums.estimated else ""
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(_printable(name) for name in names) or "-"
+
+
+def _printable(text: str) -> str:
+    """Nothing that would move a cursor: some of it comes from clients."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _many(count: int, what: str) -> str:

@@ -52,10 +52,11 @@ class Prefix(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange.
 
-    `served` is the prompt as the server had to compute it, `exact` the same with Dovetail.
-    `needless` tokens were computed again and need not have been, `broke` says why; other findings
-    cost no tokens by themselves. Where the exchange was answered by Dovetail itself (`fixed`),
-    `served` is what the server would have had to do, and `needless` what was saved.
+    `served` is the prompt as a server with a perfect prefix cache had to compute it, `exact` the
+    same with Dovetail. `needless` tokens were computed again and need not have been,
+    `broke` says why; other findings cost no tokens by themselves. Where the exchange was answered
+    by Dovetail itself (`fixed`), `served` is what the server would have had to do, and `needless`
+    what was saved.
 
     `prompt_tokens`, `output_tokens` and `cached` are the server's own numbers, where it tells them.
     Times are seconds: `dispatch` from each complete call to the end of its answer, `tool_gap` from

@@ -1,6 +1,7 @@
 """Watch mode as a whole: relay, observer, recorder, and where it is told."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -12,7 +13,7 @@ from dovetail.watch.lens import Lenses
 from dovetail.watch.recording import Recorder
 from dovetail.watch.relay import Relay
 from dovetail.watch.screen import Screen
-from dovetail.watch.summary import Summary
+from dovetail.watch.summary import Summary, tally
 from dovetail.watch.tee import Tee
 from dovetail.watch.telling import as_json, summary_text
 from dovetail.watch.wiretap import Limits
@@ -40,7 +41,12 @@ class Watching:
         self._lock = Lock()
         self.tee = Tee(self.take, options.limits, self._analyst.close)
         self.relay = Relay(endpoint, self.tee.sees)
+        self._unrecorded: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()  # in fix mode: requests that were passed on
+
+    def fell_back(self, reason: str) -> None:
+        """In fix mode: a request was passed on to the server."""
+        tally(self.fallbacks, reason)
 
     def start(self) -> None:
         self.tee.start()
@@ -50,12 +56,16 @@ class Watching:
         self.tee.close()
         self._screen.close()
         if self._recorder is not None:
-            self._recorder.close()
+            with suppress(OSError):  # counted already
+                self._recorder.close()
 
     def take(self, exchange: Exchange) -> None:
         """An exchange that has ended."""
         if self._recorder is not None:
-            self._recorder.add(exchange)
+            try:
+                self._recorder.add(exchange)
+            except OSError as error:  # a full disk, as a rule: what is said is still looked at
+                self._unrecorded[str(error.strerror)] += 1
         verdict = self._analyst.look(exchange)
         with self._lock:
             self.summary.add(verdict)
@@ -71,4 +81,8 @@ class Watching:
 
     def _unobserved(self) -> dict[str, int]:
         passed = {f"passed on to the server: {why}": n for why, n in self.fallbacks.items()}
-        return {**self.tee.unobserved, **passed}
+        missed = self.relay.traffic.unreachable
+        lost = {"no connection to the server": missed} if missed else {}
+        unseen = {f"not looked at: {why}": n for why, n in self.tee.unobserved.items()}
+        unsaved = {f"not recorded: {why}": n for why, n in self._unrecorded.items()}
+        return {**lost, **unseen, **unsaved, **passed}

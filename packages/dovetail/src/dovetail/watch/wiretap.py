@@ -12,7 +12,7 @@ from time import monotonic, time
 import h11
 
 from dovetail.http.body import decoded
-from dovetail.watch.exchange import Exchange, codec_of, plain_headers
+from dovetail.watch.exchange import Exchange, codec_of, plain_headers, plain_target
 from dovetail.watch.relay import Direction
 
 _EPOCH = time() - monotonic()
@@ -91,6 +91,8 @@ class Wiretap:
             if self._ahead > self._limits.body:
                 raise Unobserved("requests were sent too far ahead")
             self._asks.receive_data(data)
+        elif self._draft is None:
+            raise Unobserved("the server spoke before it was asked")
         else:
             self._tells.receive_data(data)
         return self._pump(at)
@@ -148,6 +150,8 @@ class Wiretap:
 
     def _expect(self, event: h11.Request) -> None:
         """An answer to this request: of its head, only method and upgrade count for that."""
+        if event.method == b"CONNECT":
+            raise Unobserved("the connection was made a tunnel")
         headers = [("host", "-"), ("content-length", "0")]
         if any(name == b"upgrade" for name, _ in event.headers):
             headers += [("connection", "upgrade"), ("upgrade", "-")]
@@ -166,7 +170,8 @@ class Wiretap:
                     draft.told = event
                 case h11.Data():
                     self._keep(draft.answer, bytes(event.data))
-                    draft.marks.append((at - draft.began, draft.size))
+                    if draft.wanted:
+                        draft.marks.append((at - draft.began, draft.size))
                 case h11.EndOfMessage():
                     draft.answered = True
                 case _:
@@ -209,7 +214,7 @@ class Wiretap:
             Exchange(
                 number=self._number(),
                 method=method,
-                target=draft.target,
+                target=plain_target(draft.target),
                 began=_EPOCH + draft.began,
                 asked=(draft.seen or at) - draft.began,
                 ended=at - draft.began,

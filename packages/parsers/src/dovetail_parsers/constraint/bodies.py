@@ -1,6 +1,7 @@
 """Bodies as forms: whole calls as JSON or Python, arguments as JSON."""
 
 import json
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.arguments.tree import Tree
 from dovetail_parsers.constraint.foreign import GRAMMAR
 from dovetail_parsers.constraint.form import (
+    Chars,
     Node,
     Rules,
     choice,
@@ -24,7 +26,7 @@ from dovetail_parsers.constraint.form import (
 )
 from dovetail_parsers.constraint.members import Frame, Member, ordered
 from dovetail_parsers.constraint.notation import JSON, PYTHON, dialect_notation
-from dovetail_parsers.constraint.options import properties, required
+from dovetail_parsers.constraint.options import names_none, properties, required
 from dovetail_parsers.constraint.schema import Values
 from dovetail_parsers.constraint.tree import tree_arguments
 from dovetail_parsers.constraint.walk import COUNT
@@ -32,6 +34,8 @@ from dovetail_parsers.constraint.walk import COUNT
 _SPACE = optional(text(" "))
 _COLON = sequence(text(":"), _SPACE)
 _COMMA = sequence(text(","), _SPACE)
+_LETTERS = (("A", "Z"), ("_", "_"), ("a", "z"))
+_KEYWORD = sequence(Chars(_LETTERS), several(Chars((("0", "9"), *_LETTERS))))
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ def _python_call(tool: Tool, rules: Rules) -> Node:
     values = Values(tool.schema, PYTHON, rules)
     lists: list[Node] = []
     for option in values.objects(tool.schema):
+        if names_none(option.schema):
+            lists.append(_any_keywords(values, option.schema.get("additionalProperties")))
+            continue
         must = required(option.schema)
         members = [
             Member(sequence(text(f"{name}="), values.value(sub)), name in must)
@@ -111,3 +118,10 @@ def _python_call(tool: Tool, rules: Rules) -> Node:
         ]
         lists.append(ordered(members, Frame(between=_COMMA), rules))
     return sequence(text(f"{tool.name}("), choice(*lists), text(")"))
+
+
+def _any_keywords(values: Values, schema: object) -> Node:
+    """Arguments of any name."""
+    value = values.value(schema) if isinstance(schema, Mapping) else values.anything()
+    one = sequence(_KEYWORD, text("="), value)
+    return optional(sequence(one, several(sequence(_COMMA, one))))

@@ -4,7 +4,7 @@ from math import ceil, floor
 
 from dovetail_parsers.arguments.schema import Schema
 
-_LARGEST = 10**18
+_LARGEST = 10**16  # all that is exact as a double; llguidance cannot read many digits more
 
 _OF_ALL = ("not", "if", "dependentRequired", "dependentSchemas")
 _OF_KIND = {
@@ -43,6 +43,12 @@ def integer_bounds(schema: Schema) -> tuple[int | None, int | None]:
 
 def is_bounded(schema: Schema) -> bool:
     return bool(stated(schema, *_BOUNDS))
+
+
+def is_huge(schema: Schema) -> bool:
+    """Whether it names a bound that is too large to be enforced."""
+    bounds = (schema.get(name) for name in _BOUNDS)
+    return any(isinstance(one, int | float) and abs(one) > _LARGEST for one in bounds)
 
 
 def is_positive(schema: Schema) -> bool:

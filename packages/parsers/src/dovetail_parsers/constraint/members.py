@@ -34,15 +34,19 @@ def ordered(members: list[Member], frame: Frame, rules: Rules) -> Node:
     must = next((i for i, member in enumerate(members) if member.required), len(members))
     rests = _rests(members, frame, rules)
     for i, member in enumerate(members[: must + 1]):
-        starts.append(sequence(frame.first, member.form, rests[i + 1], frame.end))
+        starts.append(sequence(frame.first, member.form, rests[i + 1]))
     if must == len(members):
         starts.append(frame.empty)
     return choice(*starts)
 
 
 def _rests(members: list[Member], frame: Frame, rules: Rules) -> list[Node]:
-    """For each place, what may follow from there on once something stands before it."""
-    rest: Node = NOTHING
+    """For each place, what may follow from there on once something stands before it.
+
+    The end is part of it: an engine that reads terminals must see it beside a member that may be
+    left out, or it takes the beginning that they have in common for that member's.
+    """
+    rest = frame.end
     rests = [rest]
     for member in reversed(members):
         one = sequence(frame.between, member.form)

@@ -37,6 +37,11 @@ class Reader:
         self.root = root
         self._left = _MOST_STEPS
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the limit was reached: some schema was not read."""
+        return self._left <= 0
+
     def options(self, schema: Schema) -> list[Option]:
         """Every way in which a value may satisfy the schema, as far as we can tell."""
         return list(self._options(schema, ())) or [Typed("any", {})]
@@ -96,6 +101,17 @@ def properties(schema: Schema) -> Mapping[str, Any]:
     named = schema.get("properties")
     found = dict(named) if isinstance(named, Mapping) else {}
     return found | {name: {} for name in required(schema) if name not in found}
+
+
+def names_none(schema: Schema) -> bool:
+    """Whether an object's keys are left open: no property is named, and others are not forbidden.
+
+    An empty list of properties that says nothing of others means an object without any.
+    """
+    if properties(schema):
+        return False
+    others = schema.get("additionalProperties")
+    return not isinstance(schema.get("properties"), Mapping) or others not in (None, False)
 
 
 def required(schema: Schema) -> list[str]:

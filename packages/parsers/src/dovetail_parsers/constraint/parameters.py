@@ -7,7 +7,14 @@ from dovetail_parsers.constraint.bodies import Tool
 from dovetail_parsers.constraint.form import Chars, Node, Rules, choice, sequence, several, text
 from dovetail_parsers.constraint.members import Frame, Member, ordered
 from dovetail_parsers.constraint.notation import JSON
-from dovetail_parsers.constraint.options import Constant, Option, Typed, properties, required
+from dovetail_parsers.constraint.options import (
+    Constant,
+    Option,
+    Typed,
+    names_none,
+    properties,
+    required,
+)
 from dovetail_parsers.constraint.raw import raw_value
 from dovetail_parsers.constraint.schema import Values
 from dovetail_parsers.constraint.walk import Walk, edge_form, spelled
@@ -49,8 +56,9 @@ class _Parameters:
     def _list(self, option: Typed, frame: Frame) -> Node:
         """The parameters in the order of the schema; any, where it names none."""
         named = properties(option.schema)
-        if not named and not isinstance(option.schema.get("properties"), Mapping):
-            one = self._rules.share("parameter", self._parameter(_ANY_KEY, {}))
+        if names_none(option.schema):
+            others = option.schema.get("additionalProperties")
+            one = self._rules.share("parameter", self._parameter(_ANY_KEY, others))
             some = sequence(frame.first, one, several(sequence(frame.between, one)), frame.end)
             return choice(some, frame.empty)
         must = required(option.schema)

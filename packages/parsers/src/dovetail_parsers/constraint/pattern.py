@@ -33,6 +33,7 @@ _ESCAPABLE = frozenset("\\/.*+?()[]{}|^$-")
 _SPECIAL = frozenset("\\*+?()[]{}|^$.")
 _NEVER_PLAIN = ('"', "\\")  # in a JSON string
 _MOST = 100  # repetitions that are counted
+_HEAVIEST = 1_000  # characters, repetitions written out: engines choke on many more
 _LONGEST = 400
 
 
@@ -162,6 +163,8 @@ class PatternReader:
         lazy_or_twice = self._peek() and self._peek() in "?+*{"
         if lazy_or_twice or may_be_empty(part):  # engines refuse to repeat nothing
             raise NotSimple
+        if max(least, most or 1) * _weight(part) > _HEAVIEST:
+            raise NotSimple
         return self.repeated(part, least, most)
 
     def repeated(self, part: Node, least: int, most: int | None) -> Node:
@@ -190,6 +193,18 @@ def may_be_empty(node: Node) -> bool:
         case Free():
             return not node.stops
     return False
+
+
+def _weight(node: Node) -> int:
+    """The characters of a pattern, repetitions written out."""
+    match node:
+        case Sequence():
+            return sum(map(_weight, node.parts))
+        case Choice():
+            return sum(map(_weight, node.options))
+        case Repeat():
+            return max(node.least, node.most or 1) * _weight(node.part)
+    return 1
 
 
 def _plain(char: str) -> str:

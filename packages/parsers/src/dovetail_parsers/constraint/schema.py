@@ -24,6 +24,7 @@ from dovetail_parsers.constraint.keywords import (
     integer_bounds,
     is_bounded,
     is_filled,
+    is_huge,
     is_positive,
     lengths_not_counted,
     not_expressed,
@@ -37,6 +38,7 @@ from dovetail_parsers.constraint.options import (
     Option,
     Reader,
     Typed,
+    names_none,
     properties,
     required,
 )
@@ -46,8 +48,12 @@ from dovetail_parsers.constraint.recursion import Known
 from dovetail_parsers.constraint.style import Quoted, Raw
 
 _MOST_ITEMS = 100  # more are not counted: engines write repetitions out
-MOST_VALUES = 3_000  # schemas of one tool that are followed: beyond, any value will do
+# Schemas of one tool that are followed, and properties of one object: beyond, any value will do.
+# Each property is a rule within the rule before it, and llguidance dies of 1,500 such levels.
+MOST_VALUES = 1_000
+_MOST_PROPERTIES = 250
 DEEPEST = 32
+_OPEN = Typed("object", {})
 
 
 class Values:
@@ -64,15 +70,29 @@ class Values:
 
     def options(self, schema: Schema) -> list[Option]:
         """The constants and the single-typed schemas that a schema allows."""
-        return self._reader.options(schema)
+        found = [self._within_limits(option) for option in self._reader.options(schema)]
+        if self._reader.exhausted:
+            self._note_size()
+        return found
+
+    def _within_limits(self, option: Option) -> Option:
+        if isinstance(option, Constant) or option.kind != "object":
+            return option
+        if len(properties(option.schema)) <= _MOST_PROPERTIES:
+            return option
+        self._note_size()
+        return _OPEN
+
+    def _note_size(self) -> None:
+        self.rules.note("a schema is too large or too deep to be enforced as a whole")
 
     def value(self, schema: Schema, depth: int = 0) -> Node:
         """Any value that satisfies the schema."""
         self._count += 1
         if self._count > MOST_VALUES or depth > DEEPEST:
-            self.rules.note("a schema is too large or too deep to be enforced as a whole")
+            self._note_size()
             return self.anything()
-        return choice(*(self.option(option, depth) for option in self._reader.options(schema)))
+        return choice(*(self.option(option, depth) for option in self.options(schema)))
 
     def option(self, option: Option, depth: int = 0) -> Node:
         if isinstance(option, Constant):
@@ -127,6 +147,8 @@ class Values:
     def _integer(self, schema: Schema) -> Node:
         if not is_bounded(schema):
             return INTEGER
+        if is_huge(schema):
+            self.rules.note("minimum and maximum of huge integers are not enforced")
         form = integer_between(*integer_bounds(schema))
         return INTEGER if form is None else form
 
@@ -160,7 +182,7 @@ class Values:
 
     def _object(self, schema: Schema, depth: int) -> Node:
         named = properties(schema)
-        if not named and not isinstance(schema.get("properties"), Mapping):
+        if names_none(schema):
             return self._map(schema.get("additionalProperties"), depth)
         must = required(schema)
         members = [

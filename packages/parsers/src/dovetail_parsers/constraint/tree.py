@@ -16,7 +16,14 @@ from dovetail_parsers.constraint.form import (
 )
 from dovetail_parsers.constraint.members import Frame, Member, ordered
 from dovetail_parsers.constraint.notation import JSON
-from dovetail_parsers.constraint.options import Constant, Option, Typed, properties, required
+from dovetail_parsers.constraint.options import (
+    Constant,
+    Option,
+    Typed,
+    names_none,
+    properties,
+    required,
+)
 from dovetail_parsers.constraint.raw import raw_value
 from dovetail_parsers.constraint.recursion import Known
 from dovetail_parsers.constraint.schema import DEEPEST, MOST_VALUES, Values
@@ -101,7 +108,7 @@ class _TreeForm:
 
 
 def _named(option: Typed) -> bool:
-    return isinstance(option.schema.get("properties"), Mapping)
+    return not names_none(option.schema)
 
 
 def _is_null(option: Option) -> bool:
