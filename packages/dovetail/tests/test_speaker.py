@@ -17,11 +17,13 @@ from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import (
+    EngineError,
     EngineUnavailable,
     Fold,
     InvalidRequest,
     Message,
     OutputFormat,
+    Overloaded,
     ReasoningBlock,
     Request,
     Sampling,
@@ -164,3 +166,26 @@ def test_what_a_second_request_found_cached_is_not_told_of_the_first() -> None:
     served = _on(Mortal(LONG, cached=10_000))
     (message,) = _ask(served, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
     assert message.usage.cached_tokens == 0
+
+
+class Refusing(Mortal):
+    """An engine that answers every request with an error of its own, and lives."""
+
+    def __init__(self, error: EngineError) -> None:
+        super().__init__("")
+        self._error = error
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.requests.append(request)
+        if request.prompt:
+            raise self._error
+        yield TokenDelta([])
+
+
+@pytest.mark.parametrize("error", [Overloaded("no room"), EngineError("500: out of order")])
+def test_a_replica_that_refuses_is_not_the_only_one(error: EngineError) -> None:
+    served = _on(Refusing(error), Mortal("Hello"))
+    (message,) = _ask(served, sampling=Sampling(max_tokens=5))
+    assert message.blocks[0].text == "Hello"  # type: ignore[union-attr]
+    with pytest.raises(type(error)):
+        _ask(_on(Refusing(error)), sampling=Sampling(max_tokens=5))

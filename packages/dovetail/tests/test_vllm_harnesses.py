@@ -1,4 +1,4 @@
-"""The real Claude Code through Dovetail on a real vLLM, put together by the one command of the docs.
+"""The real Claude Code through Dovetail on a real vLLM, put together by one command.
 
 The weights are random: what they say is noise, never ends and calls no tool. So Claude Code is told
 that answers are short, asks for more a few times as it does where an answer was cut, and gives up.

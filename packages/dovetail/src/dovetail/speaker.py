@@ -14,6 +14,7 @@ from dovetail.service import Served
 from dovetail.streams import held
 from dovetail_model import (
     DovetailError,
+    EngineError,
     EngineTimeout,
     EngineUnavailable,
     Event,
@@ -21,7 +22,6 @@ from dovetail_model import (
     FinishReason,
     InternalError,
     Logprobs,
-    Overloaded,
     Request,
     Sampling,
     Usage,
@@ -118,7 +118,7 @@ class Speaker:
                             break
                     else:
                         return
-            except (EngineUnavailable, EngineTimeout, Overloaded) as fault:
+            except EngineError as fault:
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
                     yield TokenDelta(ids=[], finish="length")  # all was said but the end
                     return
@@ -136,9 +136,11 @@ class Speaker:
     def _can_move(self, fault: DovetailError) -> bool:
         """Whether another replica can go on with what was said so far."""
         said, served = self._generation.ids, self._served
-        others = served.engine.up - isinstance(fault, Overloaded)  # that one is up, and has no room
-        if self._moves >= served.migration_limit or others < 1:
+        lives = not isinstance(fault, EngineUnavailable | EngineTimeout)
+        if self._moves >= served.migration_limit or served.engine.up <= lives:
             return False
+        if lives and said:
+            return False  # it has room for others, and would do the same to them
         # In the middle of a form no grammar can be taken up again.
         return not said or self._place() is not None or served.demand(self._prepared).free
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from dovetail.engines.engine import Health, TokenEngine, health_of
-from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable, Overloaded
+from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -44,7 +44,7 @@ class Worker:
         self.busy = 0
         self.heard = 0.0  # when it last began or said something
         self.restarts = 0
-        self.refused = float("-inf")  # when it last had no room
+        self.refused = float("-inf")  # when it last had no room, or failed
         self._wanted = True
         self._recovery: asyncio.Task[None] | None = None
 
@@ -69,7 +69,7 @@ class Worker:
         except (EngineUnavailable, EngineTimeout) as fault:
             self.fall(fault)
             raise
-        except Overloaded:
+        except EngineError:
             self.refused = monotonic()
             raise
         finally:
@@ -77,7 +77,7 @@ class Worker:
 
     @property
     def shunned(self) -> bool:
-        """Whether others should be asked first: a moment ago it had no room."""
+        """Whether others should be asked first: a moment ago it had no room, or failed."""
         return monotonic() - self.refused < SHUNNED
 
     def fall(self, fault: DovetailError) -> None:
