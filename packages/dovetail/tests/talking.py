@@ -14,7 +14,10 @@ from served import Running
 
 LOOK_UP = {
     "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "note": {"type": "string", "maxLength": 12}},
+    "properties": {
+        "city": {"enum": ["Oslo", "Rome"]},
+        "note": {"type": "string", "pattern": "^[a-zé ]{1,24}$"},  # in whatever tokens
+    },
     "required": ["city", "note"],
     "additionalProperties": False,
 }

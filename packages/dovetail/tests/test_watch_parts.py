@@ -13,12 +13,14 @@ import pytest
 from http_stage import run
 from rich.console import Console
 from served import qwen_folder
-from watch_stage import endpoint, listening
+from watch_stage import endpoint, listening, plain_server
 
 from dovetail.engines.wire import Endpoint
 from dovetail.http.asgi import Message
+from dovetail.watch import fix as fix_module
 from dovetail.watch import sessions as sessions_module
 from dovetail.watch.exchange import Exchange, codec_of
+from dovetail.watch.fix import FixApp
 from dovetail.watch.lens import Lenses, ServedModel, stand_in
 from dovetail.watch.passthrough import pass_on
 from dovetail.watch.recording import Recorder, RecordingError, recorded, write_private
@@ -239,6 +241,29 @@ def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
 
     run(scene)
     assert told == ["http.response.start", "http.response.body"]
+
+
+def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fix_module, "_MOST_BODY", 1000)
+    told: list[Message] = []
+    asked = 0
+
+    async def receive() -> Message:
+        nonlocal asked
+        asked += 1
+        return {"type": "http.request", "body": b"x" * 400, "more_body": True}
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    async def scene() -> None:
+        async with plain_server() as stage:
+            fixing = FixApp(stage.app, Endpoint(), lambda _: None, lambda _: None)
+            scope = {"type": "http", "method": "PUT", "path": "/x", "headers": []}
+            await fixing(scope, receive, send)
+
+    run(scene)
+    assert (told[0]["status"], asked) == (413, 3)
 
 
 def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Guidance:
         if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False
         closing = model.tokenizer.decode(model.thought_closing).strip()
-        return closing not in (prepared.prompt.opening or "")
+        return not closing or closing not in (prepared.prompt.opening or "")
 
     def _make(
         self, prepared: Prepared, syntaxes: tuple[Syntax, ...], thinks: bool, in_reasoning: bool

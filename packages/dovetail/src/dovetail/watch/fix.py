@@ -15,13 +15,14 @@ from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.body import decoded
 from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers, plain_target
-from dovetail.watch.passthrough import pass_on
+from dovetail.watch.passthrough import pass_on, refuse
 from dovetail_model import ClientError
 
 #: Statuses with which our application says that a request is not for it.
 _NOT_OURS = frozenset({400, 404, 405, 408, 413, 415, 422, 426, 500, 501})
 _OVERFLOWS = (b"prompt is too long", b"context_length_exceeded")
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20  # of a body that is looked at
+_MOST_BODY = 512 << 20  # of one that is handed on: it is held whole
 _epoch = time() - monotonic()
 
 
@@ -48,6 +49,9 @@ class FixApp:
         body = await _body(receive)
         if body is None:
             return  # the client has hung up
+        if len(body) > _MOST_BODY:
+            await refuse(413, "the body is too large for --fix", send)
+            return
         target = scope["path"]
         if codec_of(scope["method"], target) is None:
             await pass_on(self._endpoint, scope, body, send)
@@ -165,14 +169,18 @@ def _plain(body: bytes, coding: str) -> bytes:
 
 
 async def _body(receive: Receive) -> bytes | None:
+    """The body, as far as it is needed to see that it is too large; None after a hang-up."""
     parts: list[bytes] = []
-    while True:
+    size = 0
+    while size <= _MOST_BODY:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         parts.append(message.get("body", b""))
+        size += len(parts[-1])
         if not message.get("more_body", False):
-            return b"".join(parts)
+            break
+    return b"".join(parts)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

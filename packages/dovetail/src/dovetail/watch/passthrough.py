@@ -53,8 +53,13 @@ async def pass_on(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -
     except EngineError as error:
         if begun:
             return  # there is no second answer: the connection breaks, as the server's did
-        await answer(_start(502, {"content-type": "text/plain"}))
-        await answer(_piece(f"dovetail watch: {error.message}\n".encode(), more=False))
+        await refuse(502, error.message, answer)
+
+
+async def refuse(status: int, message: str, answer: Send) -> None:
+    """An answer of our own, in place of the server's."""
+    await answer(_start(status, {"content-type": "text/plain"}))
+    await answer(_piece(f"dovetail watch: {message}\n".encode(), more=False))
 
 
 def _start(status: int, headers: Mapping[str, str]) -> Message:
