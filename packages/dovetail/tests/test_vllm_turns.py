@@ -139,4 +139,5 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
         and not any(map(tokenizer.is_control, said(before)))
     ]
     assert len(kept) > len(pairs) // 2
-    assert [pair for pair in kept if not follows(*pair)] == []
+    lost = [(before, after) for before, after in kept if not follows(before, after)]
+    assert [(b.asked["session_id"], said(b), tokenizer.decode(said(b))) for b, _ in lost] == []
