@@ -23,6 +23,7 @@ pytestmark = REAL
 BLOCK = 32  # tokens that the server caches together
 LONG = 20_000
 SESSIONS, TURNS = 10, 20
+FIRST_ADDED = 151_643  # of Qwen3's tokens: from here on they are added, most of them control tokens
 WORDS = ("apple", "river", "stone", "green", "seven", "cloud", "paper", "light")
 
 
@@ -136,7 +137,7 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
         (before, after)
         for before, after in pairs
         if tokenizer.decode(after.prompt).startswith(tokenizer.decode(before.prompt + said(before)))
-        and not any(map(tokenizer.is_control, said(before)))
+        and max(said(before)) < FIRST_ADDED
     ]
     assert len(kept) > len(pairs) // 2
     lost = [(before, after) for before, after in kept if not follows(before, after)]
