@@ -76,6 +76,7 @@ def test_a_service_that_cannot_start_says_why() -> None:
             told.append(message)
 
         await App(made)({"type": "lifespan"}, receive, send)
-        assert told == [{"type": "lifespan.startup.failed", "message": "no weights"}]
+        reason = "RuntimeError: no weights"
+        assert told == [{"type": "lifespan.startup.failed", "message": reason}]
 
     run(scene)

@@ -23,7 +23,8 @@ KINDS = [
 
 
 def test_every_leaf_has_a_kind_of_its_own() -> None:
-    leaves = [kind for kind in KINDS if not kind.__subclasses__()]
+    above = {base for kind in KINDS for base in kind.__mro__[1:]}
+    leaves = [kind for kind in KINDS if kind not in above]  # others may have kinds below ours
     assert len({leaf.kind for leaf in leaves}) == len(leaves) > 10
 
 
