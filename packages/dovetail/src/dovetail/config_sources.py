@@ -24,6 +24,12 @@ _OTHER_VARIABLES = {
     "DOVETAIL_VLLM_PYTHON", "DOVETAIL_TORCH_PYTHON", "DOVETAIL_DYNAMO_PYTHON",
 }  # fmt: skip
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
+_MOST = 1e18
+_LEAST: Mapping[str, int] = {
+    "context_length": 1, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
+    "max_concurrent_requests": 1, "max_queued_requests": 0, "migration_limit": 0,
+    "queue_timeout": 0, "replicas": 1, "slots": 1, "temperature": 0, "threads": 1, "top_p": 0,
+}  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -144,11 +150,15 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
         value = [value]
     try:
-        return msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
+        typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         choices = [repr(one) for one in _choices(_TYPES[name])]
         told = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
         raise ConfigError(f"{name} ({origin}): {told}") from error
+    least = _LEAST.get(name)
+    if least is not None and typed is not None and not least <= typed < _MOST:
+        raise ConfigError(f"{name} ({origin}): {least} at least is wanted, not {value!r}")
+    return typed
 
 
 def _check_tables(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
