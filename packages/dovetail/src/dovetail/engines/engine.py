@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from dovetail_model import Event, Request, Sampling, TokenLogprob
+from dovetail_model import ContextOverflow, Event, Request, Sampling, TokenLogprob
 
 Syntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
 
@@ -86,6 +86,13 @@ class Abilities:
     context_length: int | None = None
     local: bool = False
     behind_thought: bool = False
+
+
+def check_length(request: EngineRequest, window: int | None) -> None:
+    """Raises where a prompt leaves no room for a single token."""
+    length = len(request.prompt)
+    if window is not None and length + 1 > window:
+        raise ContextOverflow(f"prompt is too long: {length} tokens > {window - 1} maximum")
 
 
 async def health_of(engine: "TokenEngine | MessageEngine", patience: float) -> Health:

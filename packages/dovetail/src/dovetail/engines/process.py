@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from dovetail_model import EngineUnavailable
 
 LOG = logging.getLogger(__name__)
+LAST_BREATH = 1.0  # seconds that a process may take to be gone after its line broke
 LOG_LINES = 60  # kept to tell why it failed
 LONGEST_LINE = 1 << 20  # bytes
 LONGEST_SOCKET = 100  # bytes; systems allow 104 to 108
@@ -220,3 +221,36 @@ class PrivateSocket:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+class EngineProcess:
+    """A child with a socket of its own. Each engine starts its child in its own words."""
+
+    __slots__ = ("_child", "_socket")
+
+    def __init__(self, launch: Launch) -> None:
+        self._socket = PrivateSocket()
+        self._child = ChildProcess(launch)
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    async def stop(self) -> None:
+        """Ends the process and waits for it. May be called at any time, and twice."""
+        await self._child.stop()
+        self._socket.remove()
+
+    def epitaph(self) -> str:
+        """How the process ended, in words."""
+        return self._child.epitaph()
+
+    async def explain(self, fault: EngineUnavailable) -> NoReturn:
+        """Raises what is to be told of a broken line: it is often the first sign of a death."""
+        if await self._child.ended(LAST_BREATH):
+            raise EngineUnavailable(self.epitaph()) from fault
+        raise fault

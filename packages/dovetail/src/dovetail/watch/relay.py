@@ -37,8 +37,6 @@ class Traffic:
 
     connections: int = 0
     unreachable: int = 0
-    asked_bytes: int = 0
-    told_bytes: int = 0
     open: set["_Client"] = field(default_factory=set, repr=False)
     idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # none is open
 
@@ -86,7 +84,6 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other: _Side | None = None
         self.change: Callable[[bytes], bytes] | None = None
-        self.passed = 0
         self.full = False  # whether what is written here has to wait
         self._early: list[bytes] = []  # what came before there was another side
         self._ended = False
@@ -104,7 +101,6 @@ class _Side(asyncio.Protocol):
         if other.transport is None:
             return
         other.transport.write(data if self.change is None else self.change(data))
-        self.passed += len(data)
         self.sees(self.number, self.direction, data, monotonic())
 
     def pause_writing(self) -> None:
@@ -218,8 +214,6 @@ class _Client(_Side):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.sees(self.number, "closed", b"", monotonic())
-        self._traffic.asked_bytes += self.passed
-        self._traffic.told_bytes += self.other.passed if self.other is not None else 0
         self._traffic.open.discard(self)
         if not self._traffic.open:
             self._traffic.idle.set()

@@ -3,6 +3,8 @@
 Names and literals come from users: they are only ever written between quotes, escaped.
 """
 
+from abc import ABC, abstractmethod
+
 from dovetail_parsers.constraint.form import (
     Chars,
     Choice,
@@ -19,7 +21,7 @@ from dovetail_parsers.constraint.form import (
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t", '"': r"\"", "\\": "\\\\"}
 
 
-class RuleWriter:
+class RuleWriter(ABC):
     """Writes a form without markers. The notations differ in two things, `token` and `free`."""
 
     def __init__(self, form: Form) -> None:
@@ -38,12 +40,12 @@ class RuleWriter:
                 self.lines[name] = self.expression(self._rules[name])
         return "".join(f"{name} ::= {expression}\n" for name, expression in self.lines.items())
 
-    def token(self, token: Token) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def token(self, token: Token) -> str: ...
 
+    @abstractmethod
     def free(self, name: str, free: Free) -> str:
         """Adds the rules of a text, whose names begin with `name`; the one to refer to."""
-        raise NotImplementedError
 
     def expression(self, node: Node) -> str:
         if isinstance(node, Choice):

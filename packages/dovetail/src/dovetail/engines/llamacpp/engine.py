@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
 from dovetail.engines.llamacpp.completion import body, refusal
 from dovetail.engines.llamacpp.frames import FrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
@@ -15,12 +15,11 @@ from dovetail.engines.llamacpp.recovery import Recovery
 from dovetail.engines.llamacpp.sizing import SMALLEST, free_memory, trained_window, window
 from dovetail.engines.llamacpp.slots import Slots
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
-from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
+from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
 #: The server sends a sign of life every 30 s, however long a prompt takes.
 PATIENCE = Patience(connect=10.0, silence=120.0)
-LAST_BREATH = 1.0
 HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
 
 
@@ -82,7 +81,7 @@ class LlamaCppEngine:
         endpoint, recovery = self._endpoint, self._recovery
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
-        self._check_length(request)
+        check_length(request, self.abilities.context_length)
         slots, process, said = self._slots, self._process, array(request.prompt.typecode)
         slot = await slots.take(request.session, request.prompt)
         reader = FrameReader(request, self._tokenizer, recovery)
@@ -101,10 +100,7 @@ class LlamaCppEngine:
                         return
             raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
-            # A broken line is often the first sign of a death.
-            if not await process.ended(LAST_BREATH):
-                raise
-            raise EngineUnavailable(process.epitaph()) from fault
+            await process.explain(fault)
         finally:
             slots.give_back(slot, said)
 
@@ -133,11 +129,6 @@ class LlamaCppEngine:
             facts["ids_recovered"] = self._recovery.recovered
             facts["ids_doubtful"] = self._recovery.doubtful
         return facts
-
-    def _check_length(self, request: EngineRequest) -> None:
-        length, limit = len(request.prompt), self.abilities.context_length
-        if limit is not None and length + 1 > limit:
-            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
 
     def _window(self) -> int | None:
         """The window that fits; None if the file cannot be read, of which `start` will tell."""

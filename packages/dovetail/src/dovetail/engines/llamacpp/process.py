@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.sizing import default_threads
-from dovetail.engines.process import ChildProcess, Launch, PrivateSocket
+from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.wire import Endpoint
 from dovetail_model import EngineUnavailable
 
@@ -22,15 +22,14 @@ QUIET, TALKATIVE = 1, 3  # llama.cpp's own levels: errors only, information
 STAMP = re.compile(r"^[\d.]+ E +")  # time and level of an error in the log
 
 
-class ServerProcess:
+class ServerProcess(EngineProcess):
     """One running server. `start` gives the endpoint; a process is not started twice."""
 
-    __slots__ = ("_child", "_options", "_socket")
+    __slots__ = ("_options",)
 
     def __init__(self, options: LlamaCppOptions) -> None:
         self._options = options
-        self._socket = PrivateSocket()
-        self._child = ChildProcess(
+        super().__init__(
             Launch(
                 name="llama.cpp",
                 command=(sys.executable, "-P", str(CHILD)),
@@ -38,14 +37,6 @@ class ServerProcess:
                 logs=options.logs,
             )
         )
-
-    @property
-    def alive(self) -> bool:
-        return self._child.alive
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
 
     async def start(self, model: Path, context_length: int) -> Endpoint:
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
@@ -69,19 +60,6 @@ class ServerProcess:
             await self.stop()
             raise
         return Endpoint.parse(answer["address"], {"authorization": f"Bearer {key}"})
-
-    async def stop(self) -> None:
-        """Ends the process and waits for it. May be called at any time, and twice."""
-        await self._child.stop()
-        self._socket.remove()
-
-    async def ended(self, patience: float) -> bool:
-        """Whether the process ends within so many seconds."""
-        return await self._child.ended(patience)
-
-    def epitaph(self) -> str:
-        """How the process ended, in words."""
-        return self._child.epitaph()
 
     def _params(self, context_length: int, key: str) -> dict[str, Any]:
         options = self._options

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import msgspec
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
 from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.discovery import SERVER_PATHS, ask, health_path
 from dovetail.engines.sglang.facts import Facts, facts_of
@@ -16,7 +16,7 @@ from dovetail.engines.sglang.faults import WHO, refusal
 from dovetail.engines.sglang.frames import FrameReader
 from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
-from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable
+from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
@@ -64,7 +64,7 @@ class SglangEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         """Deltas as they come. Closing it drops the connection and tells SGLang to stop."""
-        self._check_length(request)
+        check_length(request, self.abilities.context_length)
         # An abort means every request whose id begins with it, so none may be another's beginning.
         rid = f"{token_hex(8)}-{request.id}"
         reader = FrameReader(request, self._tokenizer)
@@ -145,11 +145,6 @@ class SglangEngine:
     def _check_running(self, rid: str) -> None:
         if self._health_path is None or rid not in self._running:
             raise EngineUnavailable("the engine 'sglang' is not running")
-
-    def _check_length(self, request: EngineRequest) -> None:
-        length, limit = len(request.prompt), self.abilities.context_length
-        if limit is not None and length + 1 > limit:
-            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
 
     def _abilities(self) -> Abilities:
         lengths = [self._context_length, self._facts.window]

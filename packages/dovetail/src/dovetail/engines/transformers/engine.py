@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.completions import CompletionsClient
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch
-from dovetail_model import ContextOverflow, DovetailError, EngineUnavailable, Sampling
+from dovetail_model import DovetailError, EngineUnavailable, Sampling
 
 #: A long prompt is read without a sign of life.
 PATIENCE = Patience(connect=10.0, silence=600.0)
 HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
-LAST_BREATH = 1.0
 IGNORED = ("min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
@@ -79,17 +78,14 @@ class TransformersEngine:
         client, process = self._client, self._process
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
-        self._check_length(request)
+        check_length(request, self.abilities.context_length)
         self._note_ignored(request.sampling)
         try:
             async with aclosing(client.generate(request)) as deltas:
                 async for delta in deltas:
                     yield delta
         except EngineUnavailable as fault:
-            # A broken line is often the first sign of a death.
-            if not await process.ended(LAST_BREATH):
-                raise
-            raise EngineUnavailable(process.epitaph()) from fault
+            await process.explain(fault)
 
     async def health(self) -> Health:
         """Whether the process answers, and how many generations run and wait there."""
@@ -111,11 +107,6 @@ class TransformersEngine:
         """Ends the process, and with it everything that runs there."""
         self._endpoint = self._client = None
         await self._process.stop()
-
-    def _check_length(self, request: EngineRequest) -> None:
-        length, limit = len(request.prompt), self.abilities.context_length
-        if limit is not None and length + 1 > limit:
-            raise ContextOverflow(f"prompt is too long: {length} tokens > {limit - 1} maximum")
 
     def _note_ignored(self, sampling: Sampling) -> None:
         """Says once what transformers cannot do for one request of a batch."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.process import ChildProcess, Launch, PrivateSocket
+from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
 from dovetail.engines.wire import Endpoint
 from dovetail_model import EngineUnavailable
@@ -33,15 +33,14 @@ class Ready(msgspec.Struct, frozen=True):
     facts: dict[str, str | int] = {}
 
 
-class ModelProcess:
+class ModelProcess(EngineProcess):
     """One running model. A process is not started twice."""
 
-    __slots__ = ("_child", "_options", "_socket")
+    __slots__ = ("_options",)
 
     def __init__(self, options: TransformersOptions) -> None:
         self._options = options
-        self._socket = PrivateSocket()
-        self._child = ChildProcess(
+        super().__init__(
             Launch(
                 name="transformers",
                 command=(options.python or sys.executable, "-P", str(CHILD)),
@@ -49,14 +48,6 @@ class ModelProcess:
                 logs=options.logs,
             )
         )
-
-    @property
-    def alive(self) -> bool:
-        return self._child.alive
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
 
     async def start(self, model: Path, context_length: int | None) -> tuple[Endpoint, Ready]:
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
@@ -81,15 +72,6 @@ class ModelProcess:
             raise
         ready = msgspec.convert(answer, Ready)
         return Endpoint.parse(ready.address, {"authorization": f"Bearer {key}"}), ready
-
-    async def stop(self) -> None:
-        """Ends the process and waits for it. May be called at any time, and twice."""
-        await self._child.stop()
-        self._socket.remove()
-
-    async def ended(self, patience: float) -> bool:
-        """Whether the process ends within so many seconds."""
-        return await self._child.ended(patience)
 
     def epitaph(self) -> str:
         """How the process ended, and what it complained of last."""
