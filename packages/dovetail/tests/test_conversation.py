@@ -312,8 +312,9 @@ def test_definitions_of_tools() -> None:
     tools = [
         ToolSpec("read", "Reads <x>.", schema),
         ToolSpec("patch", "Patches.", custom=True),
+        ToolSpec("date", "Dates.", custom=True, grammar='start: "<x>"'),
     ]
-    read, patch = tool_definitions(tools, _loud)
+    read, patch, date = tool_definitions(tools, _loud)
     assert read == {
         "type": "function",
         "function": {
@@ -325,6 +326,8 @@ def test_definitions_of_tools() -> None:
     parameters = patch["function"]["parameters"]
     assert parameters["properties"] == {"input": {"type": "string"}}
     assert parameters["required"] == ["input"]
+    told = date["function"]["parameters"]["properties"]["input"]["description"]
+    assert told.endswith('grammar:\nstart: "<!x>"')
 
 
 @pytest.mark.parametrize(

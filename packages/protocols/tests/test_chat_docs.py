@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from dovetail_protocols import SseReader
-from dovetail_protocols.chat.error import KINDS
 from dovetail_protocols.chat.wire import ChatMessage, ChatRequest, StreamOptions
 from dovetail_protocols.completions.wire import CompletionRequest
+from dovetail_protocols.openai_error import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "apis" / "chat.md").read_text(encoding="utf-8")

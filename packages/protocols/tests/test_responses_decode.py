@@ -91,6 +91,12 @@ MESSAGES: list[tuple[str, dict[str, Any], Turn]] = [
      {"type": "agent_message", "author": "/root", "recipient": "/root/a",
       "content": [{"type": "input_text", "text": "go on"}]},
      Turn("user", (TextBlock("Message from /root:"), TextBlock("go on")))),
+    ("a_task_of_codex_for_its_agent_is_called_encrypted_and_is_not",
+     {"type": "agent_message", "author": "/root", "recipient": "/root/a",
+      "content": [{"type": "input_text", "text": "Payload:\n"},
+                  {"type": "encrypted_content", "encrypted_content": "Write the tests."}]},
+     Turn("user", (TextBlock("Message from /root:"), TextBlock("Payload:\n"),
+                   TextBlock("Write the tests.")))),
 ]  # fmt: skip
 
 

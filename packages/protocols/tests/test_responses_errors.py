@@ -25,15 +25,15 @@ ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [
      "invalid_prompt"),
     (dovetail_model.Forbidden, 403, "invalid_request_error", "permission_denied",
      "invalid_prompt"),
-    (dovetail_model.NotFound, 404, "invalid_request_error", "not_found", "invalid_prompt"),
+    (dovetail_model.NotFound, 404, "invalid_request_error", "model_not_found", "invalid_prompt"),
     (dovetail_model.TooLarge, 413, "invalid_request_error", "request_too_large", "invalid_prompt"),
     (dovetail_model.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded",
      "rate_limit_exceeded"),
-    (dovetail_model.EngineError, 500, "server_error", "server_error", "server_error"),
-    (dovetail_model.EngineUnavailable, 503, "server_error", "engine_unavailable", "server_error"),
+    (dovetail_model.EngineError, 500, "server_error", "engine_error", "server_error"),
+    (dovetail_model.EngineUnavailable, 503, "server_error", "service_unavailable", "server_error"),
     (dovetail_model.Overloaded, 503, "server_error", "server_is_overloaded", "server_error"),
     (dovetail_model.EngineTimeout, 504, "server_error", "timeout", "server_error"),
-    (dovetail_model.InternalError, 500, "server_error", "server_error", "server_error"),
+    (dovetail_model.InternalError, 500, "server_error", "internal_error", "server_error"),
 ]  # fmt: skip
 
 

@@ -181,7 +181,8 @@ def _stops(
     known = markers(parsers.tool, parsers.reasoning)
     found = terminators(speech.template, speech.facts, tokenizer.controls, named, known)
     ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
-    return tuple(sorted(found | named)), ids
+    # The model's own end of a turn comes first: a script's turns end with it.
+    return tuple(sorted(found | named, key=lambda stop: (stop not in files.stops, stop))), ids
 
 
 def _speech(text: str, source: Source, switches: Mapping[str, Any]) -> Speech:

@@ -28,6 +28,19 @@ class ToolSpec(msgspec.Struct, frozen=True):
         """The name that stands in the prompt and in the model's output."""
         return self.shown_as or self.name
 
+    @property
+    def model_parameters(self) -> Mapping[str, Any]:
+        """The schema that stands in the prompt.
+
+        Clients leave the form of free text to a grammar that few engines enforce: it is told.
+        """
+        if not self.custom:
+            return self.parameters
+        text = {"type": "string"}
+        if self.grammar:
+            text["description"] = f"Plain text in the form of this grammar:\n{self.grammar}"
+        return {"type": "object", "properties": {"input": text}, "required": ["input"]}
+
 
 class ToolChoice(msgspec.Struct, frozen=True):
     """Whether the model must, may or must not call; `named` calls the tool `name`."""

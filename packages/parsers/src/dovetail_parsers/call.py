@@ -5,7 +5,7 @@ from typing import Any
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA, Freeform
+from dovetail_parsers.arguments.freeform import Freeform
 from dovetail_parsers.arguments.json_text import escape
 from dovetail_parsers.arguments.value import Value
 from dovetail_parsers.spans import Spans
@@ -68,7 +68,7 @@ class Call:
         self.awaits_value = False
         self._keys = 0
         self._freeform = Freeform() if custom else None
-        self._schema = FREEFORM_SCHEMA if custom else spec.parameters if spec else {}
+        self._schema = spec.model_parameters if spec else {}
         self._spans.events.append(
             CallOpen(
                 index=self.index,

@@ -23,13 +23,6 @@ from dovetail_model import (
 
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
 
-FREE_TEXT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-"""What a custom tool takes where it has to be shown as a function."""
-
 
 class Dialect(msgspec.Struct, frozen=True):
     """What a server takes. `reasoning` is the field of a chat's history in which it reads thoughts.
@@ -84,9 +77,7 @@ class ToolNames:
 
 def parameters(tool: ToolSpec) -> Mapping[str, Any]:
     """The schema of a function's arguments; a function without any still has an object."""
-    if tool.custom:
-        return FREE_TEXT
-    return tool.parameters or {"type": "object", "properties": {}}
+    return tool.model_parameters or {"type": "object", "properties": {}}
 
 
 def arguments(call: ToolCallBlock) -> str:

@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import typer
@@ -96,12 +97,17 @@ def _address(place: socket.socket, scheme: str) -> str:
 
 async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[], None]) -> None:
     """Serves until told to stop. Says when it is ready."""
-    task = asyncio.create_task(serving.serve([place]))
+    task = asyncio.create_task(_serve(serving, place))
     while not serving.started and not task.done():
         await asyncio.wait({task}, timeout=0.05)
     if serving.started:
         ready()
     await task
+
+
+async def _serve(serving: uvicorn.Server, place: socket.socket) -> None:
+    with suppress(SystemExit):  # a failed start, which is told by whoever asks for `started`
+        await serving.serve([place])
 
 
 def _warn(service: Service, exposed: str | None) -> None:

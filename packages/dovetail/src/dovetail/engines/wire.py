@@ -6,6 +6,7 @@ That is why connections are not kept for another request. Faults of the line are
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -284,6 +285,7 @@ async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
     except TimeoutError as fault:
         raise EngineTimeout(f"no connection to {endpoint} in {patience.connect:g} s") from fault
     except (OSError, ValueError) as fault:
-        reason = getattr(fault, "strerror", None) or type(fault).__name__
+        number = getattr(fault, "errno", None)
+        reason = os.strerror(number) if number else type(fault).__name__
         raise EngineUnavailable(f"no connection to {endpoint} ({reason})") from fault
     return _Line(streams, str(endpoint), patience.silence)

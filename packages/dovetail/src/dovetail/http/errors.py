@@ -1,13 +1,15 @@
 """Refusals that are about HTTP itself, and how any error becomes an answer."""
 
 import logging
+import re
 from typing import ClassVar
 
 from dovetail.http.exchange import Exchange
-from dovetail_model import ClientError, DovetailError, InternalError, NotFound
+from dovetail_model import ClientError, DovetailError, EngineError, InternalError, NotFound
 from dovetail_protocols import MESSAGES, Codec
 
 _log = logging.getLogger(__name__)
+_ADDRESS = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
 
 
 class HttpError(ClientError):
@@ -51,7 +53,13 @@ class Disconnected(Exception):
 
 
 def told(error: Exception) -> DovetailError:
-    """The error as a client may hear of it. What was not foreseen is logged, not told."""
+    """The error as a client may hear of it. What was not foreseen is logged, not told.
+
+    Where engines live is the operator's business: it stands in the log, with the replica.
+    """
+    if isinstance(error, EngineError):
+        message = _ADDRESS.sub("the engine", error.message)
+        return type(error)(message, param=error.param, retry_after=error.retry_after)
     if isinstance(error, DovetailError):
         return error
     _log.error("unforeseen", exc_info=error)

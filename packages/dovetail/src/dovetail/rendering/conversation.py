@@ -281,16 +281,10 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 
 def _parameters(tool: ToolSpec) -> Mapping[str, Any]:
-    if not tool.custom:
-        schema = tool.parameters
-        if schema.get("type") == "object" and "properties" not in schema:
-            return {**schema, "properties": {}}  # templates look for it
-        return schema
-    return {
-        "type": "object",
-        "properties": {"input": {"type": "string"}},
-        "required": ["input"],
-    }
+    schema = tool.model_parameters
+    if schema.get("type") == "object" and "properties" not in schema:
+        return {**schema, "properties": {}}  # templates look for it
+    return schema
 
 
 def _plain(content: Any) -> str:

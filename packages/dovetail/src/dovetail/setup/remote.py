@@ -61,7 +61,9 @@ def _ask(name: str, endpoints: tuple[Endpoint, ...], patience: float) -> RemoteM
             except DovetailError as fault:
                 faults.append(fault.message)
         if time.monotonic() >= until:
-            raise EngineUnavailable(f"the engine {name!r} does not answer: {'; '.join(faults)}")
+            told = f"the engine {name!r} does not answer: {'; '.join(faults)}"
+            hint = "" if patience else " (--engine-wait SECONDS waits for one that is still starting)"
+            raise EngineUnavailable(told + hint)
         _log.info("waiting_for_engine", extra={"fields": {"engine": name, "reason": faults[0]}})
         time.sleep(LOOK)
 

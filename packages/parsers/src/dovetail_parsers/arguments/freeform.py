@@ -13,13 +13,6 @@ _MAY_BE_HEAD = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)
 
 _LONGEST_HEAD = 256
 
-#: What the model is shown in place of a custom tool's grammar.
-FREEFORM_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-
 
 class Freeform:
     """JSON arguments in, free text out."""

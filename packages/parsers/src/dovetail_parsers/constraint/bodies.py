@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from dovetail_model import ToolSpec, Unsupported
 from dovetail_parsers.arguments.body import Body
 from dovetail_parsers.arguments.envelope import Envelope
-from dovetail_parsers.arguments.freeform import FREEFORM_SCHEMA
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.arguments.schema import Schema
@@ -48,12 +47,10 @@ class Tool:
 
 def tool_of(spec: ToolSpec) -> Tool:
     """A custom tool takes one string, with its grammar as a keyword of that string's schema."""
-    if not spec.custom:
-        return Tool(spec.model_name, spec.parameters)
-    if spec.grammar is None:
-        return Tool(spec.model_name, FREEFORM_SCHEMA)
-    text = {"type": "string", GRAMMAR: spec.grammar}
-    return Tool(spec.model_name, {**FREEFORM_SCHEMA, "properties": {"input": text}})
+    schema = spec.model_parameters
+    if spec.custom and spec.grammar is not None:
+        schema = {**schema, "properties": {"input": {"type": "string", GRAMMAR: spec.grammar}}}
+    return Tool(spec.model_name, schema)
 
 
 def arguments_form(body: Body, tool: Tool, rules: Rules) -> Node:

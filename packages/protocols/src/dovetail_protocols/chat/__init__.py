@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dovetail_model import DovetailError, Message, Request
+from dovetail_protocols import openai_error as _error
 from dovetail_protocols.chat import decode as _decode
-from dovetail_protocols.chat import error as _error
 from dovetail_protocols.chat import message as _message
 from dovetail_protocols.chat.asking import chat_request
 from dovetail_protocols.chat.encode import ChatStream

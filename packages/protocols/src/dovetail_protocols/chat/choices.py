@@ -6,8 +6,8 @@ from typing import Protocol
 import msgspec
 
 from dovetail_model import Event, Finish, Usage
-from dovetail_protocols.chat.error import error_body
 from dovetail_protocols.chat.outcome import broken, usage_answer
+from dovetail_protocols.openai_error import error_body
 from dovetail_protocols.sse import comment, frame
 
 DONE = b"data: [DONE]\n\n"

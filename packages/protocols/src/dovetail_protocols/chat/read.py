@@ -22,8 +22,8 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.chat.chunk import Choice, Chunk, Delta, Fragment, Token, salvaged
-from dovetail_protocols.chat.error import kind_of
 from dovetail_protocols.chat.fragments import CallReader
+from dovetail_protocols.openai_error import kind_of
 from dovetail_protocols.sse import ServerEvent, SseReader
 
 _REASONS: dict[str, FinishReason] = {

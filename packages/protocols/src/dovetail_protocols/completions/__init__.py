@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dovetail_model import DovetailError, Message, Request
-from dovetail_protocols.chat import error as _error
+from dovetail_protocols import openai_error as _error
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
 from dovetail_protocols.completions import decode as _decode
 from dovetail_protocols.completions import encode as _encode

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dovetail_model import DovetailError, Message, Request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids, StreamEncoder
 from dovetail_protocols.memory import Memory
+from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.asking import responses_request
 from dovetail_protocols.responses.compaction import CompactionEncoder, encode_compaction
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import Echo
 from dovetail_protocols.responses.encode import Encoder, encode_message, overflow_stream
-from dovetail_protocols.responses.error import encode_error
 from dovetail_protocols.responses.read import ResponsesReader
 
 __all__ = [

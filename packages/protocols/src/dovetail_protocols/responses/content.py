@@ -47,6 +47,18 @@ def text(content: wire.Content, joint: str = "") -> str:
     return joint.join(part if isinstance(part, str) else part.text or "" for part in content)
 
 
+def in_clear(content: wire.Content) -> wire.Content:
+    """What one agent told another by a call: said to be encrypted, it is as the model wrote it."""
+    if content is None or isinstance(content, str):
+        return content
+    return [
+        wire.Part(text=part.encrypted_content)
+        if isinstance(part, wire.Part) and part.type == "encrypted_content"
+        else part
+        for part in content
+    ]
+
+
 def as_json(value: Any) -> str:
     """A JSON value as text, its keys in the order the client sent them."""
     return msgspec.json.encode(value).decode()

@@ -112,7 +112,7 @@ def _message(piece: Piece, item: dict[str, Any], path: str) -> None:
 def _agent_message(piece: Piece, item: dict[str, Any], path: str) -> None:
     """From another agent to this one: to the model it is a user's message that names its sender."""
     message = convert(item, wire.AgentMessageIn, path)
-    blocks = content.blocks(message.content, f"{path}.content", piece.ignored)
+    blocks = content.blocks(content.in_clear(message.content), f"{path}.content", piece.ignored)
     if message.author and blocks:
         blocks = (TextBlock(f"Message from {message.author}:"), *blocks)
     piece.say("user", *blocks)

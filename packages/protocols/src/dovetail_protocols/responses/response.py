@@ -7,7 +7,7 @@ import msgspec
 from dovetail_model import Failure, FinishReason, Request, Usage
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.responses import echo, wire
-from dovetail_protocols.responses.error import code_in_stream
+from dovetail_protocols.responses.failure import code_in_stream
 
 _encode = msgspec.json.encode
 

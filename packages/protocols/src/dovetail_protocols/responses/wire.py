@@ -94,6 +94,7 @@ class Part(msgspec.Struct, frozen=True):
     type: str = "input_text"
     text: str | None = None
     refusal: str | None = None
+    encrypted_content: str | None = None
     image_url: str | ImageUrl | None = None
     file_id: str | None = None
     file_url: str | None = None

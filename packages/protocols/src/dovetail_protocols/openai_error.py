@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, before a stream and in the middle of one."""
+"""Errors in the form that OpenAI's APIs share, before a stream and in the middle of one."""
 
 import math
 from collections.abc import Mapping
