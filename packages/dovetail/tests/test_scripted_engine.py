@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Coroutine
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,6 +312,24 @@ def test_a_hung_generation_says_nothing_until_the_engine_stops() -> None:
         assert not hung.done()
         await playing.stop()
         assert [delta.ids for delta in await hung] == [ids("a"), ids("b")]
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize("chunks", ["[ab, c]", "[a, b, c]"])
+def test_the_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
+    awaited = tmp_path / "awaited"
+    playing = engine(f"[{{chunks: {chunks}, wait_for: {awaited}}}]")
+
+    async def main() -> None:
+        bursts = playing.bursts(request())
+        assert [id for delta in await anext(bursts) for id in delta.ids] == ids("ab")
+        last = asyncio.ensure_future(anext(bursts))
+        await asyncio.sleep(1_000)
+        assert not last.done()
+        awaited.touch()
+        assert [delta.ids for delta in await last] == [ids("c<|end|>")]
+        await bursts.aclose()
 
     run_jumping(main())
 

@@ -41,6 +41,7 @@ def _read(arguments: Sequence[str] | None) -> ProcessOptions:
     add("--continues", action="store_true", help="go on with answers that a prompt ends with")
     add("--cache-blocks", type=int, default=usual.cache_blocks)
     add("--block-size", type=int, default=usual.block_size)
+    add("--record", help="write prompts and answers into this file, as lines of JSON")
     given = parser.parse_args(arguments)
     return ProcessOptions(
         script=given.script,
@@ -56,6 +57,7 @@ def _read(arguments: Sequence[str] | None) -> ProcessOptions:
             continues=given.continues,
             cache_blocks=given.cache_blocks,
             block_size=given.block_size,
+            record=given.record,
         ),
     )
 

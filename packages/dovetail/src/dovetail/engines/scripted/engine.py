@@ -1,10 +1,12 @@
 """The scripted engine: plays answers from a script in place of a model."""
 
 import asyncio
+import time
 from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +14,7 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, To
 from dovetail.engines.scripted.cache import PrefixCache
 from dovetail.engines.scripted.casting import Casting
 from dovetail.engines.scripted.pauses import Pauses
+from dovetail.engines.scripted.record import Record
 from dovetail.engines.scripted.reel import Reel
 from dovetail.engines.scripted.script import Break, Count, ErrorKind, Number, Script, Seconds
 from dovetail.engines.scripted.takes import Take, Takes
@@ -38,7 +41,8 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Rates are tokens a second, of one stream. `cache_blocks` is the prefix cache's capacity,
     `chunk` the tokens of a delta where the script does not say. `continues`: a prompt that ends
-    with the beginning of its answer is gone on with, as a model would.
+    with the beginning of its answer is gone on with, as a model would. `record` is a file in which
+    prompts and answers are written down.
     """
 
     prefill_rate: Seconds = 0.0
@@ -49,6 +53,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_length: Number | None = None
     continues: bool = False
     remember: Count = 32
+    record: str | None = None
 
 
 class Counts:
@@ -100,6 +105,7 @@ class ScriptedEngine:
         self._casting = Casting(script, tokenizer)
         self._takes = Takes(script, tokenizer, options.chunk, stop_ids, continues=options.continues)
         self._pauses = Pauses()
+        self._record = Record(Path(options.record), tokenizer) if options.record else None
 
     async def start(self) -> None:
         """Ready at once; also brings back an engine that has died."""
@@ -132,6 +138,7 @@ class ScriptedEngine:
         if request.sampling.logprobs is not None:
             reel.speller = self._tokenizer
         self.counts.begin(len(request.prompt), cached)
+        came = time.time()
         clock = asyncio.get_running_loop().time
         try:
             await self._prefill(len(request.prompt) - cached, take)
@@ -140,11 +147,15 @@ class ScriptedEngine:
             while not reel.done:
                 if reel.begun:
                     await self._pauses.wait(reel.due - (clock() - begun))
+                if reel.wait_for is not None:
+                    await self._pauses.until(reel.wait_for.exists)
                 yield reel.burst(clock() - begun)
             if take.breaks is not None:
                 await self._break_off(take.breaks)
         finally:
             self.counts.end(reel.played)
+            if self._record is not None:
+                self._record.add(came, request, cached, take.ids[: reel.played])
             # What was sampled last has not been computed: it has no place in the cache.
             if reel.played > 1:
                 said = array(request.prompt.typecode, take.ids[: reel.played - 1])

@@ -1,8 +1,11 @@
 """Waiting that ends at once when the engine goes away."""
 
 import asyncio
+from collections.abc import Callable
 
 from dovetail_model import EngineUnavailable
+
+LOOK_AGAIN = 0.02  # seconds until what is waited for is looked at again
 
 
 class Pauses:
@@ -19,6 +22,11 @@ class Pauses:
         else:
             await self._sleep(seconds)
         self.check()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something outside of the engine."""
+        while not holds():
+            await self.wait(LOOK_AGAIN)
 
     def check(self) -> None:
         """Raises if the engine is gone."""

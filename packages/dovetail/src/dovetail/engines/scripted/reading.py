@@ -114,6 +114,7 @@ class _Reader:
             sizes=sizes,
             keep_pieces=bool(pieces),
             delay=delay if isinstance(delay, Delay) else Delay(first=delay),
+            wait_for=None if entry.wait_for is None else self._folder / entry.wait_for,
             finish=entry.finish,
             stop=entry.stop,
             logprobs=(logprobs if isinstance(logprobs, tuple) else (logprobs,)) or (0.0,),

@@ -1,6 +1,7 @@
 """A take being played: which deltas are due, and when the next one is."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,11 @@ class Reel:
         return self._index > 0
 
     @property
+    def wait_for(self) -> Path | None:
+        """The file that must be there before the next delta may leave."""
+        return self._take.answer.wait_for if self._index == len(self._take.ends) - 1 else None
+
+    @property
     def due(self) -> float:
         """When the next delta is to leave."""
         return self._due(self._index, self.played)
@@ -60,6 +66,8 @@ class Reel:
 
     def _last(self, now: float) -> int:
         most = min(self._index + BURST, len(self._take.ends))
+        if self._take.answer.wait_for is not None and self._index < len(self._take.ends) - 1:
+            most = min(most, len(self._take.ends) - 1)
         if not self._rate and not self._between:
             return most
         last = self._index + 1

@@ -6,6 +6,7 @@ file; `Rule` and `Answer` are what they mean. The page docs/scripts.md explains 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -67,6 +68,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: tuple[Count, ...] | None = None
     chunks: Number | tuple[Number | str | tuple[Count, ...], ...] | None = None
     delay: Seconds | Delay = NO_DELAY
+    wait_for: str | None = None
     finish: Literal["stop", "length"] | None = None
     stop: bool | Count | str = True
     logprobs: float | tuple[float, ...] = 0.0
@@ -98,7 +100,7 @@ class Answer:
     """One answer. `pieces` are texts or token ids, tokenized one by one and joined.
 
     `sizes` are the tokens of each delta, the last one repeated; None leaves it to the engine. With
-    `keep_pieces` every piece is one delta.
+    `keep_pieces` every piece is one delta. The last delta waits until the file `wait_for` is there.
     """
 
     pieces: tuple[str | tuple[int, ...], ...]
@@ -106,6 +108,7 @@ class Answer:
     sizes: tuple[int, ...] | None = None
     keep_pieces: bool = False
     delay: Delay = NO_DELAY
+    wait_for: Path | None = None
     finish: Literal["stop", "length"] | None = None
     stop: bool | int | str = True
     logprobs: tuple[float, ...] = (0.0,)
