@@ -281,6 +281,23 @@ def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
     assert made.entry().spans[-1].tokens == 5
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (FIRST + LS + "\n<thi", FIRST + LS),
+        (FIRST + LS + "\n<think>\nAnd…\n</think>\n\n<tool_ca", FIRST + LS),
+        (FIRST + LOOK, FIRST + LOOK),
+        ("<think>\nHm, and", "<think>\nHm, and"),
+    ],
+)
+def test_of_a_turn_that_broke_off_stays_what_was_told(text: str, kept: str) -> None:
+    made = _generation()
+    _feed(made, BYTES.encode(text))
+    assert BYTES.decode(unpack(made.entry().generated)).rstrip("\n") == kept
+    made.finish("length")
+    assert BYTES.decode(unpack(made.entry().generated)) == text
+
+
 def test_a_stop_token_in_the_middle_of_a_character() -> None:
     made = _generation()
     told = [*made.feed([*BYTES.encode("Ah"), 0xF0, STOP]), *made.finish("stop")]

@@ -356,3 +356,47 @@ def test_a_last_turn_to_go_on_from_stands_apart() -> None:
         assert (await client.recall(*turns, _says("So far."))).begun is None
 
     _run(main())
+
+
+def test_a_turn_that_broke_off_is_gone_on_from_where_the_client_has_it() -> None:
+    """As Codex does after a failed stream: the thought was whole, the call was not."""
+    thought, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
+    call = ToolCallBlock("c1", "read", '{"pa')
+    spans = (
+        Span("reasoning", "<t>Hm.</t>", "Hm.", 3),
+        Span("call", "<c>", call.arguments, 5, name="read", id="c1", complete=False),
+    )
+
+    async def main() -> None:
+        desk = Desk()
+        said = Turn("assistant", (thought, call))
+        broken = {"spans": spans, "finish": "error"}
+        one = await desk.answer([GO], said, "e1", ids=[1, 2, 3, 4, 5], **broken)
+        begun = (await desk.recall(GO, Turn("assistant", (thought,)))).begun
+        assert begun == msgspec.structs.replace(
+            one, spans=spans[:1], generated=pack([1, 2, 3]), stop=None
+        )
+        for blocks in (
+            (ReasoningBlock("Ah.", seal),),  # other words
+            (thought, TextBlock("So.")),  # words that were never said
+            (TextBlock("Hm."),),
+        ):
+            assert (await desk.recall(GO, Turn("assistant", blocks))).begun is None
+
+    _run(main())
+
+
+def test_what_a_client_was_never_told_of_a_broken_turn_is_not_gone_on_from() -> None:
+    thought = ReasoningBlock("Hm.", _seal("e1"))
+
+    async def main() -> None:
+        desk = Desk()
+        said = Turn("assistant", (thought,))
+        spans = (Span("reasoning", "<t>Hm.</t>", "Hm.", 3),)
+        half_a_marker = [4, 5]
+        await desk.answer([GO], said, "e1", ids=[1, 2, 3, *half_a_marker], spans=spans)
+        begun = (await desk.recall(GO, said)).begun
+        assert begun is not None
+        assert begun.generated == pack([1, 2, 3])
+
+    _run(main())

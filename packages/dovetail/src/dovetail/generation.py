@@ -99,6 +99,7 @@ class Generation:
         self._fold = Fold()
         self._ids = array(IDS)
         self._stop: int | None = None
+        self._over = False
         self._own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
         self._read = 0  # characters that were decoded
         self._passed = 0  # of those, characters before a stop sequence
@@ -177,6 +178,7 @@ class Generation:
             events += self._parser.feed(self._stop_text.finish())
         told = self._tell(events + self._parser.finish())
         end = Finish(self._reason(reason), self._stop_sequence)
+        self._over = True
         self._fold.add(end)
         return [*told, end]
 
@@ -200,7 +202,9 @@ class Generation:
         """The turn as the ledger keeps it."""
         message, prompt = self._fold.message(), self._prompt
         parent, keep, suffix = self._growth()
-        shown = see(Turn("assistant", message.blocks))
+        blocks = message.blocks[: self._whole_blocks()]
+        spans = self._spans(blocks)
+        shown = see(Turn("assistant", blocks))
         before = prompt.recalled.chain
         return Entry(
             id=self.entry_id,
@@ -209,9 +213,9 @@ class Generation:
             parent=parent,
             keep=keep,
             suffix=suffix,
-            generated=self._ids.tobytes(),
+            generated=self._ids[: self._kept(spans)].tobytes(),
             stop=self._stop,
-            spans=self._spans(message.blocks),
+            spans=spans,
             before=before,
             chain=link(self._owner.key, before, shown.digest),
             head=prompt.head.whole,
@@ -327,8 +331,31 @@ class Generation:
         whole = len(self._ids)
         return tuple(
             self._span(block, reach or whole)
-            for block, reach in zip(blocks, self._reach, strict=True)
+            for block, reach in zip(blocks, self._reach[: len(blocks)], strict=True)
         )
+
+    def _whole_blocks(self) -> int:
+        """How many blocks stay with the turn: of one that broke off, those that clients keep.
+
+        A thought that never ended is not among them, unless there is nothing else.
+        """
+        blocks = len(self._reach)
+        open_thought = self._open == ReasoningDelta.type and not self._is_over
+        return blocks - 1 if open_thought and blocks > 1 else blocks
+
+    def _kept(self, spans: Sequence[Span]) -> int:
+        """How many tokens stay with the turn: of one that broke off, those that were told.
+
+        Behind a whole block may be half a marker, which the client has never seen.
+        """
+        last = spans[-1] if spans else None
+        if self._is_over or last is None or last.kind == "text" or not last.complete:
+            return len(self._ids)
+        return last.tokens
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over or self._stop is not None
 
     def _span(self, block: OutputBlock, reach: int) -> Span:
         match block:

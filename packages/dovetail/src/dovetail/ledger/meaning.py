@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.ledger.entry import Entry, Span
+import msgspec
+
+from dovetail.ledger.entry import Entry, Span, pack, unpack
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
+_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}  # of blocks, in spans
 _INTO_FOLDER = re.compile(r"cd\s+(\"[^\"]*\"|'[^']*'|\S+)\s*&&\s*")
 
 
@@ -23,6 +26,22 @@ def same_turn(entry: Entry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> bool:
         and _same_calls(entry, turn, tools)
         and same_thoughts(entry.spans, turn)
     )
+
+
+def cut_behind(entry: Entry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> Entry | None:
+    """The entry as far as the client has it, where its copy is the first blocks of the turn.
+
+    A client whose stream broke keeps what was whole by then and asks for the rest. Thoughts and
+    calls end where a token does, text may not: behind text nothing is cut.
+    """
+    spans = entry.spans[: len(turn.blocks)]
+    if not spans or [span.kind for span in spans] != [_KINDS.get(b.type) for b in turn.blocks]:
+        return None
+    if spans[-1].kind == "text" or not spans[-1].tokens or not spans[-1].complete:
+        return None
+    said = pack(unpack(entry.generated)[: spans[-1].tokens])
+    begun = msgspec.structs.replace(entry, spans=spans, generated=said, stop=None)
+    return begun if same_turn(begun, turn, tools) else None
 
 
 def same_thoughts(spans: Sequence[Span], turn: Turn) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from dovetail.ledger.entry import Entry, unpack
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.meaning import same_turn
+from dovetail.ledger.meaning import cut_behind, same_turn
 from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import entry_id_of
 from dovetail.ledger.store.store import NEWEST, call_key
@@ -100,8 +100,7 @@ class Recaller:
             return await self._walk(turns, scope)
         walk = await self._walk(turns[:-1], replace(scope, session=None))
         before = walk.last.chain if walk.last is not None else START
-        chain = link(scope.key, before, self._digests.of(begun).digest)
-        walk.begun_turn = await self._recognise(begun, before, chain, scope, [])
+        walk.begun = await self._begun(begun, before, scope)
         return walk
 
     async def last(self, walk: Walk, scope: Scope) -> Entry | None:
@@ -119,8 +118,7 @@ class Recaller:
         path = Recalled(*ends, digests=tuple(walk.chains), start=scope.start)
         if self._replay == "client":
             return (await self._with_parent(path, walk, scope)).forgotten()
-        begun = await self._entry(walk.begun_turn, scope) if walk.begun_turn is not None else None
-        path = replace(path, begun=begun)
+        path = replace(path, begun=walk.begun)
         anchor = await self._anchor(walk, scope)
         if anchor is not None:
             at, parent, whole = anchor
@@ -194,6 +192,18 @@ class Recaller:
                 walk.seen_at = (await self._ledger.version(), self._ledger.sequence)
             self._walks.keep(session, walk)
         return walk
+
+    async def _begun(self, turn: Turn, before: bytes, scope: Scope) -> Entry | None:
+        """The entry of a turn that the model is to go on from, as far as the client has it."""
+        seen = self._digests.of(turn)
+        chain = link(scope.key, before, seen.digest)
+        found = await self._recognise(turn, before, chain, scope, [])
+        entry = await self._entry(found, scope)
+        if entry is not None:
+            return cut_behind(entry, turn, scope.tools) or entry
+        handled = await self._by_handles(seen, scope)
+        cut = (cut_behind(entry, turn, scope.tools) for entry in handled)
+        return _only([entry for entry in cut if entry is not None], [])
 
     async def _still_true(self, walk: Walk, scope: Scope) -> Walk:
         """The walk up to the first turn that was known by its looks and has a double now."""

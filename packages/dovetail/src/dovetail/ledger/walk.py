@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+from dovetail.ledger.entry import Entry
 from dovetail.ledger.visible import SIZE, Seen, digest, link
 from dovetail_model import Turn
 
@@ -57,13 +58,13 @@ def step(key: bytes, last: Step | None, calls: int, seen: Seen, found: Found) ->
 class Walk:
     """The steps along a history, with what is asked of them kept beside: a session grows long.
 
-    `places` are those of assistant turns, `looks` of those known by their looks alone. `begun_turn`
-    is what a turn behind them was recognised as that the model is to go on from. `seen_at` says how
-    far the ledger was when those with looks alone were last looked for.
+    `places` are those of assistant turns, `looks` of those known by their looks alone. `begun` is
+    the entry of a turn behind them that the model is to go on from. `seen_at` says how far the
+    ledger was when those with looks alone were last looked for.
     """
 
     __slots__ = (
-        "begun_turn",
+        "begun",
         "chains",
         "looks",
         "notes",
@@ -80,7 +81,7 @@ class Walk:
         self.places: list[int] = []
         self.looks: list[int] = []
         self.notes: list[str] = []
-        self.begun_turn: Found | None = None
+        self.begun: Entry | None = None
         self.seen_at: tuple[int | None, int] = (None, 0)  # the ledger's state at its end
 
     def up_to(self, turns: tuple[Turn, ...], count: int) -> "Walk":
