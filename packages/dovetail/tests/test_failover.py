@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -131,13 +131,16 @@ def listen(running: Running, number: int, begun: Barrier, killed: Event) -> Hear
     return heard
 
 
-def play(running: Running, victim: Replica) -> list[Heard]:
+def play(
+    running: Running, victim: Replica, then: Callable[[], object] = lambda: None
+) -> list[Heard]:
     """All streams at once; once each has said something, the victim is killed."""
     begun, killed = Barrier(STREAMS + 1), Event()
     with ThreadPoolExecutor(STREAMS) as pool:
         streams = [pool.submit(listen, running, at, begun, killed) for at in range(STREAMS)]
         begun.wait(60)
         victim.kill()
+        then()
         killed.set()
         return [stream.result(90) for stream in streams]
 
@@ -160,7 +163,8 @@ def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
 
 
 def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path) -> None:
-    with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path) as front:
+    wait = ("--recovery-wait", "0.5")
+    with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path, *wait) as front:
         heard = play(front, only)
         later = front.ask("POST", "/v1/messages", body_for("/v1/messages", 99))
         health = front.ask("GET", "/health")
@@ -168,6 +172,18 @@ def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path)
     assert all(TEXT.startswith(one.text) and one.text for one in heard)
     assert later.status == 503
     assert health.status == 503
+
+
+def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
+    with replicas(tmp_path, 1) as (only,), ExitStack() as stack:
+        port = only.url.rpartition(":")[2]
+        again = _replica(tmp_path / "script.yaml", tmp_path / "model", port)
+        with in_front_of([only], tmp_path) as front:
+            heard = play(front, only, then=lambda: stack.enter_context(again))
+            moved = counted(front, "dovetail_migrations_total")
+    assert [one.text for one in heard] == [TEXT] * STREAMS
+    assert all(one.ended and not one.failures for one in heard)
+    assert moved == STREAMS
 
 
 def test_a_limit_of_none_keeps_answers_where_they_are(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dovetail.engines import wire
 from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
@@ -200,6 +202,36 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
             return pieces
 
     assert asyncio.run(main()) == [b"a", b"b"]
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LONGEST", 1 << 20)
+
+    async def main() -> None:
+        endless = [CHUNKED, *(chunk(b"x" * 65536) for _ in range(64))]
+        async with server(saying(*endless)) as endpoint:
+            with pytest.raises(EngineUnavailable, match="more than 1 MiB"):
+                await fetch(endpoint, POST)
+
+    asyncio.run(main())
+
+
+def test_a_host_that_is_not_there() -> None:
+    with pytest.raises(EngineUnavailable, match="no such host"):
+        asyncio.run(fetch(Endpoint("no-such-host.invalid", 1), POST))
+
+
+def test_a_server_without_tls() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def main() -> None:
+        async with server(refuse) as endpoint:
+            with pytest.raises(EngineUnavailable, match=r"\([A-Z_]+\)"):
+                await fetch(replace(endpoint, tls=True), POST)
+
+    asyncio.run(main())
 
 
 def test_nobody_listens(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ _MOST = 1e18
 _LEAST: Mapping[str, int] = {
     "context_length": 1, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
     "max_concurrent_requests": 1, "max_queued_requests": 0, "migration_limit": 0,
-    "queue_timeout": 0, "replicas": 1, "slots": 1, "temperature": 0, "threads": 1, "top_p": 0,
+    "queue_timeout": 0, "recovery_wait": 0, "replicas": 1, "slots": 1, "temperature": 0,
+    "threads": 1, "top_p": 0,
 }  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -65,6 +65,7 @@ class Speaker:
         self._cached: int | None = None
         self._exact = True
         self._moves = 0
+        self._moved_at = 0  # how much had been said then
         self._asked = 0  # how often the engine was asked
         self._reason: FinishReason | None = None  # why the answer ended
 
@@ -103,7 +104,7 @@ class Speaker:
         """The deltas of as many generations as it takes, each going on where the last broke off.
 
         A thought that has spent its budget is closed for the model. An answer whose replica died
-        goes on on another one.
+        goes on on another one, or on the only one once that is back.
         """
         closing = list(self._served.model.thought_closing)
         while True:
@@ -122,9 +123,10 @@ class Speaker:
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
                     yield TokenDelta(ids=[], finish="length")  # all was said but the end
                     return
-                if not self._can_move(fault):
+                if not (self._can_move(fault) or await self._comes_back(fault)):
                     raise
                 self._moves += 1
+                self._moved_at = len(self._generation.ids)
                 self._watch.migrated()
                 continue
             room = self._limit - len(self._generation.ids)
@@ -141,8 +143,23 @@ class Speaker:
             return False
         if lives and said:
             return False  # it has room for others, and would do the same to them
-        # In the middle of a form no grammar can be taken up again.
-        return not said or self._place() is not None or served.demand(self._prepared).free
+        return not said or self._can_be_taken_up()
+
+    async def _comes_back(self, fault: DovetailError) -> bool:
+        """Whether the only replica can go on, once it is back. An answer not begun is not held.
+
+        One that falls again before it said anything more has fallen over this very answer.
+        """
+        served, said = self._served, len(self._generation.ids)
+        if not isinstance(fault, EngineUnavailable | EngineTimeout) or served.engine.up:
+            return False
+        if self._moves >= served.migration_limit or said <= self._moved_at:
+            return False
+        return self._can_be_taken_up() and await served.engine.recovered(served.recovery_wait)
+
+    def _can_be_taken_up(self) -> bool:
+        """In the middle of a form no grammar can be taken up again."""
+        return self._place() is not None or self._served.demand(self._prepared).free
 
     def _has_thought_enough(self) -> bool:
         budget, generation = self._prepared.request.thinking.budget, self._generation

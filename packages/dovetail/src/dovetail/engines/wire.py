@@ -7,6 +7,7 @@ That is why connections are not kept for another request. Faults of the line are
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -21,6 +22,7 @@ from dovetail_model import EngineTimeout, EngineUnavailable
 from dovetail_protocols import ServerEvent, SseReader
 
 READ_SIZE = 65536
+LONGEST = 64 << 20  # bytes of an answer that is read whole
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,15 @@ class Reply:
                 yield found
 
     async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([chunk async for chunk in self.chunks()])
+        """The whole body. A server that never ends is told from one that has much to say."""
+        parts, size = [], 0
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                parts.append(chunk)
+                size += len(chunk)
+                if size > LONGEST:
+                    raise EngineUnavailable(f"an answer of more than {LONGEST >> 20} MiB")
+        return b"".join(parts)
 
 
 class Lines:
@@ -274,6 +283,16 @@ def _secure() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def _reason(fault: Exception) -> str:
+    """Why there is no connection. The system's own text would name the address once more."""
+    if isinstance(fault, ssl.SSLError):
+        return getattr(fault, "verify_message", "") or fault.reason or "TLS failed"
+    if isinstance(fault, socket.gaierror):
+        return "no such host"
+    number = getattr(fault, "errno", None)
+    return os.strerror(number) if number else type(fault).__name__
+
+
 async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
     try:
         async with asyncio.timeout(patience.connect):
@@ -285,7 +304,5 @@ async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
     except TimeoutError as fault:
         raise EngineTimeout(f"no connection to {endpoint} in {patience.connect:g} s") from fault
     except (OSError, ValueError) as fault:
-        number = getattr(fault, "errno", None)
-        reason = os.strerror(number) if number else type(fault).__name__
-        raise EngineUnavailable(f"no connection to {endpoint} ({reason})") from fault
+        raise EngineUnavailable(f"no connection to {endpoint} ({_reason(fault)})") from fault
     return _Line(streams, str(endpoint), patience.silence)

@@ -59,6 +59,13 @@ class Pool:
         """How many replicas can be asked."""
         return sum(worker.up for worker in self.workers)
 
+    async def recovered(self, patience: float) -> bool:
+        """Whether a replica can be asked, now or within so many seconds."""
+        back = [worker.recovery for worker in self.workers if worker.recovery is not None]
+        if not self.up and back and patience > 0:
+            await asyncio.wait(back, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        return self.up > 0
+
     async def start(self) -> None:
         """Makes the replicas ready. One of them is enough; the others are looked after."""
         faults = await asyncio.gather(*(worker.start() for worker in self.workers))

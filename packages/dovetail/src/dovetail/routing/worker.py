@@ -26,12 +26,12 @@ class Worker:
     """One replica."""
 
     __slots__ = (
-        "_recovery",
         "_wanted",
         "busy",
         "engine",
         "heard",
         "number",
+        "recovery",
         "refused",
         "restarts",
         "up",
@@ -46,7 +46,7 @@ class Worker:
         self.restarts = 0
         self.refused = float("-inf")  # when it last had no room, or failed
         self._wanted = True
-        self._recovery: asyncio.Task[None] | None = None
+        self.recovery: asyncio.Task[None] | None = None  # ends when the replica is back
 
     async def start(self) -> DovetailError | None:
         """Makes the replica ready, or says why it is not: then it is looked after."""
@@ -87,8 +87,8 @@ class Worker:
         if self.up:
             _log.warning("replica_down", extra=self._fields(fault))
         self.up = False
-        if self._recovery is None or self._recovery.done():
-            self._recovery = asyncio.create_task(self._recover())
+        if self.recovery is None or self.recovery.done():
+            self.recovery = asyncio.create_task(self._recover())
 
     async def health(self) -> Health:
         return await health_of(self.engine, HEALTH_PATIENCE)
@@ -108,9 +108,9 @@ class Worker:
 
     async def stop(self) -> None:
         self._wanted = False
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.gather(self._recovery, return_exceptions=True)
+        if self.recovery is not None:
+            self.recovery.cancel()
+            await asyncio.gather(self.recovery, return_exceptions=True)
         await self.engine.stop()
 
     async def _recover(self) -> None:

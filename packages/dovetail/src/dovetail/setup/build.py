@@ -94,6 +94,7 @@ def _served(
         engine=make_pool(config, model, path, remote),
         max_context=config.context_length,
         migration_limit=config.migration_limit,
+        recovery_wait=config.recovery_wait,
         defaults=default_sampling(config),
     )
 

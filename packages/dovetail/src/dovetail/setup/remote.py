@@ -62,7 +62,7 @@ def _ask(name: str, endpoints: tuple[Endpoint, ...], patience: float) -> RemoteM
                 faults.append(fault.message)
         if time.monotonic() >= until:
             told = f"the engine {name!r} does not answer: {'; '.join(faults)}"
-            hint = "" if patience else " (--engine-wait SECONDS waits for one that is still starting)"
+            hint = "" if patience else " (--engine-wait SECONDS waits for one that starts)"
             raise EngineUnavailable(told + hint)
         _log.info("waiting_for_engine", extra={"fields": {"engine": name, "reason": faults[0]}})
         time.sleep(LOOK)
