@@ -19,6 +19,7 @@ from dovetail_model import (
     ToolChoice,
     ToolSpec,
     Turn,
+    Unsupported,
 )
 from dovetail_protocols.messages import CODEC, decode_count, encode_count
 
@@ -355,6 +356,21 @@ def test_a_fault_names_its_field(fields: dict[str, Any], param: str) -> None:
         decode(**fields)
     assert caught.value.param == param
     assert caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+def test_the_sdks_tool_runner_asks_for_a_thread(thread: dict[str, Any]) -> None:
+    """It goes on with the whole history, once it is told in its own words that there are none."""
+    with pytest.raises(Unsupported) as caught:
+        decode(thread=thread)
+    assert caught.value.param == "thread"
+    answer = CODEC.encode_error(caught.value)
+    told = msgspec.json.decode(answer.body)["error"]
+    assert (answer.status, told["type"]) == (400, "invalid_request_error")
+    assert told["details"]["error_code"] == "thread_unsupported_request"
+    assert decode(thread=None).ignored == ()
 
 
 NO_REQUESTS = [

@@ -49,7 +49,7 @@ class Teller:
         """The whole history, the system prompt first."""
         if system := told(request.system):
             self._say("system", system)
-        turns = iter(zip(request.turns, (*request.turns[1:], None), strict=True))
+        turns = iter(zip(request.turns, (*request.turns, None)[1:], strict=True))
         for turn, following in turns:
             if turn.role == "assistant":
                 answered = following is not None and following.role == "tool"

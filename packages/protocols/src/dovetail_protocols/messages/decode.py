@@ -20,6 +20,7 @@ from dovetail_model import (
     ToolChoice,
     ToolSpec,
     Turn,
+    Unsupported,
 )
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import extension
@@ -71,6 +72,9 @@ def _decode(body: bytes, headers: Headers, memory: Memory | None) -> Request:
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
     asked = convert(sent.fields, wire.Request)
+    if asked.thread:  # what is left out of such a request is a history that nobody would know
+        message = "thread: conversations are not kept here, send all messages each time"
+        raise Unsupported(message, param="thread")
     try:
         return _request(asked, sent, headers)
     except RecursionError as error:

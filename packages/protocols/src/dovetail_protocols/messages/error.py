@@ -25,6 +25,8 @@ _KINDS: dict[str, tuple[int, str]] = {
 }
 _OTHERWISE = _KINDS["internal"]
 _OVERFLOW = "prompt is too long"
+# The SDK's tool runner asks for threads by itself. Told this, it sends the whole history instead.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def encode_error(error: DovetailError) -> ErrorAnswer:
@@ -42,9 +44,10 @@ def error_frame(failure: Failure) -> bytes:
 
 def _body(failure: Failure) -> bytes:
     _, kind = _KINDS.get(failure.kind, _OTHERWISE)
-    return msgspec.json.encode(
-        {"type": "error", "error": {"type": kind, "message": _message(failure)}}
-    )
+    error: dict[str, object] = {"type": kind, "message": _message(failure)}
+    if (failure.kind, failure.param) == ("unsupported", "thread"):
+        error["details"] = _NO_THREADS
+    return msgspec.json.encode({"type": "error", "error": error})
 
 
 def _message(failure: Failure) -> str:

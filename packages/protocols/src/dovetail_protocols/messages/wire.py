@@ -139,6 +139,7 @@ class Request(msgspec.Struct, frozen=True):
     output_config: OutputConfig | None = None
     output_format: Format | None = None
     cache_control: Any = None
+    thread: Any = None
     nvext: Any = None
 
 
