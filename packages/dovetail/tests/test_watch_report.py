@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from agents import MessagesAgent
+from agent_clients import MessagesAgent
 from http_stage import CALL, NAME, Stage, head, run, tiny_model
 from watch_stage import endpoint, plain_server
 
@@ -490,7 +490,7 @@ def test_a_hang_up_ends_the_engine_and_is_told() -> None:
 
     run(scene)
     assert [one.cut for one in found] == [True]
-    assert "hung up" in line(found[0])
+    assert "cut off" in line(found[0])
 
 
 HELLO = {"model": NAME, "messages": [{"role": "user", "content": "Hi!"}]}

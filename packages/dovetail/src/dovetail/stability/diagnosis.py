@@ -66,9 +66,10 @@ def describe(diagnosis: Diagnosis, *, payload: bool = False) -> str:
         line += f"; {one.shared} shared with other sessions" if one.shared else ""
         line += f", then the {one.shared_differs} differs" if one.shared_differs else ""
     else:
+        at = "" if one.at is None else f" at token {one.at}"
         turn = "" if one.turn is None else f", turn {one.turn}"
         why = f"{one.reason}: {meaning}"
-        line = f"prefix: broken at token {one.at}{turn} ({why}): {kept}, {one.lost} lost"
+        line = f"prefix: broken{at}{turn} ({why}): {kept}, {one.lost} lost"
     if payload and one.at is not None:
         line += f"\n  after {one.before!r}: was {one.was!r}, now {one.now!r}"
     return line

@@ -55,7 +55,7 @@ def line(verdict: Verdict) -> str:
     """One exchange in one line."""
     one = verdict
     clock = time.strftime("%H:%M:%S", time.localtime(one.began))
-    status = "hung up" if one.cut else str(one.status)
+    status = "cut off" if one.cut else str(one.status)
     head = f"{clock} {one.session} #{one.place} {one.api} {status} {one.duration:.1f} s"
     parts = [head, _tokens_of(one), _why(one), *(_finding(f) for f in one.findings)]
     if one.unread:
