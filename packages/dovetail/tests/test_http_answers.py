@@ -182,7 +182,7 @@ def test_models_in_both_dialects() -> None:
     async def scene() -> None:
         async with serving(count=3) as stage:
             listed = await stage.openai().models.list()
-            names = [NAME, "second-name", "model-1", "model-2"]
+            names = [NAME, "second-name", "model-1", "model-2", ALIAS]
             assert [model.id for model in listed.data] == names
             one: Any = await stage.openai().models.retrieve(NAME)
             assert (one.id, one.max_model_len, one.created) == (NAME, 4096, 1_700_000_000)

@@ -74,6 +74,9 @@ class Config:
     migration_limit: int = _of_model(
         3, "how often an answer may go on on another replica after its own died"
     )
+    recovery_wait: float = _of_model(
+        30.0, "seconds that a broken answer waits for its only replica to come back and go on"
+    )
     script: Path | None = _of_model(None, "what the scripted engine plays")
     threads: int | None = _of_model(None, "threads of the embedded engine")
     slots: int = _of_model(4, "requests that the embedded engine works on at once")
@@ -146,6 +149,9 @@ class Config:
     )
     enable_streaming_reasoning_dispatch: bool = _setting(
         False, "send reasoning_dispatch events in every stream"
+    )
+    codex_profile: str | None = _setting(
+        None, "show models to Codex under this entry of its own bundled catalog, such as gpt-5.5"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
 

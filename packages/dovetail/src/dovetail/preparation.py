@@ -76,6 +76,8 @@ class Prepares(Protocol):
 
     async def count(self, request: Request) -> int: ...
 
+    def steering(self, thinking: Thinking) -> dict[str, Any]: ...
+
     def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation: ...
 
     async def record(self, prepared: Prepared, generation: Generation) -> None: ...
@@ -132,6 +134,10 @@ class Preparer:
         _, prompt, _, _ = await self._render(request)
         return len(prompt.ids)
 
+    def steering(self, thinking: Thinking) -> dict[str, Any]:
+        """The switches of the template in an agent's session that asks this about thoughts."""
+        return self._switches(thinking, tools=True)
+
     async def _render(self, request: Request) -> tuple[Request, Prompt, Owner, bool]:
         request = self._stabilizer.stabilize(request)
         if not request.turns and not request.system:
@@ -152,7 +158,7 @@ class Preparer:
         )
         walk = await self._recaller.walk(request.turns, scope)
         request = _thinking_on(request, await self._recaller.last(walk, scope))
-        steering = self._switches(request)
+        steering = self._switches(request.thinking, tools=bool(request.tools))
         renderer = self._renderers.of(bool(request.tools), steering)
         head = renderer.head(request, steering).whole
         start = renderer.start(request.turns, bool(request.tools))
@@ -225,10 +231,10 @@ class Preparer:
             self._owners[tenant] = Owner(tenant, self._keyring.chain_key(tenant), self._sealer)
         return self._owners[tenant]
 
-    def _switches(self, request: Request) -> dict[str, Any]:
-        speech = self._model.tool_speech if request.tools else self._model.speech
+    def _switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
+        speech = self._model.tool_speech if tools else self._model.speech
         return switches(
-            request.thinking,
+            thinking,
             speech.facts,
             reasoning_parser=self._model.reasoning_parser,
             default_mode=self._settings.default_thinking,

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -27,7 +27,8 @@ class Served:
     """A model under its public names, the first of which is its own.
 
     `defaults` are the operator's sampling values, stronger than the model's, weaker than a request.
-    A stream whose replica dies may go on on another one `migration_limit` times.
+    A stream whose replica dies may go on `migration_limit` times: on another one, or on the same
+    if that comes back within `recovery_wait` seconds.
     """
 
     names: tuple[str, ...]
@@ -36,6 +37,7 @@ class Served:
     engine: Pool
     max_context: int | None = None
     migration_limit: int = 0
+    recovery_wait: float = 0.0
     defaults: Sampling = field(default_factory=Sampling)
     created: float = field(default_factory=time.time)
 
@@ -162,6 +164,15 @@ class Service:
             known = ", ".join(self._by_name)
             raise NotFound(f"The model `{name}` does not exist. Served: {known}.", param="model")
         return found
+
+    def named(self) -> Iterator[tuple[str, Offered]]:
+        """Every name that can be listed: an alias with wildcards has no end of names."""
+        for one in self.served:
+            for name in one.names:
+                yield name, one
+        for alias, name in self._aliases.items():
+            if alias not in self._by_name and not _WILD.search(alias):
+                yield alias, self._by_name[name]
 
     async def start(self) -> None:
         """Makes every engine ready."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -23,23 +23,29 @@ _FILE_ONLY = ("models",)
 _File = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
 
 
-def with_settings(command: Callable[[Settings], None]) -> Callable[..., None]:
-    """The command with a flag for each setting; it gets them together with file and environment."""
+def with_settings(command: Callable[Concatenate[Settings, ...], None]) -> Callable[..., None]:
+    """The command with a flag for each setting; it gets them together with file and environment.
+
+    Settings are its first parameter. Others are its own arguments and flags, and come before.
+    """
+    own = list(inspect.signature(command).parameters.values())[1:]
 
     def run(config: Path | None = None, **flags: Any) -> None:
+        given = {one.name: flags.pop(one.name) for one in own}
         try:
             settings = load(_given(flags), os.environ, config)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
-        command(settings)
+        command(settings, **given)
 
     kinds = get_type_hints(Config)
     flags = [
         (one.name, _flag(one.name, kinds[one.name], one.metadata))
         for one in fields(Config)
-        if one.name not in _FILE_ONLY
+        if one.name not in _FILE_ONLY and one.name not in {mine.name for mine in own}
     ]
-    parameters = [_parameter(name, flag) for name, flag in [("config", _File), *flags]]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    parameters += [_parameter(name, flag) for name, flag in [("config", _File), *flags]]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Awaitable, Callable
 
+from dovetail.codex_catalog import Catalog
 from dovetail.http.account import Account
 from dovetail.http.asgi import Receive, Scope, Send
 from dovetail.http.errors import Disconnected, refuse, status_of, told
 from dovetail.http.exchange import Exchange
 from dovetail.http.generate import Generator
 from dovetail.http.health import Probes
-from dovetail.http.models import Models
+from dovetail.http.models import CATALOG_TAG, Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
 from dovetail.http.replicas import ReplicaNumbers
@@ -17,6 +18,7 @@ from dovetail.http.routes import Handler, Route, Routes, dialect
 from dovetail.http.tokens import Tokens
 from dovetail.metrics import Metrics
 from dovetail.service import Service
+from dovetail_model import DovetailError
 from dovetail_protocols import COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class App:
         self.metrics.registry.register(ReplicaNumbers(service))
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         self._generator = Generator(service, self.options)
+        self._catalog = Catalog(service, self.options.codex_profile)
         self.routes = Routes(self._table())
         self._document = document(self.routes.all)
 
@@ -81,7 +84,9 @@ class App:
         try:
             await self.service.start()
         except Exception as error:
-            _log.error("start_failed", exc_info=error)
+            # What we say ourselves is clear without the way it took through the code.
+            fault = None if isinstance(error, DovetailError) else error
+            _log.error("start_failed", exc_info=fault, extra={"fields": {"reason": str(error)}})
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
@@ -100,12 +105,14 @@ class App:
 
     def _generates(self, codec: Codec) -> Handler:
         async def handle(exchange: Exchange, account: Account) -> None:
+            if codec is RESPONSES:
+                exchange.extra.append((CATALOG_TAG, self._catalog.current().etag))
             await self._generator.generate(exchange, account, codec)
 
         return handle
 
     def _table(self) -> list[Route]:
-        models, tokens = Models(self.service), Tokens(self.service, self.options)
+        models, tokens = Models(self.service, self._catalog), Tokens(self.service, self.options)
         post, get = "POST", "GET"
         table = [
             Route(post, "/v1/responses", self._generates(RESPONSES), "OpenAI Responses"),

@@ -17,9 +17,13 @@ _LONGEST_VALUE = 4096
 
 
 class Exchange:
-    """What a handler gets. `status` is None until an answer has begun."""
+    """What a handler gets. `status` is None until an answer has begun.
+
+    `extra` are headers that the answer has whatever it turns out to be.
+    """
 
     __slots__ = (
+        "extra",
         "headers",
         "method",
         "path",
@@ -42,6 +46,7 @@ class Exchange:
         self.send: Send = send
         self.status: int | None = None
         self.tenant = ""
+        self.extra: list[tuple[str, str]] = []
         given = self.headers.get("x-request-id", "")
         self.request_id = given if _SOUND_ID.fullmatch(given) else new_id("req_")
 
@@ -61,7 +66,7 @@ class Exchange:
             (b"content-type", content_type.encode()),
             (b"x-request-id", self.request_id.encode()),
             (b"request-id", self.request_id.encode()),
-            *((name.encode(), _sound(value)) for name, value in headers),
+            *((name.encode(), _sound(value)) for name, value in (*self.extra, *headers)),
         ]
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 

@@ -1,31 +1,52 @@
 """What is served, in the form of the API that asks."""
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from dovetail.http.exchange import Exchange
+from dovetail.codex_catalog import Catalog
+from dovetail.http.exchange import JSON, Exchange, end_of
 from dovetail.service import Offered, Service
 from dovetail_model import InvalidRequest
 
 _MOST = 1000
 _COUNT = re.compile(r"[0-9]{1,6}")
 Json = dict[str, Any]
+Named = list[tuple[str, Offered]]
+
+
+#: Codex compares it with the tag of the list that it has, and fetches the list anew if they differ.
+CATALOG_TAG = "x-models-etag"
 
 
 class Models:
     """Lists of models, and single ones. Their names may have slashes."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, catalog: Catalog) -> None:
         self._service = service
+        self._catalog = catalog
 
     async def list(self, exchange: Exchange) -> None:
-        found = list(self._named())
-        body = _page(exchange, found) if is_anthropic(exchange) else _openai_list(found)
-        await exchange.answer(200, msgspec.json.encode(body))
+        found = list(self._service.named())
+        if is_anthropic(exchange):
+            await exchange.answer(200, msgspec.json.encode(_page(exchange, found)))
+        elif "client_version" in exchange.query:
+            await self._codex(exchange, found)
+        else:
+            await exchange.answer(200, msgspec.json.encode(_openai_list(found)))
+
+    async def _codex(self, exchange: Exchange, found: Named) -> None:
+        """Both lists: Codex reads `models` and says which version of it asks."""
+        published = self._catalog.current()
+        tags = [("etag", published.etag), (CATALOG_TAG, published.etag)]
+        if _has(exchange, published.etag):
+            await exchange.begin(304, JSON, tags)
+            await exchange.send(end_of())
+            return
+        body = {**_openai_list(found), "models": published.models}
+        await exchange.answer(200, msgspec.json.encode(body), headers=tags)
 
     async def one(self, exchange: Exchange) -> None:
         """The model of a name, under the name that was asked for: an alias stays one."""
@@ -34,18 +55,19 @@ class Models:
         entry = _anthropic(name, served) if is_anthropic(exchange) else _openai(name, served)
         await exchange.answer(200, msgspec.json.encode(entry))
 
-    def _named(self) -> Iterator[tuple[str, Offered]]:
-        for served in self._service.served:
-            for name in served.names:
-                yield name, served
-
 
 def is_anthropic(exchange: Exchange) -> bool:
     """Which of the two forms a client reads: only Anthropic's name their version."""
     return "anthropic-version" in exchange.headers
 
 
-def _openai_list(found: list[tuple[str, Offered]]) -> Json:
+def _has(exchange: Exchange, etag: str) -> bool:
+    """Whether the client has this state already. Tags are compared without regard to weakness."""
+    known = [tag.strip() for tag in exchange.headers.get("if-none-match", "").split(",")]
+    return "*" in known or etag.removeprefix("W/") in (tag.removeprefix("W/") for tag in known)
+
+
+def _openai_list(found: Named) -> Json:
     return {"object": "list", "data": [_openai(name, served) for name, served in found]}
 
 
@@ -75,7 +97,7 @@ def _anthropic(name: str, served: Offered) -> Json:
     }
 
 
-def _page(exchange: Exchange, found: list[tuple[str, Offered]]) -> Json:
+def _page(exchange: Exchange, found: Named) -> Json:
     """Anthropic's list comes in pages."""
     query = exchange.query
     names = [name for name, _ in found]

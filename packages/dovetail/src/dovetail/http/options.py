@@ -1,8 +1,10 @@
 """What can be set about the HTTP side."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from dovetail.codex_catalog import read_profile
 from dovetail.config import Config
 from dovetail.http.auth import Keys, read_keys
 
@@ -16,7 +18,8 @@ class HttpOptions:
     `max_body_bytes` bounds a body as it comes and again once it is decompressed. Beyond
     `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. `keep_alive` is
     the silence, in seconds, after which a stream shows a sign of life. `dispatch` names the side
-    channels that every stream gets, whether the client asked or not.
+    channels that every stream gets, whether the client asked or not. `codex_profile` is the
+    entry of Codex's own catalog under which it is shown the models.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -31,10 +34,11 @@ class HttpOptions:
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     dispatch: frozenset[Channel] = frozenset()
     log_prefix: bool = False
+    codex_profile: Mapping[str, Any] | None = None
 
 
 def http_options(config: Config) -> HttpOptions:
-    """What the settings say of it. Raises where the file of keys cannot be read."""
+    """What the settings say of it. Raises where keys or profile cannot be read."""
     hashed = read_keys(config.api_key_file) if config.api_key_file is not None else []
     wanted: list[Channel] = []
     if config.enable_streaming_tool_dispatch:
@@ -51,4 +55,5 @@ def http_options(config: Config) -> HttpOptions:
         reasoning_field=config.reasoning_field_name,
         dispatch=frozenset(wanted),
         log_prefix=config.log_prefix,
+        codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,
     )

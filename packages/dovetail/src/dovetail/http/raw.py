@@ -7,6 +7,7 @@ and nothing is put before the text.
 import secrets
 from array import array
 from dataclasses import replace
+from typing import Any
 
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
@@ -16,7 +17,7 @@ from dovetail.preparation import CallIds, Prepared
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail.service import Served
 from dovetail.stability import Diagnosis, Sighting
-from dovetail_model import InvalidRequest, Request
+from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 
 _HEAD = Head(b"", b"", b"", b"")
@@ -48,6 +49,10 @@ class RawPreparer:
 
     async def count(self, request: Request) -> int:
         return len(self._ids(request))
+
+    def steering(self, thinking: Thinking) -> dict[str, Any]:
+        """There is no template to be steered."""
+        return {}
 
     def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
         return Generation(

@@ -1,0 +1,70 @@
+"""`dovetail catalog`: what a harness should know of the models, as the file that it takes."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dovetail.catalog import CatalogError
+from dovetail.cli.settings import with_settings
+from dovetail.codex_catalog import ProfileError, aliased, read_profile
+from dovetail.codex_catalog import catalog as codex_catalog
+from dovetail.config import Config
+from dovetail.config_sources import Settings
+from dovetail.engines.registry import EngineSetupError
+from dovetail.launch.plan import LaunchError
+from dovetail.launch.served import ask
+from dovetail.setup import build
+from dovetail.weights import WeightsError
+from dovetail_model import DovetailError
+
+HARNESS = "codex"
+Json = dict[str, Any]
+
+
+@with_settings
+def catalog(
+    settings: Settings,
+    harness: Annotated[str, typer.Argument(metavar=HARNESS, help="the harness that reads it")],
+    url: Annotated[
+        str | None, typer.Option(help="a running Dovetail to ask, instead of MODEL and settings")
+    ] = None,
+) -> None:
+    """Print the model catalog for Codex: `dovetail catalog codex --url URL > catalog.json`.
+
+    Codex reads the file that its setting model_catalog_json names. With --url it describes what a
+    running server serves; a key goes there by --api-key. Otherwise it describes what `dovetail
+    serve` would serve with the same arguments; no engine is started for that.
+    """
+    if harness != HARNESS:
+        raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
+    try:
+        found = _asked(url, settings.config) if url else _own(settings.config)
+    except (LaunchError, ProfileError, CatalogError, EngineSetupError, WeightsError) as error:
+        _fail(str(error))
+    except (DovetailError, ValueError, OSError) as error:
+        _fail(str(error))
+    typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
+
+
+def _asked(url: str, config: Config) -> Json:
+    """What a server says. The profile is that of the Codex on this machine, not on the server's."""
+    server = ask(url, config.api_key[0] if config.api_key else None)
+    if server.catalog is None:
+        raise LaunchError(f"{server.address} has no model catalog: it is an older Dovetail")
+    if config.codex_profile is None:
+        return dict(server.catalog)
+    profile = read_profile(config.codex_profile)
+    return {"models": [aliased(entry, profile) for entry in server.catalog["models"]]}
+
+
+def _own(config: Config) -> Json:
+    """What a server would say. Its store of turns is left alone."""
+    profile = read_profile(config.codex_profile) if config.codex_profile else None
+    return codex_catalog(build(replace(config, store="memory")).named(), profile)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail catalog: {message}", err=True)
+    raise typer.Exit(1)

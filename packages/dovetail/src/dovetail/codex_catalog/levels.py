@@ -1,0 +1,57 @@
+"""How hard a model can be asked to think, in the words of Codex."""
+
+from dovetail.rendering.template import RenderError
+from dovetail.service import Served
+from dovetail_model import Thinking
+
+#: What a user reads beside each level when choosing one.
+DESCRIPTIONS = {
+    "none": "Answers without thinking",
+    "minimal": "Hardly thinks",
+    "low": "Thinks briefly",
+    "medium": "Thinks as long as the task seems to need",
+    "high": "Thinks longer, for harder problems",
+    "xhigh": "Thinks much longer, for the hardest problems",
+    "max": "Thinks as long as it can",
+}
+_USUAL = "medium"
+
+
+def levels(served: Served) -> tuple[str, ...]:
+    """The levels that make a difference; none where the template leaves no choice.
+
+    A template that only turns thinking on and off has two: `none` and the usual one.
+    """
+    facts = served.model.facts
+    if served.model.reasoning_parser is None:
+        return ()
+    harder = [level for level in facts.efforts if level != "none"]
+    if not facts.thinking_switches:
+        return facts.efforts
+    return ("none", *(harder or [_USUAL]))
+
+
+def default_level(served: Served, offered: tuple[str, ...]) -> str | None:
+    """The level that a request which says nothing has already: Codex names one in every request.
+
+    Naming another would overrule what the operator or the template's author chose.
+    """
+    if not offered:
+        return None
+    silent = _prompt(served, Thinking())
+    for level in offered:
+        asked = Thinking(enabled=level != "none", effort=level)
+        if silent is not None and _prompt(served, asked) == silent:
+            return level
+    return _USUAL if _USUAL in offered else offered[len(offered) // 2]
+
+
+def _prompt(served: Served, thinking: Thinking) -> str | None:
+    """A short prompt under what is asked about thoughts; None if the template refuses it."""
+    model = served.model
+    text = "x" if model.facts.content == "string" else [{"type": "text", "text": "x"}]
+    switches = served.preparer.steering(thinking)
+    try:
+        return model.template.render([{"role": "user", "content": text}], switches=switches)
+    except RenderError:
+        return None

@@ -1,0 +1,54 @@
+"""The whole catalog, and the tag by which Codex notices that it has changed."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dovetail.codex_catalog.entries import entry
+from dovetail.codex_catalog.profile import aliased
+from dovetail.service import Offered, Service
+
+Json = dict[str, Any]
+Profile = Mapping[str, Any]
+
+
+def catalog(named: Iterable[tuple[str, Offered]], profile: Profile | None = None) -> Json:
+    """The catalog of models under their names, as the file that Codex takes has it."""
+    entries = [entry(name, one, place) for place, (name, one) in enumerate(named, 1)]
+    return {"models": [aliased(one, profile) if profile else one for one in entries]}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A state of the catalog. The tag is weak: it stands for what the entries say.
+
+    Replicas of one server have the same tag, and a proxy that compresses leaves it as it is.
+    """
+
+    models: list[Json]
+    etag: str
+
+
+class Catalog:
+    """The catalog of a service. It changes with the windows, which engines tell when they start."""
+
+    __slots__ = ("_named", "_profile", "_published", "_windows")
+
+    def __init__(self, service: Service, profile: Profile | None = None) -> None:
+        self._named = tuple(service.named())
+        self._profile = profile
+        self._windows: list[int] | None = None
+        self._published = Published([], "")
+
+    def current(self) -> Published:
+        """The catalog as it is now. Cheap: it is asked for with every answer to Codex."""
+        windows = [one.context_length for _, one in self._named]
+        if windows != self._windows:
+            self._windows = windows
+            models = catalog(self._named, self._profile)["models"]
+            digest = hashlib.blake2b(msgspec.json.encode(models), digest_size=12).hexdigest()
+            self._published = Published(models, f'W/"{digest}"')
+        return self._published

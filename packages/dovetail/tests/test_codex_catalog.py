@@ -1,0 +1,372 @@
+"""The catalog for Codex: what its entries say, whose profile they can take on, how it is served."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import ALIAS, NAME, THINKING_TEMPLATE, StageEngine, run, service, serving
+from hypothesis import given
+from hypothesis import strategies as st
+from models_at_hand import PAIRS, model, require
+from served import dovetail, qwen_folder, served
+
+from dovetail.codex_catalog import Catalog, ProfileError, aliased, catalog, entry, read_profile
+from dovetail.codex_catalog.levels import default_level, levels
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import Abilities
+from dovetail.engines.registry import UpstreamSetup, create_upstream
+from dovetail.engines.wire import Endpoint
+from dovetail.http import HttpOptions
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.seal import Sealer
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer, Settings
+from dovetail.routing import Pool
+from dovetail.service import Relayed, Served, Service
+from dovetail.stability import Stability, Stabilizer
+
+LIST = "/v1/models?client_version=0.166.0"
+SLASHED = "openai/openai/gpt-5.5"
+
+#: What Codex 0.166 refuses an entry without, and the kind of each.
+REQUIRED = {
+    "slug": str,
+    "display_name": str,
+    "supported_reasoning_levels": list,
+    "shell_type": str,
+    "visibility": str,
+    "supported_in_api": bool,
+    "priority": int,
+    "support_verbosity": bool,
+    "truncation_policy": dict,
+    "experimental_supported_tools": list,
+    "base_instructions": str,
+}
+PROFILE = {
+    **{name: kind() for name, kind in REQUIRED.items()},
+    "slug": "gpt-0",
+    "truncation_policy": {"mode": "tokens", "limit": 8_000},
+    "context_window": 272_000,
+    "auto_compact_token_limit": 250_000,
+    "base_instructions": "You are somebody else.",
+    "support_verbosity": True,
+    "apply_patch_tool_type": "freeform",
+    "input_modalities": ["text", "image"],
+    "upgrade": {"model": "gpt-1"},
+    "service_tiers": [{"id": "priority"}],
+    "supports_search_tool": True,
+    "use_responses_lite": True,
+    "something_new": 7,
+}
+
+
+class Unstarted(StageEngine):
+    """An engine that has said nothing of itself but its window."""
+
+    def __init__(self, window: int | None) -> None:
+        self.abilities = Abilities(context_length=window)
+
+
+def offered(name: str, settings: Settings | None = None, window: int | None = None) -> Served:
+    """The model of a real template. Entries can be had before an engine is started."""
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    require(pair)
+    found = replace(model(pair), context_length=None)
+    preparer = Preparer(found, Ledger(MemoryStore()), Keyring([bytes(32)]), settings)
+    return Served((name,), found, preparer, Pool([Unstarted(window)]))
+
+
+small = cache(lambda: offered("Qwen2.5"))
+OFF = Settings(default_thinking="disabled")
+CASES: list[tuple[str, Settings | None, tuple[str, ...], str | None]] = [
+    ("Qwen3", None, ("none", "medium"), "medium"),
+    ("Qwen3", OFF, ("none", "medium"), "none"),
+    ("Qwen3", Settings(template_switches={"enable_thinking": False}), ("none", "medium"), "none"),
+    ("Qwen3-Coder", None, (), None),
+    ("Kimi-K2-Thinking", None, (), None),
+    ("Ministral-3", None, (), None),
+    ("DeepSeek-V3.1", None, ("none", "medium"), "medium"),
+    ("gpt-oss", None, ("low", "medium", "high"), "medium"),
+    (
+        "gpt-oss",
+        Settings(template_switches={"reasoning_effort": "high"}),
+        ("low", "medium", "high"),
+        "high",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "taken", "usual"), CASES)
+def test_levels_are_those_that_the_template_takes(
+    name: str, settings: Settings | None, taken: tuple[str, ...], usual: str | None
+) -> None:
+    one = offered(name, settings)
+    assert levels(one) == taken
+    assert default_level(one, taken) == usual
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen3-Coder", "Kimi-K2-Thinking", "gpt-oss"])
+def test_an_entry_says_what_the_model_does(name: str) -> None:
+    one = offered(name)
+    made = entry(name, one)
+    assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
+    thinks = one.model.reasoning_parser is not None
+    assert made["default_reasoning_summary"] == ("auto" if thinks else "none")
+    assert made["supports_reasoning_summary_parameter"] is thinks
+    assert made["supports_parallel_tool_calls"] is one.model.facts.many_calls
+    assert made["input_modalities"] == ["text"]
+    assert made["apply_patch_tool_type"] == "freeform"
+    assert made["support_verbosity"] is False
+    assert "*** Begin Patch" in made["base_instructions"]
+    assert 1_000 < len(made["base_instructions"]) < 2_500
+
+
+def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
+    """It may think and it gets images; which levels it takes, nobody knows."""
+    engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
+    sealer = Sealer(Keyring([bytes(32)]))
+    made = entry("m", Relayed(("m",), engine, Stabilizer(Stability()), sealer, max_context=65_536))
+    assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
+    assert made["context_window"] == 65_536
+    assert made["input_modalities"] == ["text", "image"]
+    assert (made["default_reasoning_level"], made["supported_reasoning_levels"]) == (None, [])
+    assert made["default_reasoning_summary"] == "auto"
+
+
+@given(window=st.integers(1_000, 2_000_000))
+def test_limits_leave_room_in_every_window(window: int) -> None:
+    made = entry("m", replace(small(), max_context=window))
+    assert made["context_window"] == made["max_context_window"] == window
+    left = made["context_window"] - made["auto_compact_token_limit"]
+    assert min(window // 4, 20_000) <= left < window // 2
+    assert 1_000 <= made["truncation_policy"]["limit"] <= 10_000
+
+
+@pytest.mark.parametrize(
+    ("window", "compacts", "output"),
+    [
+        (8_192, 5_462, 1_000),
+        (32_768, 21_846, 2_048),
+        (131_072, 111_072, 8_192),
+        (262_144, 242_144, 10_000),
+    ],
+)
+def test_limits_grow_with_the_window(window: int, compacts: int, output: int) -> None:
+    made = entry("m", offered("Qwen2.5", window=window))
+    assert made["auto_compact_token_limit"] == compacts
+    assert made["truncation_policy"] == {"mode": "tokens", "limit": output}
+
+
+def test_all_names_have_an_entry_but_patterns() -> None:
+    offers, _ = service(count=2)
+    made = catalog(offers.named())["models"]
+    assert [one["slug"] for one in made] == [NAME, "second-name", "model-1", ALIAS]
+    assert [one["priority"] for one in made] == [1, 2, 3, 4]
+
+
+def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
+    offers, _ = service()
+    own = entry(NAME, offers.served[0])
+    made = aliased(own, PROFILE)
+    kept = ("slug", "display_name", "context_window", "auto_compact_token_limit")
+    assert [made[key] for key in kept] == [own[key] for key in kept]
+    assert made["input_modalities"] == ["text"]
+    taken = ("base_instructions", "support_verbosity", "apply_patch_tool_type", "something_new")
+    assert [made[key] for key in taken] == [PROFILE[key] for key in taken]
+    # What only the profile's own service has: offers, tiers, forms of its API.
+    assert (made["upgrade"], made["service_tiers"]) == (None, [])
+    assert (made["supports_search_tool"], made["use_responses_lite"]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "window", "given_to_tools"),
+    [
+        ({"mode": "tokens", "limit": 10_000}, 262_144, {"mode": "tokens", "limit": 10_000}),
+        ({"mode": "tokens", "limit": 10_000}, 32_768, {"mode": "tokens", "limit": 2_048}),
+        ({"mode": "bytes", "limit": 10_000}, 262_144, {"mode": "bytes", "limit": 10_000}),
+        ({"mode": "bytes", "limit": 10_000}, 32_768, {"mode": "tokens", "limit": 2_048}),
+        ({"mode": "lines", "limit": 10}, 32_768, {"mode": "tokens", "limit": 2_048}),
+        ({"mode": "tokens"}, 32_768, {"mode": "tokens", "limit": 2_048}),
+        (None, 32_768, {"mode": "tokens", "limit": 2_048}),
+    ],
+)
+def test_an_alias_has_the_smaller_budget(
+    theirs: Mapping[str, Any] | None, window: int, given_to_tools: Mapping[str, Any]
+) -> None:
+    own = entry("m", offered("Qwen2.5", window=window))
+    assert aliased(own, {**PROFILE, "truncation_policy": theirs})["truncation_policy"] == (
+        given_to_tools
+    )
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A program of the name that does this, the only one on the path."""
+    program = folder / "codex"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_a_profile_is_read_from_the_installed_codex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = json.dumps({"models": [PROFILE, {**PROFILE, "slug": "gpt-1"}]})
+    arguments = '[ "$*" = "debug models --bundled" ] || exit 3'
+    installed(tmp_path, monkeypatch, f"{arguments}\necho WARNING >&2\necho '{told}'")
+    assert read_profile("gpt-1")["slug"] == "gpt-1"
+    with pytest.raises(ProfileError, match="no profile 'gpt-2'; it has gpt-0, gpt-1"):
+        read_profile("gpt-2")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo one >&2; echo 'unknown command' >&2; exit 2", "up to date.*: unknown command"),
+        ("echo 'error: no models' >&2; echo Usage >&2; exit 2", "up to date.*: error: no models"),
+        ("exit 1", "it says nothing"),
+        ("echo soup", "printed no catalog"),
+        ("echo '[]'", "printed no catalog"),
+        ("printf '\\377\\376'", "printed no catalog"),
+        ("echo '{\"models\": [{}]}'", "printed no catalog"),
+    ],
+)
+def test_a_codex_that_tells_nothing_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+) -> None:
+    installed(tmp_path, monkeypatch, script)
+    with pytest.raises(ProfileError, match=told):
+        read_profile("gpt-0")
+
+
+def test_a_missing_codex_is_reported_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProfileError, match="not installed here: npm install -g @openai/codex"):
+        read_profile("gpt-0")
+
+
+def test_the_tag_stands_for_the_entries_alone() -> None:
+    """Replicas share it; a window that an engine tells later changes it; so does a profile."""
+    (one, engine), (other, _) = service(), service()
+    first = Catalog(one)
+    before = first.current()
+    assert Catalog(other).current() == before
+    assert first.current() is before
+    assert Catalog(one, PROFILE).current().etag != before.etag
+    engine.abilities = Abilities(context_length=2048)
+    assert first.current().etag != before.etag
+    assert first.current().models[0]["context_window"] == 2048
+
+
+def test_codex_gets_both_lists_and_others_theirs() -> None:
+    async def scene() -> None:
+        async with serving(template=THINKING_TEMPLATE) as stage:
+            reply = await stage.ask("GET", LIST)
+            names = [one["id"] for one in reply.json["data"]]
+            assert [one["slug"] for one in reply.json["models"]] == names
+            assert names == [NAME, "second-name", ALIAS]
+            assert reply.headers["etag"] == reply.headers["x-models-etag"]
+            plain = await stage.ask("GET", "/v1/models")
+            assert "models" not in plain.json
+            assert plain.json["data"] == reply.json["data"]
+            other = await stage.ask("GET", LIST, anthropic_version="2023-06-01")
+            assert "models" not in other.json
+
+    run(scene)
+
+
+def test_a_list_that_is_known_is_not_sent_again() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            etag = (await stage.ask("GET", LIST)).headers["etag"]
+            strong = etag.removeprefix("w/")  # the stage reads headers in small letters
+            for known in (strong, f"W/{strong}", f'"other", {strong}', "*"):
+                reply = await stage.ask("GET", LIST, if_none_match=known)
+                assert (reply.status, reply.body) == (304, b"")
+                assert reply.headers["etag"] == etag
+            for other in ('"other"', strong.strip('"')):
+                assert (await stage.ask("GET", LIST, if_none_match=other)).status == 200
+            assert (await stage.ask("HEAD", LIST)).headers["etag"] == etag
+
+    run(scene)
+
+
+def test_every_answer_of_responses_has_the_tag_of_the_list() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(codex_profile=PROFILE)) as stage:
+            etag = (await stage.ask("GET", LIST)).headers["etag"]
+            body = {"model": NAME, "input": "Hello"}
+            for more in ({}, {"stream": True}, {"model": "nobody"}, {"input": "x" * 9000}):
+                reply = await stage.ask("POST", "/v1/responses", {**body, **more})
+                assert reply.headers["x-models-etag"] == etag
+            chat = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
+            reply = await stage.ask("POST", "/v1/chat/completions", chat)
+            assert "x-models-etag" not in reply.headers
+
+    run(scene)
+
+
+def test_slashed_names_resolve_everywhere() -> None:
+    async def scene() -> None:
+        made, _ = service()
+        offers = Service(made.served, {SLASHED: NAME})
+        async with serving(offered=offers) as stage:
+            for path in (SLASHED, SLASHED.replace("/", "%2F")):
+                assert (await stage.ask("GET", f"/v1/models/{path}")).json["id"] == SLASHED
+            listed = (await stage.ask("GET", LIST)).json
+            assert listed["models"][-1]["slug"] == listed["data"][-1]["id"] == SLASHED
+            reply = await stage.ask("POST", "/v1/responses", {"model": SLASHED, "input": "Hi"})
+            assert (reply.status, reply.json["model"]) == (200, SLASHED)
+
+    run(scene)
+
+
+def test_the_command_prints_what_a_server_would_say(tmp_path: Path) -> None:
+    model_folder, script = qwen_folder(tmp_path / "model"), tmp_path / "script.txt"
+    script.write_text("Hello.")
+    flags = ("--engine", "scripted", "--script", script, "--served-model-name", SLASHED)
+    alias = ("--model-alias", f"short={SLASHED}")
+    arguments = (model_folder, *flags, *alias)
+    before = dovetail("catalog", "codex", *arguments, home=tmp_path)
+    assert before.status == 0, before.err
+    made = json.loads(before.out)["models"]
+    assert [one["slug"] for one in made] == [SLASHED, "short"]
+    with served(*arguments, "--api-key", "k", home=tmp_path) as running:
+        asked = ("catalog", "codex", "--url", running.url)
+        assert json.loads(dovetail(*asked, "--api-key", "k", home=tmp_path).out)["models"] == made
+        refused = dovetail(*asked, home=tmp_path)
+        assert (refused.status, refused.out) == (1, "")
+        assert "asks for a key" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("claude",), 2, "only codex takes a catalog"),
+        (("codex", "--url", "http://127.0.0.1:9"), 1, "no server answers"),
+        (("codex", "/nowhere"), 1, "there is no model '/nowhere'"),
+        (("codex", "--codex-profile", "gpt-0"), 1, "npm install -g @openai/codex"),
+    ],
+)
+def test_the_command_tells_what_is_wrong(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, told: str
+) -> None:
+    without_codex = {"PATH": str(tmp_path)}
+    ended = dovetail("catalog", *arguments, home=tmp_path, environment=without_codex)
+    assert (ended.status, ended.out) == (status, "")
+    assert told in ended.err
+
+
+def test_a_server_does_not_start_without_its_profile(tmp_path: Path) -> None:
+    model_folder = qwen_folder(tmp_path / "model")
+    flags = ("--engine", "scripted", "--codex-profile", "gpt-0")
+    without_codex = {"PATH": str(tmp_path)}
+    ended = dovetail("serve", model_folder, *flags, home=tmp_path, environment=without_codex)
+    assert ended.status == 1
+    assert ended.err.startswith("dovetail serve: a codex profile is read from codex itself")

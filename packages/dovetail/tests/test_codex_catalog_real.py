@@ -1,0 +1,254 @@
+"""The real Codex with no catalog, with ours, and under a profile of its own.
+
+A real server plays a model that runs one command of 100 KB of output. What is compared is what
+Codex then asks: how much of the output, which instructions, which tools, how much thinking.
+"""
+
+import json
+import os
+import subprocess
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harnesses_at_hand import PROGRAMS
+from recording_front import Front, front_of
+from served import Running, dovetail, qwen_folder, served
+
+MODEL = "openai/openai/gpt-5.5"  # slashed: Codex alone would not know it
+ALIAS = "short"
+PROFILE = "gpt-5.5"
+OUTPUT = "python3 -c \"print(('y' * 79 + chr(10)) * 1300)\""  # 104,000 characters
+CALL = """<think>
+I look at it all.
+</think>
+
+<tool_call>
+<function=exec_command>
+<parameter=cmd>
+{cmd}
+</parameter>
+<parameter=max_output_tokens>
+1000000
+</parameter>
+</function>
+</tool_call>"""
+PATCH = """<tool_call>
+<function=apply_patch>
+<parameter=input>
+*** Begin Patch
+*** Add File: greeting.txt
++grüße
+*** End Patch
+</parameter>
+</function>
+</tool_call>"""
+IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEUlEQVR4nGP4z8AARGDiPwMAHfAD/aAzCYkAAAAASUVO"
+    "RK5CYII="
+)
+END = "<think>\nSeen.\n</think>\n\nThat was long."
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Codex asked in a session of two calls: the first request and the last one."""
+
+    first: Any
+    last: Any
+    said: str
+
+    @property
+    def output(self) -> int:
+        """How many characters of the command's output came back."""
+        outputs = [i["output"] for i in self.last["input"] if i["type"] == "function_call_output"]
+        return len(outputs[0])
+
+    @property
+    def instructions(self) -> str:
+        return str(self.first["input"][0]["content"][0]["text"])
+
+    @property
+    def tools(self) -> set[tuple[str, str]]:
+        return {(tool["type"], tool.get("name", "")) for tool in self.first["tools"]}
+
+
+@pytest.fixture(scope="module")
+def codex() -> str:
+    if not (PROGRAMS / "codex").exists():
+        pytest.skip("the real codex is not at hand: make harnesses (it needs npm)")
+    return str(PROGRAMS / "codex")
+
+
+@pytest.fixture(scope="module")
+def server(codex: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A thinking model with a window of 200,000 tokens, under a slashed name and a short one."""
+    folder = tmp_path_factory.mktemp("catalog")
+    model = qwen_folder(folder / "model")
+    (model / "config.json").write_text('{"max_position_embeddings": 200000}')
+    texts = (CALL.format(cmd=OUTPUT), PATCH, END)
+    (folder / "script.yaml").write_text(json.dumps({"turns": [{"text": text} for text in texts]}))
+    flags = ("--engine", "scripted", "--script", folder / "script.yaml")
+    parsers = ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3")
+    names = ("--served-model-name", MODEL, "--model-alias", f"{ALIAS}={MODEL}")
+    with served(model, *flags, *parsers, *names, home=folder) as running:
+        yield running
+
+
+@pytest.fixture
+def front(server: Running) -> Iterator[Front]:
+    with front_of(server.url) as made:
+        yield made
+
+
+def session(
+    front: Front,
+    folder: Path,
+    *arguments: str | Path,
+    catalog: Path | None = None,
+    model: str = MODEL,
+    auth: bool = False,
+) -> Seen:
+    """A whole session. With `auth` a command makes the key: then Codex asks for the list itself."""
+    for name in ("home", "work"):
+        (folder / name).mkdir(exist_ok=True)
+    provider = ['name = "Lab"', f'base_url = "{front.url}/v1"', 'wire_api = "responses"']
+    keyed = ["[model_providers.lab.auth]", 'command = "echo"', 'args = ["local"]']
+    settings = [f'model = "{model}"', 'model_provider = "lab"']
+    settings += [f'model_catalog_json = "{catalog}"'] if catalog else []
+    settings += ["analytics.enabled = false", 'otel.metrics_exporter = "none"']
+    settings += ["[model_providers.lab]", *provider, *(keyed if auth else ['env_key = "KEY"'])]
+    (folder / "home" / "config.toml").write_text("\n".join(settings))
+    command = [str(PROGRAMS / "codex"), "exec", "--skip-git-repo-check", *map(str, arguments)]
+    home = str(folder / "home")
+    done = subprocess.run(
+        [*command, "--dangerously-bypass-approvals-and-sandbox", "--", "Look"],
+        cwd=folder / "work",
+        env={"PATH": os.environ["PATH"], "HOME": home, "CODEX_HOME": home, "KEY": "local"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    bodies = front.bodies("/v1/responses")
+    return Seen(bodies[0], bodies[-1], done.stdout + done.stderr)
+
+
+def written(server: Running, folder: Path, *flags: str) -> Path:
+    """The catalog as the command writes it, with the real Codex on the path."""
+    path = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
+    arguments = ("catalog", "codex", "--url", server.url, *flags)
+    ended = dovetail(*arguments, home=folder, environment=path)
+    assert ended.status == 0, ended.err
+    (folder / "catalog.json").write_text(ended.out)
+    return folder / "catalog.json"
+
+
+def test_without_a_catalog_codex_knows_nothing(front: Front, tmp_path: Path) -> None:
+    seen = session(front, tmp_path)
+    assert "Model metadata for `openai/openai/gpt-5.5` not found" in seen.said
+    assert 10_000 <= seen.output <= 10_500
+    assert ("custom", "apply_patch") not in seen.tools
+    assert "effort" not in seen.first["reasoning"]
+    assert "text" not in seen.first
+
+
+def test_our_entry_tells_codex_what_the_model_can_do(
+    server: Running, front: Front, tmp_path: Path
+) -> None:
+    path = written(server, tmp_path)
+    seen = session(front, tmp_path, catalog=path)
+    (own, _) = json.loads(path.read_text())["models"]
+    assert "not found" not in seen.said
+    assert 40_000 <= seen.output <= 40_500  # 10,000 tokens, at the four bytes that Codex reckons
+    assert seen.instructions == own["base_instructions"]
+    assert ("custom", "apply_patch") in seen.tools
+    assert seen.first["reasoning"] == {"effort": "medium", "summary": "auto"}
+    assert "text" not in seen.first  # no verbosity: nothing reads it
+    assert "I look at it all." in seen.said  # thoughts are shown
+    assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
+
+
+def test_the_alias_of_a_profile_has_its_ways(server: Running, front: Front, tmp_path: Path) -> None:
+    path = written(server, tmp_path, "--codex-profile", PROFILE)
+    seen = session(front, tmp_path, catalog=path)
+    assert 40_000 <= seen.output <= 40_500
+    assert "You are Codex" in seen.instructions
+    assert len(seen.instructions) > 20_000
+    assert ("custom", "apply_patch") in seen.tools
+    assert ("tool_search", "") not in seen.tools  # it would hide the tools that it searches
+    assert seen.first["reasoning"] == {"effort": "medium"}
+    assert seen.first["text"] == {"verbosity": "low"}
+    assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
+
+
+def test_an_image_is_left_out_for_a_model_that_sees_none(
+    server: Running, front: Front, tmp_path: Path
+) -> None:
+    """Without an entry Codex sends it, and the server has to refuse the whole request."""
+    image = tmp_path / "red.png"
+    image.write_bytes(b64decode(IMAGE))
+    seen = session(front, tmp_path, "-i", image, catalog=written(server, tmp_path))
+    parts = seen.first["input"][-1]["content"]
+    assert {part["type"] for part in parts} == {"input_text"}
+    assert any("do not support image input" in part["text"] for part in parts)
+
+
+def test_codex_fetches_the_catalog_by_itself(front: Front, tmp_path: Path) -> None:
+    """It does so where a command makes its key. With the right tag it asks only at its start."""
+    seen = session(front, tmp_path, auth=True, model=ALIAS)
+    assert "not found" not in seen.said
+    assert seen.first["reasoning"]["effort"] == "medium"
+    assert ("custom", "apply_patch") in seen.tools
+    kept = json.loads((tmp_path / "home" / "models_cache.json").read_text())
+    lists = [one for one in front.asked if one.path.startswith("/v1/models?client_version=")]
+    assert [one["slug"] for one in kept["models"]] == [MODEL, ALIAS]
+    assert {one.headers["etag"] for one in lists} == {kept["etag"]}
+    answers = [one for one in front.asked if one.path == "/v1/responses"]
+    assert {one.headers["x-models-etag"] for one in answers} == {kept["etag"]}
+    first = front.asked.index(answers[0])
+    assert not [one for one in front.asked[first:] if one.method == "GET"]
+
+
+def test_another_tag_makes_codex_fetch_it_anew(front: Front, tmp_path: Path) -> None:
+    front.more["x-models-etag"] = 'W/"another"'
+    session(front, tmp_path, auth=True)
+    answers = [at for at, one in enumerate(front.asked) if one.path == "/v1/responses"]
+    assert [one for one in front.asked[answers[0] :] if one.path.startswith("/v1/models?")]
+
+
+def test_an_unknown_profile_is_told_with_those_that_there_are(
+    codex: str, server: Running, tmp_path: Path
+) -> None:
+    path = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
+    arguments = ("catalog", "codex", "--url", server.url, "--codex-profile", "gpt-0")
+    ended = dovetail(*arguments, home=tmp_path, environment=path)
+    assert (ended.status, ended.out) == (1, "")
+    assert PROFILE in ended.err
+
+
+def test_a_server_shows_its_models_under_a_profile(
+    codex: str, server: Running, tmp_path: Path
+) -> None:
+    """The same entries, whether the server was told the profile or the command is."""
+    script = tmp_path / "script.txt"
+    script.write_text("Hello.")
+    model = qwen_folder(tmp_path / "model")
+    (model / "config.json").write_text('{"max_position_embeddings": 200000}')
+    flags = ("--engine", "scripted", "--script", script, "--codex-profile", PROFILE)
+    path = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
+    with served(
+        model, *flags, "--served-model-name", MODEL, home=tmp_path, environment=path
+    ) as other:
+        told = other.ask("GET", "/v1/models?client_version=0.166.0").json["models"]
+    assert (
+        told
+        == json.loads(written(server, tmp_path, "--codex-profile", PROFILE).read_text())["models"][
+            :1
+        ]
+    )
