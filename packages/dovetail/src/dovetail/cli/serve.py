@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from dovetail.http.app import App
 from dovetail.http.auth import exposure
 from dovetail.http.options import http_options
 from dovetail.http.server import server
+from dovetail.launch.registry import HARNESSES
 from dovetail.log import configure
 from dovetail.service import Service
 from dovetail.setup import DEFAULT_MODEL, build
@@ -151,15 +153,6 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _codex(address: str, name: str, keyed: bool) -> str:
-    """Codex takes a provider as settings on its command line."""
-    provider = {"name": "dovetail", "base_url": f"{address}/v1", "wire_api": "responses"}
-    if keyed:
-        provider["env_key"] = "KEY"
-    told = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
-    return f"codex -m {name} -c model_provider=dovetail -c 'model_providers.dovetail={{{told}}}'"
-
-
 def _greet(address: str, service: Service, keyed: bool) -> None:
     """The address, and a line to paste for each API."""
     key = ' -H "x-api-key: $KEY"' if keyed else ""
@@ -177,10 +170,14 @@ def _greet(address: str, service: Service, keyed: bool) -> None:
     for path, body in bodies.items():
         typer.echo(
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
-            f"-d '{json.dumps(body)}'"
+            f"-d {shlex.quote(json.dumps(body))}"
         )
-    token = "$KEY" if keyed else "none"
-    agents = f"ANTHROPIC_DEFAULT_HAIKU_MODEL={name} ANTHROPIC_MODEL={name}"
-    typer.echo(f"\nANTHROPIC_BASE_URL={address} ANTHROPIC_AUTH_TOKEN={token} {agents} claude")
-    typer.echo(_codex(address, name, keyed) + "\n")
+    typer.echo("\n" + "\n".join(_agents(address, service.served[0].context_length, keyed)) + "\n")
     sys.stdout.flush()
+
+
+def _agents(address: str, window: int, keyed: bool) -> list[str]:
+    """A line for each coding agent that the window has room for."""
+    key = 'DOVETAIL_API_KEY="$KEY" ' if keyed else ""  # a flag could be seen in the process list
+    fit = [one.name for one in HARNESSES.values() if one.least_window <= window]
+    return [f"{key}dovetail launch {name} --url {address}" for name in fit]

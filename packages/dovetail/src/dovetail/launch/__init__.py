@@ -1,0 +1,1 @@
+"""Running coding agents on what Dovetail serves: what each has to be told, and how it is run."""

@@ -1,0 +1,22 @@
+"""`python -m dovetail.launch.guarded ARGUMENTS`: Dovetail that ends with its parent.
+
+The end of its stdin is its order to end, however the parent came to its end.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def _watch() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_watch, daemon=True).start()
+    sys.argv[0] = "dovetail"
+    runpy.run_module("dovetail", run_name="__main__")

@@ -1,0 +1,56 @@
+"""What a server of our own is told: the settings of this command, once more as a command line."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config import Config
+from dovetail.config_sources import PREFIX, SECRET, Settings
+from dovetail.setup import DEFAULT_MODEL
+from dovetail.weights import BUILT_IN
+
+_NOT_FILES = ("flag", "environment")
+
+
+def arguments_of(settings: Settings, model: str | None) -> list[str]:
+    """The arguments of `dovetail serve`. Keys do not stand among them: anybody can see those."""
+    arguments = [] if model is None or settings.config.models else [model]
+    file = next((one for one in settings.origins.values() if one not in _NOT_FILES), None)
+    if file is not None:
+        arguments += ["--config", file]
+    for name, origin in settings.origins.items():
+        if origin == "flag" and name not in SECRET:
+            arguments += _flag(name.replace("_", "-"), getattr(settings.config, name))
+    return arguments
+
+
+def port_of(settings: Settings) -> list[str]:
+    """A free port, where none is asked for: others may run beside it."""
+    return [] if "http_port" in settings.origins else ["--http-port", "0"]
+
+
+def secrets_of(settings: Settings) -> dict[str, str]:
+    """The keys, as variables of its environment."""
+    found = {name: getattr(settings.config, name) for name in SECRET}
+    return {
+        f"{PREFIX}{name.upper()}": value if isinstance(value, str) else ",".join(value)
+        for name, value in found.items()
+        if value
+    }
+
+
+def window_of_built_in(config: Config, model: str | None) -> tuple[str, int] | None:
+    """The model that would be served and its window, where it is known without fetching it."""
+    named = model or config.model or DEFAULT_MODEL
+    if config.engine_url or config.models or named not in BUILT_IN:
+        return None
+    window = BUILT_IN[named].context_length
+    return named, min(window, config.context_length or window)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, tuple):
+        return [part for one in value for part in (f"--{name}", str(one))]
+    return [f"--{name}", json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)]

@@ -1,0 +1,103 @@
+"""Running a harness: its terminal, its signals and its exit status are the user's."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from types import FrameType
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from dovetail.launch.files import remove_files, write_files
+from dovetail.launch.plan import Harness, LaunchError, Plan
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+#: A harness and what it runs would go on ignoring them: `yes | head` would complain.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def executable_of(harness: Harness) -> str:
+    """Where the harness is installed."""
+    found = shutil.which(harness.executable)
+    if found is None:
+        raise LaunchError(
+            f"{harness.title} is not installed: there is no {harness.executable!r} on the PATH. "
+            f"Install it with: {harness.install}"
+        )
+    return found
+
+
+def environment_of(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The user's environment with the plan's changes."""
+    kept = {name: value for name, value in inherited.items() if name not in plan.unset}
+    return {**kept, **plan.environment}
+
+
+def past_proxies(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The server is not to be asked through a proxy that the user has for the rest of the world.
+
+    Harnesses may have one in files of their own, so this is said whether or not we see one.
+    """
+    host = urlsplit(address).hostname or ""
+    told = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
+    excepted = ",".join(part for part in (told, host) if part)
+    return {"no_proxy": excepted, "NO_PROXY": excepted}
+
+
+def replace_process(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
+    """This process becomes the harness: nothing can stand between it and its user."""
+    write_files(plan.files)
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(plan.command[0], plan.command, environment)
+
+
+def run(plan: Plan, environment: Mapping[str, str]) -> int:
+    """Runs the harness to its end. Gives the status to exit with."""
+    write_files(plan.files)
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        # From the keyboard it has reached the harness, too.
+        if process is not None and not (number == signal.SIGINT and _has_the_keyboard()):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        process = subprocess.Popen(plan.command, env=environment)
+        status = _wait(process)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        remove_files(plan.files)  # the address in them is gone with our server
+    return status if status >= 0 else 128 - status
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """Waits for its end. When the harness stops itself (Ctrl-Z), so do we: the shell waits for us.
+
+    Where the system cannot tell that, only the end counts.
+    """
+    while hasattr(os, "waitid"):
+        seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if seen is None or seen.si_code != os.CLD_STOPPED:
+            break
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        process.send_signal(signal.SIGCONT)
+    return process.wait()
+
+
+def _has_the_keyboard() -> bool:
+    """Whether a Ctrl-C of the terminal goes to this process and those that it started."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

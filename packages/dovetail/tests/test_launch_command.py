@@ -1,0 +1,251 @@
+"""`dovetail launch` as users run it, before a server that runs already."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from launch_stage import DIES, FakeHarness
+from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
+
+LONG = 200_000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("launching")
+    config = qwen_folder(place / "qwen") / "config.json"
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "max_position_embeddings": LONG})
+    )
+    (place / "hello.txt").write_text("<think>\nHm.\n</think>\n\nHello.")
+    return place
+
+
+def scripted(place: Path) -> list[str]:
+    engine = ["--engine", "scripted", "--script", str(place / "hello.txt")]
+    return [str(place / "qwen"), *engine, "--served-model-name", NAME]
+
+
+@pytest.fixture(scope="module")
+def running(place: Path) -> Iterator[Running]:
+    with served(*scripted(place), "--context-length", str(LONG)) as running:
+        yield running
+
+
+def launch(home: Path, *arguments: str, bin: Path | None = None, **environment: str) -> Ended:
+    path = f"{bin}{os.pathsep}{os.environ['PATH']}" if bin else str(home / "nothing")
+    return dovetail("launch", *arguments, home=home, environment={"PATH": path, **environment})
+
+
+def test_the_harness_gets_its_arguments_and_gives_its_status(
+    running: Running, tmp_path: Path
+) -> None:
+    harness = FakeHarness(tmp_path, "claude")
+    ran = launch(tmp_path, "claude", "--url", running.url, "--", "-p", "--url", bin=harness.bin)
+    assert (ran.status, ran.err) == (7, "")
+    assert harness.told["arguments"][2:] == ["-p", "--url"]
+    environment = harness.told["environment"]
+    assert environment["ANTHROPIC_MODEL"] == NAME
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(LONG)
+
+
+def test_a_harness_that_is_killed_is_seen_as_such(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "pi", DIES)
+    assert launch(tmp_path, "pi", "--url", running.url, bin=harness.bin).status == -9
+
+
+def test_pipes_break_in_the_harness_as_in_a_shell(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "pi")
+    (harness.bin / "pi").write_text("#!/usr/bin/env bash\nyes | head -1\necho ${PIPESTATUS[0]}\n")
+    ran = launch(tmp_path, "pi", "--url", running.url, bin=harness.bin)
+    assert (ran.status, ran.out, ran.err) == (0, "y\n141\n", "")
+
+
+def test_a_data_folder_that_cannot_be_is_told_in_one_line(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "claude")
+    (tmp_path / "file").write_text("")
+    flags = ("--url", running.url, "--data-dir", str(tmp_path / "file"))
+    ran = launch(tmp_path, "claude", *flags, bin=harness.bin)
+    assert (ran.status, ran.out, harness.ran) == (1, "", False)
+    assert ran.err.startswith(f"dovetail launch: cannot write {tmp_path / 'file'}/launch/claude")
+    assert ran.err.endswith(": Not a directory; --data-dir names another folder\n")
+
+
+def test_a_harness_that_is_no_program_is_told_in_one_line(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "pi")
+    (harness.bin / "pi").write_text("#!/no/such/interpreter\n")
+    ran = launch(tmp_path, "pi", "--url", running.url, bin=harness.bin)
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert str(harness.bin / "pi") in ran.err
+
+
+def test_the_catalog_is_that_of_the_server(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "codex")
+    assert launch(tmp_path, "codex", "--url", running.url, bin=harness.bin).status == 7
+    (written,) = (tmp_path / "launch" / "codex").rglob("catalog.json")
+    (entry,) = json.loads(written.read_text())["models"]
+    assert (entry["slug"], entry["context_window"]) == (NAME, LONG)
+
+
+def test_a_server_of_the_settings_is_found(running: Running, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "opencode")
+    port = running.url.rpartition(":")[2]
+    ran = launch(tmp_path, "opencode", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
+    assert (ran.status, ran.err) == (7, f"dovetail launch: using the server at {running.url}\n")
+
+
+def test_lines_are_printed_for_a_harness_that_is_not_installed(
+    running: Running, tmp_path: Path
+) -> None:
+    ran = launch(tmp_path, "claude", "--url", running.url, "--print", "--", "-p", "two words")
+    assert ran.status == 0, ran.err
+    lines = ran.out.splitlines()
+    assert f"export ANTHROPIC_BASE_URL={running.url}" in lines
+    assert lines[-1].endswith(" -p 'two words'")
+    assert not (tmp_path / "launch").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "which harness? known are claude (Claude Code), codex (Codex)"),
+        (["nano"], "there is no harness 'nano'; known are claude (Claude Code), codex (Codex)"),
+        (["claude"], "Install it with: npm install -g @anthropic-ai/claude-code"),
+        (["claude", "--api", "chat"], "Claude Code speaks messages, not 'chat'"),
+        (["pi", "--print", "--url", "URL", "--engine", "vllm"], "--engine is for a server to be"),
+        (["pi", "--print", "--url", "URL", "--model", "other"], f"serves '{NAME}'"),
+        (["pi", "--print", "--url", "ftp://x"], "not an http address"),
+        (["pi", "--print", "--url", "http://127.0.0.1:1"], "no server answers at"),
+        (["claude", "--print", "--model", "smollm2"], "needs 49,152 tokens"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(
+    arguments: list[str], told: str, running: Running, tmp_path: Path
+) -> None:
+    given = [running.url if part == "URL" else part for part in arguments]
+    ran = launch(tmp_path, *given, DOVETAIL_HTTP_PORT=_free_port())
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("dovetail launch: ")
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_window_that_is_too_small_is_refused(place: Path, tmp_path: Path) -> None:
+    """Of the same server, a harness with less to say can have it."""
+    with served(*scripted(place), "--context-length", "16384") as small:
+        claude, codex = FakeHarness(tmp_path, "claude"), FakeHarness(tmp_path, "codex")
+        ran = launch(tmp_path, "claude", "--url", small.url, bin=claude.bin)
+        assert ran.status == 1
+        assert not claude.ran
+        assert f"the window of '{NAME}': it needs 49,152 tokens" in ran.err
+        assert "there are 16,384" in ran.err
+        assert launch(tmp_path, "codex", "--url", small.url, bin=codex.bin).status == 7
+
+
+def test_a_server_with_keys(place: Path, tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "claude")
+    long = ("--context-length", str(LONG))
+    with served(*scripted(place), *long, environment={"DOVETAIL_API_KEY": "k1"}) as keyed:
+        arguments = ["claude", "--url", keyed.url]
+        ran = launch(tmp_path, *arguments, bin=harness.bin)
+        assert (ran.status, harness.ran) == (1, False)
+        assert "asks for a key: DOVETAIL_API_KEY, or --api-key" in ran.err
+        ran = launch(tmp_path, *arguments, "--api-key", "k2", bin=harness.bin)
+        assert "asks for a key other than this" in ran.err
+        port = keyed.url.rpartition(":")[2]
+        ran = launch(tmp_path, "claude", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
+        assert (
+            "asks for a key: DOVETAIL_API_KEY, or --api-key" in ran.err
+        )  # it is not passed over for one of our own
+        assert launch(tmp_path, *arguments, bin=harness.bin, DOVETAIL_API_KEY="k1").status == 7
+        assert harness.told["environment"]["ANTHROPIC_AUTH_TOKEN"] == "k1"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_greeting_can_be_pasted(place: Path, tmp_path: Path) -> None:
+    """With a key that no process list shows, and a name that a shell would trip over."""
+    name, key = 'it\'s "$NAME"', "k1"
+    flags = (*scripted(place)[:-1], name, "--context-length", str(LONG))
+    harness = FakeHarness(tmp_path, "codex")
+    path = os.pathsep.join([str(harness.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**clean_environment(tmp_path), "PATH": path, "KEY": key}
+    with served(*flags, environment={"DOVETAIL_API_KEY": key}) as keyed:
+        assert keyed.process.stdout is not None
+        told: list[str] = []
+        while not told or "launch pi" not in told[-1]:
+            told.append(keyed.process.stdout.readline())
+        asking = [one for one in told if one.startswith("curl")]
+        assert len(asking) == 3
+        for line in asking:
+            ran = subprocess.run(
+                ["bash", "-c", line], env=environment, capture_output=True, text=True, check=True
+            )
+            assert "Hello." in ran.stdout
+        (line,) = [one for one in told if "launch codex" in one]
+        assert "--api-key" not in line
+        assert subprocess.run(["bash", "-c", line], env=environment, check=False).returncode == 7
+    assert harness.told["environment"]["KEY_OF_DOVETAIL"] == key
+
+
+def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:
+    with _other_server() as url:
+        ran = launch(tmp_path, "pi", "--print", "--url", url)
+        assert ran.status == 1
+        assert (
+            f"not a Dovetail server. To use it as an engine: --engine vllm --engine-url {url}"
+            in (ran.err)
+        )
+
+
+def test_another_server_in_our_place_is_told_of(tmp_path: Path) -> None:
+    """Whoever has a vLLM there means that one, not the small model that comes with us."""
+    with _other_server() as url:
+        ran = launch(tmp_path, "claude", "--print", DOVETAIL_HTTP_PORT=url.rpartition(":")[2])
+        assert ran.status == 1
+        assert f"To use it as an engine: --engine vllm --engine-url {url}" in ran.err
+        assert "needs 49,152 tokens" in ran.err
+
+
+def test_a_name_that_is_not_served_is_answered_with_those_that_are(
+    running: Running, tmp_path: Path
+) -> None:
+    """Then a server is begun for it, where a usual port does for the next launch to find it."""
+    port = running.url.rpartition(":")[2]
+    ran = launch(tmp_path, "pi", "--print", "--model", "typo", DOVETAIL_HTTP_PORT=port)
+    assert (ran.status, ran.out) == (1, "")
+    assert f"{running.url} does not serve 'typo'; it serves '{NAME}'\n" in ran.err
+    assert ran.err.endswith("could be shown: dovetail serve typo\n")
+
+
+class _Other(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def _other_server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def _free_port() -> str:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return str(place.getsockname()[1])

@@ -1,0 +1,196 @@
+"""A server that `dovetail launch` starts for the time of a run: signals, and how it ends."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from launch_stage import DIES, WAITS, FakeHarness
+from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
+
+from dovetail.config_sources import load
+from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
+
+INTERRUPT = b"\x03"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> list[str]:
+    """The flags of a server with a window that Codex fits into."""
+    folder = qwen_folder(tmp_path / "qwen")
+    (tmp_path / "hello.txt").write_text("Hello.")
+    engine = ["--engine", "scripted", "--script", str(tmp_path / "hello.txt")]
+    return ["--model", str(folder), *engine, "--served-model-name", NAME]
+
+
+def environment(home: Path, harness: FakeHarness) -> dict[str, str]:
+    path = f"{harness.bin}{os.pathsep}{os.environ['PATH']}"
+    return {**clean_environment(home), "PATH": path}
+
+
+@pytest.mark.parametrize(("does", "status"), [("tell(); sys.exit(7)", 7), (DIES, 128 + 9)])
+def test_it_is_there_for_the_run_and_gone_after_it(
+    does: str, status: int, settings: list[str], tmp_path: Path
+) -> None:
+    harness = FakeHarness(tmp_path, "codex", does)
+    told = {"PATH": environment(tmp_path, harness)["PATH"], "DOVETAIL_API_KEY": "k1"}
+    ran = dovetail("launch", "codex", *settings, "--", "a b", home=tmp_path, environment=told)
+    assert ran.status == status, ran.err
+    log = tmp_path / "launch" / "codex" / "server.log"
+    assert ran.err == f"dovetail launch: starting a server (log: {log})\n"
+    assert "Finished server process" in log.read_text()
+    assert harness.told["arguments"][-1] == "a b"
+    assert harness.told["environment"]["KEY_OF_DOVETAIL"] == "k1"
+    assert not _answers(_address(harness))
+    assert [one.name for one in log.parent.iterdir()] == ["server.log"]
+
+
+def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "codex")
+    (tmp_path / "hello.txt").unlink()
+    told = {"PATH": environment(tmp_path, harness)["PATH"]}
+    ran = dovetail("launch", "codex", *settings, home=tmp_path, environment=told)
+    assert (ran.status, harness.ran) == (1, False)
+    assert "the server did not start:\ndovetail serve: " in ran.err
+    assert "hello.txt" in ran.err
+
+
+def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(
+    settings: list[str], tmp_path: Path
+) -> None:
+    """Once, and the server goes on; the harness decides when to end."""
+    harness = FakeHarness(tmp_path, "codex", WAITS)
+    with _launched(settings, tmp_path, harness) as (process, keyboard):
+        for count in (1, 2):
+            os.write(keyboard, INTERRUPT)
+            _until(lambda count=count: len(harness.told["heard"]) >= count)  # type: ignore[misc]
+        assert harness.told["heard"] == ["SIGINT", "SIGINT"]
+        assert _answers(_address(harness))
+        os.kill(harness.told["pid"], signal.SIGTERM)
+        assert process.wait(PATIENCE) == 3
+    assert not _answers(_address(harness))
+
+
+def test_a_harness_that_stops_gives_the_shell_back(settings: list[str], tmp_path: Path) -> None:
+    """And goes on when the shell brings it back."""
+    harness = FakeHarness(tmp_path, "codex", WAITS)
+    with _launched(settings, tmp_path, harness) as (process, _):
+        os.kill(harness.told["pid"], signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 3
+
+
+def test_an_order_to_end_is_passed_on(settings: list[str], tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "codex", WAITS)
+    with _launched(settings, tmp_path, harness) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 3
+    assert harness.told["heard"] == ["SIGTERM"]
+    assert not _answers(_address(harness))
+
+
+def test_it_does_not_outlive_a_launch_that_was_killed(settings: list[str], tmp_path: Path) -> None:
+    harness = FakeHarness(tmp_path, "codex", WAITS)
+    with _launched(settings, tmp_path, harness) as (process, _):
+        process.kill()
+        process.wait(PATIENCE)
+        _until(lambda: not _answers(_address(harness)))
+        os.kill(harness.told["pid"], signal.SIGTERM)
+
+
+def test_its_command_line_says_the_same_without_keys(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('top_p = 0.5\nengine_api_key = "of the file"')
+    flags = {
+        "served_model_name": ["a", "b,c"],
+        "log_prefix": True,
+        "enable_anthropic_api": False,
+        "chat_template_kwargs": '{"x": [1]}',
+        "api_key": ["k1", "k2"],
+    }
+    given = load(flags, {"DOVETAIL_TOP_K": "7"}, file)
+    arguments = arguments_of(given, "some model")
+    assert arguments[:3] == ["some model", "--config", str(file)]
+    assert arguments[3:7] == ["--served-model-name", "a", "--served-model-name", "b,c"]
+    assert {"--log-prefix", "--no-enable-anthropic-api"} < set(arguments)
+    assert json.loads(arguments[arguments.index("--chat-template-kwargs") + 1]) == {"x": [1]}
+    assert not [one for one in arguments if "k1" in one or "of the file" in one]
+    assert port_of(given) == ["--http-port", "0"]
+    assert port_of(load({}, {"DOVETAIL_HTTP_PORT": "9000"})) == []
+    assert secrets_of(given) == {
+        "DOVETAIL_API_KEY": "k1,k2",
+        "DOVETAIL_ENGINE_API_KEY": "of the file",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "known"),
+    [
+        ({}, None, ("smollm2", 8192)),
+        ({"context_length": 4096}, "smollm2", ("smollm2", 4096)),
+        ({"context_length": 99_999}, None, ("smollm2", 8192)),
+        ({}, "some-org/some-model", None),
+        ({"engine_url": ["http://127.0.0.1:8000"]}, None, None),
+    ],
+)
+def test_the_window_of_a_built_in_model_is_known_before_it_is_fetched(
+    flags: dict[str, object], model: str | None, known: tuple[str, int] | None
+) -> None:
+    assert window_of_built_in(load(flags, {}).config, model) == known
+
+
+@contextmanager
+def _launched(
+    settings: list[str], home: Path, harness: FakeHarness
+) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """`dovetail launch` on a terminal of its own, with the harness running."""
+    keyboard, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail", "launch", "codex", *settings],
+        cwd=home,
+        env=environment(home, harness),
+        preexec_fn=lambda: os.login_tty(terminal),
+    )
+    os.close(terminal)
+    try:
+        _until(lambda: harness.ran or process.poll() is not None)
+        yield process, keyboard
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(keyboard)
+
+
+def _address(harness: FakeHarness) -> str:
+    (found,) = [one for one in harness.told["arguments"] if "base_url" in one]
+    return str(found.partition('base_url="')[2].partition('/v1"')[0])
+
+
+def _answers(address: str) -> bool:
+    place = urlsplit(address)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE)
+    try:
+        connection.request("GET", "/live")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _until(happened: Callable[[], object]) -> None:
+    """Waits for something that has to happen; a test that hangs is ended by its own limit."""
+    while not happened():
+        time.sleep(0.02)
