@@ -29,7 +29,7 @@ def mocking(folder: Path, name: str, window: int) -> Iterator[Endpoint]:
     if PYTHON is None:
         pytest.skip("no Dynamo: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
     model = qwen_folder(folder / "model")
-    port = _free_port()
+    port = free_port()
     worker = ["--model-path", str(model), "--model-name", name, "--max-model-len", str(window)]
     worker += ["--kv-bytes-per-token", "1024"]  # else it wants transformers to find that out
     commands = [
@@ -71,7 +71,7 @@ async def _found(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"])
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

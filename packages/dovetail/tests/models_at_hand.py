@@ -147,7 +147,7 @@ def model(pair: Pair) -> Model:
     """The pair as a served model, from a folder laid out as Hugging Face lays them out."""
     folder = Path(mkdtemp(prefix="dovetail-"))
     try:
-        _lay_out(pair, folder)
+        lay_out(pair, folder)
         return load_model(
             folder, tool_parser=pair.tool_parser, reasoning_parser=pair.reasoning_parser
         )
@@ -159,7 +159,7 @@ def _template(pair: Pair) -> Path:
     return TEMPLATES / f"{pair.template}.jinja"
 
 
-def _lay_out(pair: Pair, folder: Path) -> None:
+def lay_out(pair: Pair, folder: Path) -> None:
     for file in (TOKENIZERS / pair.tokenizer).iterdir():
         shutil.copy(file, folder)
     shutil.copy(_template(pair), folder / "chat_template.jinja")

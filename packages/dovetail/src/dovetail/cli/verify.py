@@ -1,0 +1,191 @@
+"""`dovetail verify`: judges a server by what agent harnesses ask of one."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from secrets import token_urlsafe
+from tempfile import TemporaryDirectory
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from dovetail.engines.wire import Endpoint
+from dovetail.launch.child import serving
+from dovetail.launch.plan import LaunchError
+from dovetail.verify.check import Check, Finding
+from dovetail.verify.discovery import Unusable, discover
+from dovetail.verify.html import as_html
+from dovetail.verify.registry import BLACK_BOX, SCRIPTED, chosen
+from dovetail.verify.report import Report, as_json
+from dovetail.verify.run import run
+from dovetail.verify.scripted import FileRecording, own_server, script_for
+from dovetail.verify.stage import Recording, Stage
+from dovetail.verify.terminal import progress, tell
+from dovetail_model import DovetailError
+
+_INTERRUPTED = 130  # as shells have it for Ctrl-C
+
+
+def verify(  # noqa: PLR0913 - each is a flag
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="The server, such as http://127.0.0.1:8000. Without one: Dovetail itself, with a "
+            "scripted model."
+        ),
+    ] = "",
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask; by default the first that is listed.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="The key that the server asks for.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Checks to run, by id, clause or pattern (messages.stream, CC-4, *.ids.*)."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds of silence after which a check is given up.")
+    ] = 120.0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report as JSON; - prints it.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as one HTML file.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show the checks that passed, too.")
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the checks, and run none.")] = False,
+    scripted: Annotated[
+        bool,
+        typer.Option("--scripted", help="The scripted engine is behind the server: look at both."),
+    ] = False,
+    engine_record: Annotated[
+        Path | None, typer.Option(help="The file that the scripted engine's --record names.")
+    ] = None,
+    print_script: Annotated[
+        str | None,
+        typer.Option(metavar="FAMILY", help="Print the script for a family of models, and end."),
+    ] = None,
+) -> None:
+    """Judge any server by what agent harnesses ask of one.
+
+    Every check names its clause, what was sent, what came, and why it matters. The status is 1
+    where something failed.
+    """
+    flags, patterns = _Flags(url, model, api_key, timeout), only or []
+    if print_script is not None:
+        _print_script(print_script)
+        return
+    if (scripted or engine_record) and not (scripted and engine_record and url):
+        _fail("--scripted needs the address of a server, and --engine-record FILE")
+    both = (*BLACK_BOX, *SCRIPTED)
+    checks = chosen(both if scripted or listed or not url else BLACK_BOX, patterns)
+    if not checks:
+        _fail(f"no check is called {', '.join(patterns)}: --list shows them")
+    if listed:
+        _list(checks)
+        return
+    console = Console(stderr=json_file == "-")
+    try:
+        report = _judge(flags, checks, console, engine_record)
+        tell(console, report, everything=everything)
+        _write(report, json_file, html_file)
+    except (DovetailError, LaunchError, Unusable, OSError, ValueError) as error:
+        _fail(str(error))
+    if len(report.findings) < len(checks):
+        raise typer.Exit(_INTERRUPTED)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Flags:
+    """What was said of the server."""
+
+    url: str
+    model: str | None
+    key: str | None
+    timeout: float = 120.0
+
+
+def _judge(flags: _Flags, checks: Sequence[Check], console: Console, record: Path | None) -> Report:
+    if not flags.url:
+        with _own() as (own, recording):
+            return asyncio.run(_run(own, checks, console, recording))
+    heard = None if record is None else FileRecording(record)
+    return asyncio.run(_run(flags, checks, console, heard))
+
+
+@contextmanager
+def _own() -> Iterator[tuple[_Flags, Recording]]:
+    """Dovetail with a scripted model and a key, for as long as it is judged."""
+    key = token_urlsafe()
+    with TemporaryDirectory(prefix="dovetail-verify-") as folder:
+        own, log = own_server(Path(folder)), Path(folder) / "log" / "serve.log"
+        settings = Path(folder) / "dovetail.toml"  # in place of the user's own
+        settings.touch()
+        arguments = (*own.arguments, "--config", str(settings))
+        with serving(arguments, {"DOVETAIL_API_KEY": key}, log) as child:
+            yield _Flags(child.address, own.model, key), FileRecording(own.record)
+
+
+async def _run(
+    flags: _Flags, checks: Sequence[Check], console: Console, recording: Recording | None
+) -> Report:
+    endpoint = Endpoint.parse(flags.url.rstrip("/").removesuffix("/v1"))
+    stage = Stage(
+        endpoint, flags.model or "", key=flags.key, timeout=flags.timeout, recording=recording
+    )
+    console.print(f"asking {endpoint}", highlight=False)
+    await discover(stage)
+    console.print(f"{len(checks)} checks of {stage.model}", highlight=False)
+    findings: list[Finding] = []
+    with progress(console, len(checks)) as show:
+
+        def note(check: Check, finding: Finding | None) -> None:
+            show(check, finding)
+            findings.extend([finding] if finding is not None else [])
+
+        try:
+            await run(stage, checks, note)
+        except asyncio.CancelledError:  # Ctrl-C: what was found until then is told
+            console.print(f"interrupted after {len(findings)} of {len(checks)} checks")
+    served = str(endpoint), stage.model
+    return Report(*served, findings, stage.missing, stage.window, version("dovetail"))
+
+
+def _write(report: Report, json_file: str | None, html_file: Path | None) -> None:
+    if json_file is not None:
+        text = json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
+        if json_file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(json_file).write_text(text, "utf-8")
+    if html_file is not None:
+        html_file.write_text(as_html(report), "utf-8")
+
+
+def _list(checks: Sequence[Check]) -> None:
+    for check in checks:
+        typer.echo(f"{check.id:<38} {check.clause.id:<6} {check.title}")
+    typer.echo(f"{len(checks)} checks")
+
+
+def _print_script(family: str) -> None:
+    try:
+        typer.echo(script_for(family), nl=False)
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail verify: {message}", err=True)
+    raise typer.Exit(2)

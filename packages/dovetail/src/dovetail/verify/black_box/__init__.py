@@ -1,0 +1,1 @@
+"""Checks that judge any server with any model, clever or not."""

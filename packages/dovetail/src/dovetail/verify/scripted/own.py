@@ -1,0 +1,83 @@
+"""Our own server to be verified: what it is started with, where nothing is at hand but Dovetail.
+
+The model has a tokenizer of bytes and a small template, written here: no file has to be had first.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from dovetail.verify.scripted.script import parsers, script_for
+
+NAME = "some-org/some-model"  # with a slash in it, as most names have
+FAMILY = "qwen3_coder"
+WINDOW = 65536
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """Arguments of `dovetail serve`, and where its engine writes down what it was given."""
+
+    arguments: tuple[str, ...]
+    record: Path
+    model: str = NAME
+
+
+def own_server(folder: Path) -> OwnServer:
+    """Writes what the server needs into a folder, and says how it is started."""
+    model, script, record = folder / "model", folder / "script.yaml", folder / "record.jsonl"
+    model.mkdir()
+    _tokenizer().save(str(model / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": WINDOW}))
+    script.write_text(script_for(FAMILY), "utf-8")
+    tool_parser, reasoning_parser = parsers(FAMILY)
+    settings = {
+        "engine": "scripted",
+        "script": str(script),
+        "engine-option": f"record={record}",
+        "served-model-name": NAME,
+        "tool-call-parser": tool_parser,
+        "reasoning-parser": reasoning_parser,
+        "data-dir": str(folder),
+        "http-port": "0",
+    }
+    flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    return OwnServer((str(model), *flags), record)
+
+
+def _tokenizer() -> Tokenizer:
+    """One token a byte, and the control tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={one: at for at, one in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROLS])
+    return tokenizer

@@ -1,0 +1,215 @@
+"""What `dovetail verify` makes of its findings: numbers, verdicts, JSON, HTML, the terminal."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dovetail.report_page import Figure, Section, badge, details, facts, figures, page, table
+from dovetail.verify.check import Check, Finding, Outcome
+from dovetail.verify.clauses import CLAUSES
+from dovetail.verify.html import as_html
+from dovetail.verify.registry import APIS, BLACK_BOX, SCRIPTED, chosen
+from dovetail.verify.report import HARNESSES, Report, Verdict, as_json
+from dovetail.verify.terminal import progress, tell
+
+CHECKS = {check.id: check for check in (*BLACK_BOX, *SCRIPTED)}
+DOCS = Path(__file__).parents[3] / "docs" / "verify.md"
+VOID = {"meta", "br", "link", "img"}
+
+
+def report(*failed: str, missing: tuple[str, ...] = ()) -> Report:
+    """Everything passed but these."""
+
+    def outcome(check: Check) -> Outcome:
+        if check.api in missing:
+            return Outcome.NOT_APPLICABLE
+        return Outcome.FAIL if check.id in failed else Outcome.PASS
+
+    findings = [Finding(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX]
+    said = {api: f"POST {api} is answered with 404" for api in missing}
+    return Report("http://127.0.0.1:8000", "some-org/some-model", findings, said, 4096, "1.0")
+
+
+def verdicts(made: Report) -> dict[str, Verdict]:
+    return {verdict.harness: verdict for verdict in made.verdicts()}
+
+
+def test_there_are_enough_checks_and_each_is_named_once() -> None:
+    ids = [check.id for check in (*BLACK_BOX, *SCRIPTED)]
+    assert len(ids) == len(set(ids)) >= 60
+    for check in CHECKS.values():
+        assert check.api in APIS, check.id
+        assert check.title[-1] != ".", check.id
+        assert check.why.endswith("."), check.id
+
+
+def test_every_clause_is_judged_by_a_check() -> None:
+    assert {check.clause.id for check in CHECKS.values()} == set(CLAUSES)
+
+
+def test_every_sentence_of_a_clause_ends_and_every_harness_is_one() -> None:
+    for clause in CLAUSES.values():
+        assert clause.sentence.endswith("."), clause.id
+        assert set(clause.breaks) <= set(HARNESSES), clause.id
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        ([], len(BLACK_BOX)),
+        (["messages.errors.too_long"], 1),
+        (["*.errors.too_long"], 3),
+        (["CC-16"], 1),
+        (["cc-16"], 1),
+        (["models", "tokens"], 6),
+        (["messages.error"], 0),
+    ],
+)
+def test_checks_are_chosen_by_id_pattern_or_clause(patterns: list[str], wanted: int) -> None:
+    assert len(chosen(BLACK_BOX, patterns)) == wanted
+
+
+def test_a_server_without_a_fault_works_for_all() -> None:
+    found = verdicts(report())
+    assert {verdict.standing for verdict in found.values()} == {"works"}
+    assert found["Claude Code"].api == "messages"
+    assert found["Codex"].api == "responses"
+
+
+def test_a_harness_breaks_by_what_it_cannot_do_without() -> None:
+    found = verdicts(report("messages.stream.order", "messages.usage.same"))
+    assert found["Claude Code"].standing == "will break"
+    assert found["Claude Code"].breaking == ("messages.stream.order",)
+    assert found["Claude Code"].faults == ("messages.usage.same",)
+    assert found["Codex"].standing == "works"
+
+
+def test_faults_that_only_cost_do_not_break() -> None:
+    found = verdicts(report("messages.cache.billing_line"))
+    assert found["Claude Code"].standing == "works, with faults"
+
+
+def test_a_harness_with_a_choice_takes_the_api_that_serves_it_best() -> None:
+    found = verdicts(report("chat.stream.shape"))
+    assert (found["Pi"].standing, found["Pi"].api) == ("works", "responses")
+    assert (found["OpenCode"].standing, found["OpenCode"].api) == ("works", "responses")
+
+
+def test_an_api_that_is_not_served_breaks_its_harness() -> None:
+    found = verdicts(report(missing=("responses",)))
+    assert found["Codex"].standing == "will break"
+    assert "API not served" in found["Codex"].reason
+    assert found["OpenCode"].api == "chat"
+
+
+def test_what_was_not_run_is_not_judged() -> None:
+    made = Report("http://x", "m", [Finding(CHECKS["chat.choices"], Outcome.PASS)])
+    found = verdicts(made)
+    assert found["Claude Code"].standing == "not judged"
+    assert found["Pi"].standing == "not judged"
+    assert found["Pi"].reason == "not all of its checks were run"
+
+
+def test_the_json_has_everything() -> None:
+    made = json.loads(json.dumps(as_json(report("chat.choices"))))
+    assert made["outcomes"] == {
+        "pass": len(BLACK_BOX) - 1,
+        "fail": 1,
+        "not applicable": 0,
+        "error": 0,
+    }
+    assert set(made["harnesses"]) == set(HARNESSES)
+    assert made["apis"]["chat"]["fail"] == 1
+    (failed,) = [finding for finding in made["findings"] if finding["outcome"] == "fail"]
+    assert failed["id"] == "chat.choices"
+    assert set(failed) >= {"clause", "sentence", "title", "why", "sent", "came", "note", "seconds"}
+
+
+class Balanced(HTMLParser):
+    """Fails where a tag is not closed, and collects addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_escapes_what_servers_say() -> None:
+    text = as_html(report("chat.choices", "messages.stream.order", missing=("responses",)))
+    reader = Balanced()
+    reader.feed(text)
+    assert reader.open == []
+    assert reader.addresses == []
+    assert "<script" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "<b>seen</b>" not in text
+    assert "&lt;b&gt;seen" in text
+    assert "prefers-color-scheme:dark" in text
+    assert "API not served" in text
+
+
+def test_text_on_a_page_is_text() -> None:
+    evil = "<i>&\"'"
+    parts = [
+        evil,
+        table(("a<b", "n"), [(evil, "1")], numbers=1),
+        figures([Figure(evil, evil, "good")]),
+        badge(evil, "bad"),
+        details(evil, [evil]),
+        facts([(evil, evil)]),
+    ]
+    text = page(evil, [Section(evil, parts)], evil)
+    reader = Balanced()
+    reader.feed(text)
+    assert reader.open == []
+    assert "<i>" not in text
+
+
+def test_the_terminal_tells_failures_first_and_sums_up() -> None:
+    made = report("chat.choices", missing=("responses",))
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    with progress(console, len(made.findings)) as show:
+        for finding in made.findings:
+            show(finding.check, None)
+            show(finding.check, finding)
+    tell(console, made, everything=True)
+    text = out.getvalue()
+    assert "FAIL  chat.choices" in text
+    assert text.index("FAIL  chat.choices") < text.index("API not served")
+    assert re.search(r"Codex +will break +responses +API not served", text)
+    assert f"{len(made.of(Outcome.PASS))} passed, 1 failed" in text
+
+
+def test_a_terminal_that_can_shows_one_line_while_it_runs() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    (check,) = chosen(BLACK_BOX, ["chat.choices"])
+    with progress(console, 1) as show:
+        show(check, None)
+        show(check, Finding(check, Outcome.PASS))
+        show(check, Finding(check, Outcome.FAIL, "no"))
+    assert "chat.choices" in out.getvalue()
+
+
+def test_the_docs_list_every_clause() -> None:
+    text = DOCS.read_text("utf-8")
+    for clause in CLAUSES.values():
+        row = f"| {clause.id} | {clause.sentence} | {', '.join(clause.breaks)} |"
+        assert row in text, f"docs/verify.md lacks: {row}"
+    listed = re.findall(r"^\| ([A-Z]+-?[0-9]+) \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(CLAUSES)

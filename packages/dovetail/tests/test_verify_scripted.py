@@ -1,0 +1,275 @@
+"""Scripted mode of `dovetail verify`: our server keeps every clause, and every check can fail."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from models_at_hand import PAIRS, lay_out, require
+from served import NAME, served
+from verify_spoilers import (
+    Json,
+    SpoiledStage,
+    Spoiler,
+    blank_text,
+    buffered,
+    clean_end,
+    counts,
+    forgotten,
+    grouped,
+    guessed,
+    one_piece,
+    tell_ids,
+    texts,
+)
+
+from dovetail.engines.scripted import parse_script
+from dovetail.engines.scripted.record import Heard
+from dovetail.engines.wire import Endpoint
+from dovetail.verify.check import Check, Finding, Outcome
+from dovetail.verify.registry import chosen
+from dovetail.verify.run import run
+from dovetail.verify.scripted import CHECKS, FileRecording, own_server, script_for
+from dovetail.verify.scripted.scenes import INTERLEAVED, LAST_LINE
+from dovetail.verify.stage import Stage
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Our own server, as `dovetail verify` starts it."""
+    own = own_server(tmp_path_factory.mktemp("own"))
+    with served(*own.arguments) as running:
+        yield Stage(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record))
+
+
+def judge(stage: Stage, checks: list[Check]) -> list[Finding]:
+    return asyncio.run(run(stage, checks, lambda check, finding: None))
+
+
+def test_our_own_server_keeps_every_clause(stage: Stage) -> None:
+    findings = judge(stage, list(CHECKS))
+    wrong = {f.check.id: f"{f.outcome}: {f.note}" for f in findings if f.outcome != Outcome.PASS}
+    assert wrong == {}
+    assert len(findings) > 60
+
+
+#: Families that write calls and thoughts in other ways; one opens the thought in the prompt.
+FAMILIES = ("GLM-4.7", "Kimi-K2-Thinking")
+SLOW = ("call.at-once", "argument.early", "hang-up")  # these wait for the script's pauses
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_served_by_the_clauses(name: str, tmp_path: Path) -> None:
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    require(pair)
+    (tmp_path / "model").mkdir()
+    lay_out(pair, tmp_path / "model")
+    script, record = tmp_path / "script.yaml", tmp_path / "record"
+    script.write_text(script_for(f"{pair.tool_parser}+{pair.reasoning_parser}"), "utf-8")
+    engine = ("--engine", "scripted", "--script", script, "--engine-option", f"record={record}")
+    parsers = ("--tool-call-parser", pair.tool_parser, "--reasoning-parser", pair.reasoning_parser)
+    quick = [check for check in CHECKS if not check.id.endswith(SLOW)]
+    with served(tmp_path / "model", *engine, *parsers, "--served-model-name", NAME) as running:
+        recording = FileRecording(record)
+        findings = judge(Stage(Endpoint.parse(running.url), NAME, recording=recording), quick)
+    assert {f.check.id: f.note for f in findings if f.outcome != Outcome.PASS} == {}
+
+
+def _lose(kind: str, text: str) -> str:
+    return "" if kind == "text" else text
+
+
+def _with_marker(kind: str, text: str) -> str:
+    return text.replace("B", "</think>B") if kind == "text" else text
+
+
+def _damage(kind: str, text: str) -> str:
+    return text.replace("漢", "\ufffd")
+
+
+def _cut_at_marker(kind: str, text: str) -> str:
+    return text.replace("#", "") if "input" in kind else text
+
+
+def _cached(key: str, value: int) -> int:
+    return 0 if "cache" in key else value
+
+
+def _estimate(key: str, value: int) -> int:
+    return value + 7 if key in ("input_tokens", "prompt_tokens") else value
+
+
+def _billing(path: str, body: Json) -> Json:
+    for block in body["system"]:
+        block["text"] = block["text"].replace("x-anthropic-billing-header", "x-header")
+    return body
+
+
+def _lists_are_wrapped(path: str, body: Json) -> Json:
+    content = body["messages"][-1]["content"]
+    if isinstance(content, list):
+        content[0]["text"] = f"[{content[0]['text']}]"
+    return body
+
+
+def _refused(path: str, body: Json) -> Json:
+    turns = body.get("messages") or body.get("input") or []
+    return {"model": "another"} if len(turns) > 2 else body
+
+
+def _as_control(heard: Heard) -> Heard:
+    """As if the tokenizer had taken the spelling of a control token for the token."""
+    spelled = heard.text.count("<|im_end|>") - heard.prompt.count(heard.output[-1])
+    prompt = (*heard.prompt, *(heard.output[-1:] * spelled))
+    return msgspec.structs.replace(heard, prompt=prompt)
+
+
+def _grouped_prompt(heard: Heard) -> Heard:
+    """As if the template had one field for the thoughts of a turn."""
+    first, second = (part.text for part in INTERLEAVED.parts if part.kind == "thought")
+    text = heard.text.replace(second, "").replace(first, f"{first} {second}")
+    return msgspec.structs.replace(heard, text=text)
+
+
+def _hoisted(heard: Heard) -> Heard:
+    found = re.search(r"The reminder of \S+", heard.text)
+    return msgspec.structs.replace(heard, text=f"{found[0] if found else ''} {heard.text}")
+
+
+def _no_thoughts_unless_asked(path: str, body: Json) -> Json:
+    if "thinking" not in body:
+        body["system"] = [*body["system"], {"type": "text", "text": "Do not think."}]
+    return body
+
+
+#: What is wrong with a server, the checks that must see it, and what they say.
+FAULTS: dict[str, tuple[Spoiler, tuple[str, ...], str]] = {
+    "calls come behind everything else": (
+        Spoiler(answer=grouped),
+        ("*.order.stream", "*.order.whole", "*.order.text", "*.dispatch"),
+        "shown: thought|too late",
+    ),
+    "answers come when they are whole": (
+        Spoiler(answer=buffered),
+        ("*.call.at-once", "*.argument.early"),
+        r"0\.00 s before|0% of the argument",
+    ),
+    "arguments come in one piece": (Spoiler(answer=one_piece), ("*.argument.pieces",), "1 piece"),
+    "white space is shown": (
+        Spoiler(answer=blank_text),
+        ("*.white-space", "*.order.fields"),
+        "white space alone|nobody wrote",
+    ),
+    "a marker leaks": (Spoiler(answer=texts(_with_marker)), ("*.orphan-closer",), "</think>Bergen"),
+    "text is lost": (
+        Spoiler(answer=texts(_lose)),
+        ("*.malformed-call", "*.replay.accepted"),
+        "not in the text|next answer is ''",
+    ),
+    "letters are damaged": (Spoiler(answer=texts(_damage)), ("*.letters",), "\ufffd"),
+    "arguments are changed": (
+        Spoiler(answer=texts(_cut_at_marker)),
+        ("*.argument.markers",),
+        "input of a call is",
+    ),
+    "cut calls are closed": (Spoiler(answer=guessed), ("*.call.cut",), "came as a whole one"),
+    "failures look like ends": (
+        Spoiler(answer=clean_end),
+        ("*.failure.*",),
+        "stream ended with|status 200",
+    ),
+    "history is not known": (
+        Spoiler(request=forgotten),
+        ("*.replay.order", "*.replay.moved", "*.replay.exact", "*.replay.exact-moved"),
+        "not in the prompt|tokens are the same",
+    ),
+    "prompts are grouped": (
+        Spoiler(heard=_grouped_prompt),
+        ("*.replay.order",),
+        "is not in its place",
+    ),
+    "history is refused": (Spoiler(request=_refused), ("*.replay.accepted",), "status 400"),
+    "ids are in the prompt": (
+        Spoiler(request=tell_ids),
+        ("*.replay.ids",),
+        "in the prompt: (toolu|call)_",
+    ),
+    "nothing is told of the cache": (
+        Spoiler(answer=counts(_cached)),
+        ("*.replay.cached",),
+        "0 are reported",
+    ),
+    "tokens are estimated": (
+        Spoiler(answer=counts(_estimate)),
+        ("*.usage", "*.usage.start", "*.count"),
+        "prompt tokens",
+    ),
+    "the billing line stays": (Spoiler(request=_billing), ("*.billing-line",), "is in the prompt"),
+    "lists are not strings": (
+        Spoiler(request=_lists_are_wrapped),
+        ("*.string-or-list",),
+        "two prompts differ",
+    ),
+    "reminders are hoisted": (
+        Spoiler(heard=_hoisted),
+        ("*.system-in-place",),
+        "before the user's message",
+    ),
+    "thinking has to be asked for": (
+        Spoiler(request=_no_thoughts_unless_asked),
+        ("*.thinking-unsaid",),
+        "two prompts differ",
+    ),
+    "generations are not cancelled": (
+        Spoiler(heard=lambda heard: msgspec.structs.replace(heard, said=LAST_LINE)),
+        ("*.hang-up",),
+        "went on to the end",
+    ),
+    "spelled tokens are tokens": (
+        Spoiler(heard=_as_control),
+        ("*.control-tokens",),
+        "became 1 control token",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(stage: Stage, fault: str) -> None:
+    spoiler, patterns, reason = FAULTS[fault]
+    assert isinstance(stage.recording, FileRecording)
+    spoiled = SpoiledStage(stage, stage.recording, spoiler)
+    findings = judge(spoiled, chosen(CHECKS, patterns))
+    assert findings
+    seen = [f.check.id for f in findings if f.outcome == Outcome.FAIL and re.search(reason, f.note)]
+    assert seen == [f.check.id for f in findings]
+
+
+def test_every_check_has_a_fault_that_it_sees() -> None:
+    seen = {check.id for _, patterns, _ in FAULTS.values() for check in chosen(CHECKS, patterns)}
+    assert {check.id for check in CHECKS} - seen == set()
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_coder", "hermes+qwen3", "glm47", "minimax_m2", "kimi_k2+kimi_k25"]
+)
+def test_the_script_is_playable_in_every_notation(family: str) -> None:
+    script = parse_script(script_for(family))
+    assert len(script.rules) > 10
+
+
+@pytest.mark.parametrize("family", ["qwen3", "no_such_parser"])
+def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
+    with pytest.raises(ValueError, match="no parser of calls"):
+        script_for(family)
+
+
+def test_a_prompt_that_never_came_is_a_failed_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.verify.scripted.recording.PATIENCE", 0.0)
+    with pytest.raises(Exception, match="0 prompts"):
+        asyncio.run(FileRecording(tmp_path / "none").heard("x"))

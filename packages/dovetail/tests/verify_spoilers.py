@@ -1,0 +1,287 @@
+"""Servers that get one thing wrong: our own answers, spoiled on their way to the checks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.engines.scripted.record import Heard
+from dovetail.verify.exchange import Exchange, Frame
+from dovetail.verify.scripted import FileRecording
+from dovetail.verify.stage import Stage
+
+Json = dict[str, Any]
+Change = Callable[[str, str], str]
+#: Where texts stand in answers, and what they are texts of.
+_TEXTS = {
+    "thinking": "thought",
+    "reasoning_content": "thought",
+    "text": "text",
+    "content": "text",
+    "partial_json": "input",
+    "arguments": "input",
+}
+
+
+@dataclass(frozen=True)
+class Spoiler:
+    """What is done to requests before they are sent, to answers and to the engine's record."""
+
+    request: Callable[[str, Json], Json] = lambda path, body: body
+    answer: Callable[[Exchange], Exchange] = lambda exchange: exchange
+    heard: Callable[[Heard], Heard] = lambda heard: heard
+
+
+class SpoiledRecording:
+    def __init__(self, recording: FileRecording, spoiler: Spoiler) -> None:
+        self._recording, self._spoiler = recording, spoiler
+
+    async def heard(self, marker: str, least: int = 1) -> list[Heard]:
+        return [self._spoiler.heard(one) for one in await self._recording.heard(marker, least)]
+
+
+class SpoiledStage(Stage):
+    """A stage whose server is ours, with a fault."""
+
+    def __init__(self, stage: Stage, recording: FileRecording, spoiler: Spoiler) -> None:
+        spoiled = SpoiledRecording(recording, spoiler)
+        super().__init__(stage.endpoint, stage.model, recording=spoiled)
+        self._spoiler = spoiler
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *more: Any, **named: Any
+    ) -> Exchange:
+        sent = self._spoiler.request(path, json.loads(json.dumps(body)))
+        exchange = self._spoiler.answer(await super().ask(method, path, sent, *more, **named))
+        self.exchanges[-1] = exchange
+        return exchange
+
+
+def texts(change: Change) -> Callable[[Exchange], Exchange]:
+    """Every text of an answer, changed; the first argument says what it is a text of."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        # An item of the Responses API repeats at its end what its deltas were.
+        repeats = {"arguments": "whole input"} if "type" in value else {}
+        kinds = {**_TEXTS, **repeats, "delta": _kind(value)}
+        return {
+            key: change(kinds[key], one) if key in kinds and isinstance(one, str) else walk(one)
+            for key, one in value.items()
+        }
+
+    return lambda exchange: rewritten(exchange, walk)
+
+
+def _kind(event: Json) -> str:
+    named = str(event.get("type"))
+    return "input" if "arguments" in named else "thought" if "reasoning" in named else "text"
+
+
+def rewritten(exchange: Exchange, change: Callable[[Any], Any]) -> Exchange:
+    """The JSON of an answer, or of each of its events, changed."""
+    if not exchange.frames:
+        body = json.dumps(change(json.loads(exchange.body))).encode()
+        return replace(exchange, body=body)
+    frames = [_frame(frame, change) for frame in exchange.frames]
+    return replace(exchange, frames=frames)
+
+
+def _frame(frame: Frame, change: Callable[[Any], Any]) -> Frame:
+    if frame.json is None or frame.event.endswith("_dispatch"):
+        return frame
+    return Frame(frame.event, json.dumps(change(frame.json)), frame.at)
+
+
+def buffered(exchange: Exchange) -> Exchange:
+    """Everything comes at the end."""
+    frames = [Frame(f.event, f.data, exchange.ended) for f in exchange.frames]
+    return replace(exchange, frames=frames)
+
+
+def grouped(exchange: Exchange) -> Exchange:
+    """Calls come behind everything else."""
+    if not exchange.frames:
+        return rewritten(exchange, _grouped_body)
+    calls = {
+        event.get("index", event.get("output_index"))
+        for event in exchange.events
+        if _is_call(event.get("content_block") or event.get("item") or {})
+    }
+    moved = [frame for frame in exchange.frames if _of_call(frame, calls)]
+    others = [frame for frame in exchange.frames if frame not in moved]
+    ends = ("message_delta", "response.completed")
+    end = next((at for at, f in enumerate(others) if f.type in ends or _finishes(f)), len(others))
+    return replace(exchange, frames=[*others[:end], *moved, *others[end:]])
+
+
+def _of_call(frame: Frame, calls: set[Any]) -> bool:
+    event = frame.json if isinstance(frame.json, dict) else {}
+    if frame.event.endswith("_dispatch"):
+        return frame.event.startswith("tool_call")
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
+    if any(delta.get("tool_calls") for delta in deltas):
+        return True
+    return event.get("index", event.get("output_index", "none")) in calls
+
+
+def _finishes(frame: Frame) -> bool:
+    event = frame.json if isinstance(frame.json, dict) else {}
+    return any(choice.get("finish_reason") for choice in event.get("choices") or [])
+
+
+def _is_call(block: Json) -> bool:
+    return block.get("type") in ("tool_use", "function_call")
+
+
+def _grouped_body(body: Json) -> Json:
+    for key in ("content", "output"):
+        if isinstance(body.get(key), list):
+            body[key] = sorted(body[key], key=_is_call)
+    return body
+
+
+def one_piece(exchange: Exchange) -> Exchange:
+    """The input of a call comes at once, when all of it is there."""
+    pieces: list[str] = []
+
+    def collect(kind: str, text: str) -> str:
+        if kind == "input":
+            pieces.append(text)
+        return text
+
+    texts(collect)(exchange)
+    left = len(pieces)
+
+    def last(kind: str, text: str) -> str:
+        nonlocal left
+        if kind != "input":
+            return text
+        left -= 1
+        return "" if left else "".join(pieces)
+
+    return texts(last)(exchange)
+
+
+def clean_end(exchange: Exchange) -> Exchange:
+    """A failure looks like the end of an answer."""
+    if not exchange.frames:
+        return replace(exchange, status=200, body=b"{}")
+    end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    named = {"message_start": "message_stop", "response.created": "response.completed"}
+    first = exchange.frames[0].type
+    told = {"type": named[first]} if first in named else end
+    return replace(exchange, frames=[*exchange.frames[:-2], Frame("", json.dumps(told))])
+
+
+def guessed(exchange: Exchange) -> Exchange:
+    """A call that was cut is closed by the server."""
+    pieces = 0
+
+    def count(kind: str, text: str) -> str:
+        nonlocal pieces
+        pieces += kind == "input"
+        return text
+
+    texts(count)(exchange)
+
+    def close(kind: str, text: str) -> str:
+        nonlocal pieces
+        pieces -= kind == "input"
+        ends = kind == "whole input" or (kind == "input" and not pieces)
+        return text + '"}' if ends else text
+
+    return texts(close)(exchange)
+
+
+def blank_text(exchange: Exchange) -> Exchange:
+    """A line break behind the first thought."""
+    if not exchange.frames:
+        return rewritten(exchange, _blank_message)
+    at = next(n for n, frame in enumerate(exchange.frames) if n > 2)
+    index = 90
+    events: tuple[Json, ...] = ({"choices": [{"delta": {"content": "\n\n"}}]},)
+    if exchange.of("message_start"):
+        block = {"type": "text", "text": ""}
+        events = (
+            {"type": "content_block_start", "index": index, "content_block": block},
+            {
+                "type": "content_block_delta",
+                "index": index,
+                "delta": {"type": "text_delta", "text": "\n"},
+            },
+            {"type": "content_block_stop", "index": index},
+        )
+    if exchange.of("response.created"):
+        item = {"type": "message", "content": [{"type": "output_text", "text": "\n"}]}
+        kinds = ("response.output_item.added", "response.output_item.done")
+        events = tuple({"type": kind, "output_index": index, "item": item} for kind in kinds)
+    frames = [Frame("", json.dumps(event)) for event in events]
+    return replace(exchange, frames=[*exchange.frames[:at], *frames, *exchange.frames[at:]])
+
+
+def _blank_message(body: Json) -> Json:
+    body["choices"][0]["message"]["content"] = "\n\n"
+    return body
+
+
+def counts(change: Callable[[str, int], int]) -> Callable[[Exchange], Exchange]:
+    """Every number of tokens, changed."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: change(key, one) if key.endswith("tokens") and isinstance(one, int) else walk(one)
+            for key, one in value.items()
+        }
+
+    return lambda exchange: rewritten(exchange, walk)
+
+
+def forgotten(path: str, body: Json) -> Json:
+    """A history without its thoughts that the server cannot know: other ids, another city."""
+    key = "messages" if "messages" in body else "input"
+    turns = body[key]
+    said = [turn for turn in turns if _is_said(turn)]
+    text = json.dumps(turns)
+    for turn in said:
+        text = text.replace(json.dumps(turn), json.dumps(turn).replace("Oslo", "Lima"))
+    for number, id in enumerate(_ids(turns)):
+        text = text.replace(id, f"call_{number}")
+    kept = [turn for turn in json.loads(text) if turn.get("type") != "reasoning"]
+    for turn in kept:
+        turn.pop("reasoning_content", None)
+        if isinstance(turn.get("content"), list):
+            turn["content"] = [b for b in turn["content"] if b["type"] != "thinking"]
+    return {**body, key: kept}
+
+
+def _is_said(turn: Json) -> bool:
+    return turn.get("role") == "assistant" or turn.get("type") == "function_call"
+
+
+def _ids(turns: list[Json]) -> list[str]:
+    """The ids of calls in a history of any API."""
+    found = [turn.get("call_id") for turn in turns]
+    for turn in turns:
+        found += [call["id"] for call in turn.get("tool_calls") or []]
+        blocks = turn.get("content") if isinstance(turn.get("content"), list) else []
+        found += [block.get("id") for block in blocks or []]
+    return list(dict.fromkeys(id for id in found if id))
+
+
+def tell_ids(path: str, body: Json) -> Json:
+    """The ids of a history stand in the system text."""
+    turns = body.get("messages") or body.get("input") or []
+    told = " ".join(_ids(turns))
+    if "system" in body:
+        body["system"] = [*body["system"], {"type": "text", "text": told}]
+    elif told:
+        turns[0]["content"] = told
+    return body

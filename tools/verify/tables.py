@@ -1,0 +1,67 @@
+"""What was found about each server, as the tables of a page."""
+
+import re
+from collections.abc import Sequence
+from tempfile import gettempdir
+from typing import Any
+
+from tools.verify.subjects import Subject
+
+BEGIN, END = "<!-- servers: tools/verify_servers.py writes this -->", "<!-- servers end -->"
+Kept = tuple[Subject, Any]
+#: Where a model lay while its server was judged.
+_SCRATCH = re.compile(re.escape(gettempdir()) + r"/dovetail-verify-[\w/]+")
+
+
+def with_tables(document: str, kept: Sequence[Kept]) -> str:
+    """The document with new tables between the marks, or at its end."""
+    before, _, rest = document.partition(BEGIN)
+    behind = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{_tables(kept)}\n{END}{behind}"
+
+
+def _tables(kept: Sequence[Kept]) -> str:
+    head = "| server | version | model and engine | date | passed | failed | does not apply |"
+    lines = [head, "|---|---|---|---|--:|--:|--:|", *(_summary(*one) for one in kept)]
+    lines += ["", *_standings(kept)]
+    for subject, found in kept:
+        lines += _failures(subject, found)
+    return "\n".join(lines) + "\n"
+
+
+def _summary(subject: Subject, found: Any) -> str:
+    counts = found["report"]["outcomes"]
+    figures = (counts["pass"], counts["fail"] + counts["error"], counts["not applicable"])
+    cells = (subject.title, found["version"], subject.how, found["date"], *figures)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _standings(kept: Sequence[Kept]) -> list[str]:
+    """What each harness would meet."""
+    names = list(kept[0][1]["report"]["harnesses"]) if kept else []
+    lines = [f"| server | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for subject, found in kept:
+        told = found["report"]["harnesses"]
+        cells = " | ".join(told[name]["standing"] for name in names)
+        lines.append(f"| {subject.title}, {subject.how} | {cells} |")
+    return lines
+
+
+def _failures(subject: Subject, found: Any) -> list[str]:
+    bad = [f for f in found["report"]["findings"] if f["outcome"] in ("fail", "error")]
+    lines = ["", f"### {subject.title} {found['version']}: {subject.how}", ""]
+    if not bad:
+        return [*lines, "Nothing failed."]
+    lines += ["| check | clause | found | what came |", "|---|---|---|---|"]
+    return [*lines, *(_failure(finding) for finding in bad)]
+
+
+def _failure(found: Any) -> str:
+    cells = (f"`{found['id']}`", found["clause"], _cell(found["note"]), _cell(found["came"], 160))
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str, longest: int = 200) -> str:
+    text = _SCRATCH.sub("…", " ".join(text.split()))
+    text = text if len(text) <= longest else f"{text[:longest]} …"
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,62 @@
+"""Run `dovetail verify` on Dovetail and on other servers, and write the tables of docs/verify.md.
+
+Names on the command line run those only, `--tables` none; what the others had last time stays.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.verify.subjects import SUBJECTS, Subject  # noqa: E402
+from tools.verify.tables import with_tables  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "verify.md"
+KEPT = ROOT / ".cache" / "verify"
+RUNNING = 3600.0
+
+
+def main(arguments: list[str]) -> int:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    known = {subject.name: subject for subject in SUBJECTS}
+    names = [name for name in arguments if name != "--tables"] if arguments else list(known)
+    if set(names) - set(known):
+        print(f"the servers are called {', '.join(known)}", file=sys.stderr)
+        return 2
+    for name in names:
+        judge(known[name])
+    found = [subject for subject in SUBJECTS if _file(subject).exists()]
+    kept = [(subject, json.loads(_file(subject).read_bytes())) for subject in found]
+    document = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
+    DOCUMENT.write_text(with_tables(document, kept), "utf-8")
+    return 0
+
+
+def judge(subject: Subject) -> None:
+    """Runs the server and the suite, and keeps the report."""
+    print(f"== {subject.title}: {subject.how}", flush=True)
+    with TemporaryDirectory(prefix="dovetail-verify-") as scratch:
+        report = Path(scratch) / "report.json"
+        with contextmanager(subject.start)(Path(scratch)) as arguments:
+            command = [sys.executable, "-m", "dovetail", "verify", *arguments]
+            ended = subprocess.run([*command, "--json", str(report)], timeout=RUNNING).returncode
+        if not report.exists():
+            raise RuntimeError(f"{subject.name} could not be judged: status {ended}")
+        found = json.loads(report.read_bytes())
+    today = datetime.now(UTC).date().isoformat()
+    kept = {"version": subject.release(), "date": today, "report": found}
+    _file(subject).write_text(json.dumps(kept, indent=1), "utf-8")
+
+
+def _file(subject: Subject) -> Path:
+    return KEPT / f"{subject.name}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
