@@ -1,0 +1,117 @@
+"""Dovetail before the endpoint, in this process, as `dovetail serve` would be."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from uvicorn import Server
+
+from dovetail.accept.subject import AcceptError, Subject
+from dovetail.config import Config
+from dovetail.engines.wire import Endpoint
+from dovetail.http.app import App
+from dovetail.http.asgi import Message, Receive, Scope, Send
+from dovetail.http.server import server
+from dovetail.setup import build
+from dovetail.watch.exchange import Exchange
+from dovetail.watch.relay import Relay
+from dovetail.watch.tee import Tee
+
+
+@asynccontextmanager
+async def fronted(subject: Subject) -> AsyncIterator[tuple[Endpoint, list[Exchange]]]:
+    """A Dovetail before the endpoint, and what it says to it while the block runs.
+
+    That is listened to where both speak in messages: what the endpoint's prompts are is found out
+    the same way as without Dovetail then. Where it speaks in tokens it knows them itself.
+    """
+    heard: list[Exchange] = []
+    tee = Tee(heard.append)
+    relay = Relay(subject.endpoint, tee.sees)
+    address = str(subject.endpoint)
+    if subject.engine == "openai":
+        tee.start()
+        address = await relay.listen("127.0.0.1", 0) + subject.endpoint.base
+    try:
+        with TemporaryDirectory(prefix="dovetail-accept-") as folder:
+            # Not on this loop: the server is asked while it is built, and the relay is in between.
+            service = await asyncio.to_thread(build, _config(subject, address, Path(folder)))
+            async with _serving(App(service), subject) as endpoint:
+                yield endpoint, heard
+    finally:
+        if subject.engine == "openai":
+            await relay.close()
+            await asyncio.to_thread(tee.close)
+
+
+def _config(subject: Subject, address: str, folder: Path) -> Config:
+    wish = subject.wish
+    return Config(
+        model=subject.model,
+        engine=subject.engine,
+        engine_url=(address,),
+        engine_api_key=(wish.key or "").strip() or None,
+        tokenizer=subject.lens.origin if subject.lens.real else wish.tokenizer,
+        tool_call_parser=wish.notation.tool_parser,
+        reasoning_parser=wish.notation.reasoning_parser,
+        data_dir=folder,
+        store="memory",
+    )
+
+
+class _Starting:
+    """The application, and why it could not be started if so."""
+
+    __slots__ = ("_app", "why")
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.why = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def heard(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                self.why = message["message"]
+            await send(message)
+
+        await self._app(scope, receive, heard)
+
+
+@asynccontextmanager
+async def _serving(app: App, subject: Subject) -> AsyncIterator[Endpoint]:
+    """The application on a free port. Signals are for the whole run, not for the server."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    starting = _Starting(app)
+    running = server(starting)
+    task = asyncio.create_task(_served(running, listening))
+    try:
+        await asyncio.sleep(0)  # it has begun then, and has taken the signals
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        while not running.started and not task.done():
+            await asyncio.wait({task}, timeout=0.02)
+        if not running.started:
+            why = starting.why or "no reason is given"
+            raise AcceptError(f"Dovetail cannot start before {subject.endpoint}: {why}")
+        yield Endpoint("127.0.0.1", listening.getsockname()[1])
+    finally:
+        running.should_exit = True
+        if not running.started:
+            task.cancel()
+        await asyncio.wait({task})
+        listening.close()
+
+
+async def _served(running: Server, listening: socket.socket) -> None:
+    """Serves until it is told to end. uvicorn would end the process if the start fails."""
+    with suppress(SystemExit):
+        await running.serve([listening])

@@ -1,0 +1,172 @@
+"""One request, heard as an agent hears it: what came when, and when a tool could start."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic, time
+
+import msgspec
+
+from dovetail.accept.apis import Api
+from dovetail.engines.wire import Call, Endpoint, Patience, send
+from dovetail.watch.exchange import Exchange, Server
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    DovetailError,
+    EngineError,
+    Event,
+    Fold,
+    Message,
+    ReasoningDelta,
+    Request,
+    TextDelta,
+    ToolCallBlock,
+)
+
+PATIENCE = Patience(connect=10.0, silence=600.0)
+MOST_BYTES = 16 << 20  # of one answer: far more than any limit of tokens lets come
+MOST_CALLS = 1000  # in one answer
+_epoch = time() - monotonic()
+
+OnCall = Callable[[ToolCallBlock], None]
+"""What is done with a call as soon as it is complete."""
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Seconds since the request: when a call's last bytes came, and when it could be run."""
+
+    came: float
+    ready: float
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer. `first` is when the first word came. `broke` says how the line failed, if so."""
+
+    exchange: Exchange
+    message: Message
+    first: float | None
+    calls: tuple[CallTimes, ...]
+    broke: str = ""
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Asks one server over one API. `extra` are fields for the body that this server knows."""
+
+    endpoint: Endpoint
+    api: Api
+    server: Server = "upstream"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
+
+    async def ask(self, request: Request, on_call: OnCall) -> Answered:
+        """The answer, and each call handed over the moment that its end is known."""
+        body = msgspec.json.encode({**self.api.body(request), **self.extra})
+        session = request.identity.session or ""
+        headers = {"x-session-id": session, **self.headers}
+        hearing = _Hearing(self.api, on_call)
+        broke = ""
+        try:
+            call = Call("POST", self.api.path, body, headers, PATIENCE)
+            async with send(self.endpoint, call) as reply:
+                hearing.begin(reply.status, reply.headers)
+                async for chunk in reply.chunks():
+                    hearing.feed(chunk)
+        except DovetailError as fault:
+            broke = fault.message
+        hearing.finish()
+        exchange = hearing.exchange(next(self._numbers), (self.api.path, headers, body))
+        exchange = msgspec.structs.replace(exchange, cut=bool(broke), server=self.server)
+        times = tuple(hearing.complete.values())
+        return Answered(exchange, hearing.fold.message(), hearing.first, times, broke)
+
+
+class _Hearing:
+    """An answer on its way."""
+
+    def __init__(self, api: Api, on_call: OnCall) -> None:
+        self.fold = Fold()
+        self.first: float | None = None
+        self.complete: dict[int, CallTimes] = {}
+        self._reader = api.reader()
+        self._on_call = on_call
+        self._began = monotonic()
+        self._last: dict[int, float] = {}  # when the last bytes of each call came
+        self._opened: list[int] = []
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+        self._marks: list[tuple[float, int]] = []
+
+    @property
+    def _now(self) -> float:
+        return monotonic() - self._began
+
+    @property
+    def _streamed(self) -> bool:
+        return self._headers.get("content-type", "").startswith("text/event-stream")
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._headers = status, dict(headers)
+
+    def feed(self, chunk: bytes) -> None:
+        self._parts.append(chunk)
+        size = self._marks[-1][1] if self._marks else 0
+        self._marks.append((self._now, size + len(chunk)))
+        if self._status == 200 and self._streamed:
+            self._take(self._reader.feed(chunk))
+        if size + len(chunk) > MOST_BYTES or len(self.complete) > MOST_CALLS:
+            raise EngineError("the answer has no end: it is not limited as it was asked to be")
+
+    def finish(self) -> None:
+        """The body is over. A server that does not stream has said everything at once."""
+        if self._status != 200:
+            return
+        if self._streamed:
+            self._take(self._reader.finish())
+        else:
+            self._take(self._reader.whole(b"".join(self._parts)))
+
+    def _take(self, events: list[Event]) -> None:
+        now = self._now
+        for event in events:
+            self.fold.add(event)
+            match event:
+                case CallOpen(index=index):
+                    self._opened.append(index)
+                    self._last[index] = now
+                case CallArgs(index=index):
+                    self._last[index] = now
+                case CallClose(index=index) if index not in self.complete:
+                    self.complete[index] = CallTimes(self._last.get(index, now), now)
+                    self._on_call(self._call(index))
+            if self.first is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
+                self.first = now
+
+    def _call(self, index: int) -> ToolCallBlock:
+        blocks = self.fold.message().blocks
+        calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
+        return calls[self._opened.index(index)]
+
+    def exchange(self, number: int, asked: tuple[str, Mapping[str, str], bytes]) -> Exchange:
+        """What went over the wire, for those who look at it later."""
+        target, headers, body = asked
+        return Exchange(
+            number=number,
+            method="POST",
+            target=target,
+            began=_epoch + self._began,
+            asked=0.0,
+            ended=self._now,
+            status=self._status,
+            request_headers=dict(headers),
+            answer_headers=self._headers,
+            request=body,
+            answer=b"".join(self._parts),
+            marks=tuple(self._marks),
+        )

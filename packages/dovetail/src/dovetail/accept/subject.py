@@ -1,0 +1,126 @@
+"""The endpoint that is tried: what it serves, what it is, and whether the tasks fit into it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.openai.models import PATIENCE, discover, list_models, window
+from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens
+from dovetail.weights import find_model
+from dovetail_model import DovetailError
+
+EngineName = Literal["vllm", "sglang", "openai"]
+LEAST_WINDOW = 6000  # tokens: tools and system text, the longest task, and what is said in it
+
+
+class AcceptError(Exception):
+    """The endpoint cannot be tried, and why."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user said of the endpoint."""
+
+    url: str
+    key: str | None = None
+    model: str | None = None
+    engine: Literal["auto", "vllm", "sglang", "openai"] = "auto"
+    tokenizer: str | None = None
+    notation: Notation = field(default_factory=Notation)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was found out. `engine` is how Dovetail speaks to it, `why` says why so.
+
+    `asks_ids` says that it gives token ids to a chat that asks for them, as a vLLM does.
+    """
+
+    wish: Wish
+    endpoint: Endpoint
+    model: str
+    engine: EngineName
+    why: str
+    asks_ids: bool
+    lenses: Lenses
+    lens: Lens
+
+
+async def examine(wish: Wish) -> Subject:
+    """Asks the server. Raises `AcceptError` where there is nothing that could be tried."""
+    endpoint = _endpoint(wish.url, wish.key)
+    try:
+        found = await discover(endpoint)
+        kind = await _kind(endpoint, found)
+        model = wish.model or found.name
+        size = found.context_length
+        if found.names and model in found.names and model != found.name:
+            size = await window(endpoint, model, await list_models(endpoint))
+    except DovetailError as fault:
+        hint = ": pass its own with --api-key" if "our key" in fault.message else ""
+        raise AcceptError(f"{fault.message}{hint}") from fault
+    _check(wish, found, model, size)
+    lenses = _lenses(wish, model, found)
+    lens = lenses.of(model)
+    engine, why = _engine(wish, kind, lens)
+    return Subject(wish, endpoint, model, engine, why, kind == "vllm", lenses, lens)
+
+
+def _endpoint(url: str, key: str | None) -> Endpoint:
+    key = (key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise AcceptError("--api-key: no key has such characters in it")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
+    except ValueError as fault:
+        raise AcceptError(str(fault)) from fault
+
+
+def _check(wish: Wish, found: RemoteModel, model: str, size: int | None) -> None:
+    if not model:
+        raise AcceptError(f"the server at {wish.url} does not list its models: name one (--model)")
+    if wish.model is not None and found.names and wish.model not in found.names:
+        shown = ", ".join(found.names[:8]) + (", …" if len(found.names) > 8 else "")
+        raise AcceptError(f"the server has no model {wish.model!r}, only {shown}")
+    if size is not None and size < LEAST_WINDOW:
+        raise AcceptError(
+            f"the window of {model} has {size:,} tokens, and the tasks need {LEAST_WINDOW:,}: "
+            "start the server with a larger one"
+        )
+
+
+async def _kind(endpoint: Endpoint, found: RemoteModel) -> EngineName:
+    """What the server is: by its own word, else by an address that only a vLLM has."""
+    owner = found.version.lower()
+    if owner == "sglang":
+        return "sglang"
+    if owner == "vllm":
+        return "vllm"
+    try:
+        status, content = await fetch(endpoint, Call("GET", "/version", patience=PATIENCE))
+        told = msgspec.json.decode(content) if status == 200 else None
+    except (DovetailError, msgspec.DecodeError, UnicodeError):
+        return "openai"
+    return "vllm" if isinstance(told, dict) and "version" in told else "openai"
+
+
+def _lenses(wish: Wish, model: str, found: RemoteModel) -> Lenses:
+    """The model's tokenizer and template, where they are at hand. Nothing is downloaded unasked."""
+    named = read_lens(find_model(wish.tokenizer), wish.notation) if wish.tokenizer else None
+    root = found.root if model == found.name else None
+    return Lenses(named, (ServedModel(model, root),), wish.notation)
+
+
+def _engine(wish: Wish, kind: EngineName, lens: Lens) -> tuple[EngineName, str]:
+    """How Dovetail speaks to it: in tokens where that can be."""
+    if wish.engine != "auto":
+        return wish.engine, "as you said"
+    if kind == "openai":
+        return "openai", "it is not known to take prompts as tokens"
+    if not lens.real:
+        return "openai", "no tokenizer of its model is here (--tokenizer names one)"
+    return kind, f"it takes prompts as tokens; the tokenizer is that of {lens.origin}"

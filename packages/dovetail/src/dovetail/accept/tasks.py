@@ -1,0 +1,186 @@
+"""The tasks. Each has one right result: it is looked for in the files, never in what was said."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.accept.folder import Folder, ToolFault
+
+SYSTEM = """\
+You work on files in one folder. You have tools for it and nothing else: no shell, no network.
+Do exactly what the task says. Make the calls that the task needs; calls that do not depend on each
+other can be made together. If a call fails, read why and mend it. When everything is done, say so
+in one short sentence and make no more calls."""
+
+Check = Callable[[Folder], str | None]
+"""What is wrong with the result; None if nothing is."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. `files` are there when it begins, `records` are what `look_up` knows."""
+
+    id: str
+    title: str
+    asks: str
+    check: Check
+    files: Mapping[str, str] = field(default_factory=dict)
+    records: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> str:
+        return f"Task {self.id}.\n\n{self.asks}"
+
+
+def _holds(path: str, wanted: str) -> Check:
+    """The file has this text. White space at its end is nobody's fault."""
+
+    def check(folder: Folder) -> str | None:
+        try:
+            found = folder.read(path)
+        except ToolFault:
+            return f"{path} is not there"
+        if found.rstrip() == wanted.rstrip():
+            return None
+        return f"{path} is not as it should be{_first_difference(found, wanted)}"
+
+    return check
+
+
+def _holds_json(path: str, wanted: Any) -> Check:
+    def check(folder: Folder) -> str | None:
+        try:
+            found = json.loads(folder.read(path))
+        except ToolFault:
+            return f"{path} is not there"
+        except ValueError:
+            found = None
+        return None if found == wanted else f"{path} is not as it should be"
+
+    return check
+
+
+def _first_difference(found: str, wanted: str) -> str:
+    pairs = zip(found.rstrip().splitlines(), wanted.rstrip().splitlines(), strict=False)
+    for number, (one, other) in enumerate(pairs, 1):
+        if one != other:
+            return f", line {number}: {one[:60]!r}, not {other[:60]!r}"
+    return f": {len(found.splitlines())} lines, not {len(wanted.splitlines())}"
+
+
+_PLAN = "# Plan\n\n- measure the boards\n- cut the tails\n- fit the joint\n"
+
+_SETTINGS = """\
+[server]
+port = 8080
+timeout = 30
+
+[client]
+port = 8080
+timeout = 30
+retries = 3
+"""
+
+_STOCK = {
+    "stock/north.txt": "oak 12\nash 7\nelm 31\n",
+    "stock/south.txt": "oak 5\nyew 18\n",
+    "stock/west.txt": "ash 23\nfir 4\nbox 9\n",
+}
+
+_MODULES = {
+    f"src/{name}.py": f'"""{name.title()}."""\n\n\ndef {name}_size(items):\n    return len(items)\n'
+    for name in ("bench", "chisel", "joint", "ledger", "mallet", "saw")
+} | {
+    "src/plane.py": '"""Plane."""\n\nDEPTH = 3\n\n\ndef shave(board, passes):\n'
+    "    for _ in range(passes):\n        board.thickness -= DEPTH\n    return board\n",
+    "README.md": "A workshop. `shave` is what the plane does.\n",
+}
+
+_WORDS = {"words/a.txt": "heron", "words/b.txt": "willow", "words/c.txt": "ember"}
+
+_ORDER = {
+    "customer": {
+        "name": "Zoë Müller",
+        "address": {"street": "Lindenstraße 5", "city": "Köln", "postcode": "50674"},
+    },
+    "items": [
+        {"sku": "CH-12", "quantity": 2, "options": ["left", "long"]},
+        {"sku": "MA-3", "quantity": 1, "options": []},
+    ],
+    "shipping": "express",
+    "gift": True,
+}
+
+_LINE = 'Zeile {n}: "naïve café" – 漢字 🦜 \\ tab→ {square}'
+_LONG = "\n".join(_LINE.format(n=n, square=n * n) for n in range(1, 41)) + "\n"
+
+TASKS: tuple[Task, ...] = (
+    Task(
+        "write",
+        "write a file, read it back",
+        "Write the file notes/plan.md with exactly this text, then read it back to check it:\n\n"
+        + _PLAN,
+        _holds("notes/plan.md", _PLAN),
+    ),
+    Task(
+        "edit",
+        "edit by exact replacement, where the text stands twice",
+        "In settings.ini, change the timeout of the section [client] from 30 to 90 with edit_file. "
+        "Change nothing else.",
+        _holds("settings.ini", _SETTINGS.replace("timeout = 30\nretries", "timeout = 90\nretries")),
+        {"settings.ini": _SETTINGS},
+    ),
+    Task(
+        "sum",
+        "read numbers in several files and add them",
+        "Each line of the files in the folder stock has a wood and a number. Add up all numbers "
+        "of all files and write the total, digits only, to total.txt.",
+        _holds("total.txt", "109"),
+        _STOCK,
+    ),
+    Task(
+        "find",
+        "find something among several files",
+        "Find the function `shave` in the files under src. Write to found.txt one line: the path "
+        "of the file, a colon, and the number of the line on which its `def` stands.",
+        _holds("found.txt", "src/plane.py:6"),
+        _MODULES,
+    ),
+    Task(
+        "parallel",
+        "read three files, best in one answer",
+        "Read words/a.txt, words/b.txt and words/c.txt, all three in one go. Write their three "
+        "words in this order, with hyphens between them, to joined.txt.",
+        _holds("joined.txt", "heron-willow-ember"),
+        _WORDS,
+    ),
+    Task(
+        "nested",
+        "a call with a nested schema",
+        "Read order.txt and place that order with place_order.",
+        _holds_json("order.json", _ORDER),
+        {
+            "order.txt": "For Zoë Müller, Lindenstraße 5, 50674 Köln. Two of CH-12 with the "
+            "options left and long (in this order), one of MA-3 without options. It is a gift, "
+            "and it has to be there fast: express.\n"
+        },
+    ),
+    Task(
+        "long",
+        "a long file with unicode and quotes",
+        "Write the file lines.txt with 40 lines. Line n is this, with n and its square put in:\n\n"
+        + _LINE.format(n="<n>", square="<n*n>")
+        + "\n\nSo the first three lines are:\n\n"
+        + "".join(_LONG.splitlines(keepends=True)[:3]),
+        _holds("lines.txt", _LONG),
+    ),
+    Task(
+        "recover",
+        "go on after a tool failed",
+        "Look up the records part-1 and part-2. Each says a price. Write the two prices added up, "
+        "digits only, to price.txt.",
+        _holds("price.txt", "403"),
+        records={"part-1": "price: 146", "part-2": "price: 257"},
+    ),
+)

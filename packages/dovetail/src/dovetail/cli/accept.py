@@ -1,0 +1,184 @@
+"""`dovetail accept`: agent tasks on an endpoint, with Dovetail before it and without."""
+
+import asyncio
+import fnmatch
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+
+from dovetail.accept.acceptance import Plan
+from dovetail.accept.acceptance import accept as run
+from dovetail.accept.agent import Run
+from dovetail.accept.apis import APIS
+from dovetail.accept.figures import Figures
+from dovetail.accept.report import as_json, html, terminal
+from dovetail.accept.subject import AcceptError, Subject, Wish, examine
+from dovetail.accept.tasks import TASKS, Task
+from dovetail.catalog import CatalogError
+from dovetail.engines.registry import EngineSetupError
+from dovetail.log import configure
+from dovetail.watch.lens import Notation
+from dovetail.weights import WeightsError
+from dovetail_model import DovetailError, Sampling
+
+Engine = Literal["auto", "vllm", "sglang", "openai"]
+_STDOUT = Path("-")
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def accept(  # noqa: PLR0913 - each is a flag
+    url: Annotated[
+        str, typer.Argument(help="The server to try, such as http://127.0.0.1:8000.")
+    ] = "",
+    model: Annotated[
+        str | None, typer.Option(help="The model, by its name there; the first one by default.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="The key that the server asks for.", envvar="DOVETAIL_ENGINE_API_KEY"),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, GGUF file or hub id with the model's tokenizer and template. By default "
+            "the folder that the server names, or the hub's cache."
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="How the model writes calls; by default found out.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="How the model writes thoughts; by default found out.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="How Dovetail speaks to the server; by default found out.")
+    ] = "auto",
+    api: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An API to try with Dovetail: messages, responses, chat. May be repeated; all by "
+            "default."
+        ),
+    ] = None,
+    off: Annotated[bool, typer.Option(help="Try it without Dovetail, too.")] = True,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="Only tasks with such a name (* and ? are allowed); may be repeated."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="How often each task is done.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="The most requests of a task.")] = 12,
+    max_tokens: Annotated[int, typer.Option(min=16, help="The most tokens of an answer.")] = 2048,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 compares best.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="For servers that know one.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report for programs; - prints it.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as a page that stands alone.")
+    ] = None,
+    list_tasks: Annotated[bool, typer.Option("--list", help="Show the tasks and end.")] = False,
+) -> None:
+    """Let a model do agent tasks on your own server, with Dovetail before it and without.
+
+    Eight small tasks with tools, each with one right result, run in a scratch folder. The status is
+    1 if the protocol failed anywhere, 0 however weak the model is, 2 if nothing could be tried.
+    """
+    configure(level="error")  # what is worth telling is in the report
+    try:
+        chosen = _chosen(tasks or ["*"])
+        if list_tasks:
+            _list(chosen)
+            return
+        if not url:
+            raise AcceptError("the address of a server is needed: accept http://127.0.0.1:8000")
+        for path in (json_file, html_file):
+            _check_writable(path)
+        notation = Notation(tool_call_parser, reasoning_parser)
+        wish = Wish(url, api_key, model, engine, tokenizer, notation)
+        plan = Plan(
+            tasks=chosen,
+            apis=_apis(api or [*APIS]),
+            off=off,
+            repeat=repeat,
+            turns=turns,
+            sampling=Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
+        )
+        subject, passes = _run(wish, plan)
+        _tell(subject, passes, json_file, html_file)
+    except (AcceptError, CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
+        _fail(str(error))
+    except (OSError, ValueError) as error:
+        _fail(str(error))
+    if any(one.faults for one in passes):
+        raise typer.Exit(1)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Tells now, and not at the end, that a report cannot be written. No empty one is left."""
+    if path is None or path == _STDOUT:
+        return
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise AcceptError(f"the report cannot be written to {path}")
+
+
+def _apis(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in APIS:
+            raise AcceptError(f"--api {name}: there are {', '.join(APIS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _chosen(patterns: list[str]) -> tuple[Task, ...]:
+    chosen = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
+    if not chosen:
+        raise AcceptError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
+    return tuple(chosen)
+
+
+def _list(tasks: tuple[Task, ...]) -> None:
+    for task in tasks:
+        typer.echo(f"{task.id:10}{task.title}")
+
+
+def _run(wish: Wish, plan: Plan) -> tuple[Subject, list[Figures]]:
+    # As Ctrl-C does: no scratch folder is left.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        subject = runner.run(examine(wish))
+        _err.print(f"{subject.model} at {subject.endpoint}", markup=False)
+        _err.print(f"Dovetail speaks to it as {subject.engine}: {subject.why}", markup=False)
+        return subject, runner.run(run(subject, plan, _progress))
+
+
+def _progress(name: str, run: Run) -> None:
+    took = sum(step.answered.exchange.ended for step in run.steps)
+    ended = "solved" if run.solved else f"not solved: {run.why}"
+    count = len(run.steps)
+    requests = "1 request" if count == 1 else f"{count} requests"
+    _err.print(f"{name}: {run.task}: {requests}, {took:.1f} s, {ended}", markup=False)
+
+
+def _tell(
+    subject: Subject, passes: list[Figures], json_file: Path | None, html_file: Path | None
+) -> None:
+    told = json.dumps(as_json(subject, passes), ensure_ascii=False, indent=2) + "\n"
+    if json_file == _STDOUT:
+        sys.stdout.write(told)
+    else:
+        Console(highlight=False).print(terminal(subject, passes))
+    if json_file is not None and json_file != _STDOUT:
+        json_file.write_text(told)
+    if html_file is not None:
+        html_file.write_text(html(subject, passes))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail accept: {message}", err=True)
+    raise typer.Exit(2)

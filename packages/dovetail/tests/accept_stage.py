@@ -1,0 +1,190 @@
+"""A stage for acceptance: scripted agents, and a server like a vLLM, chat and tokens both."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from watch_stage import PLAIN
+
+from dovetail.accept.tasks import TASKS
+from dovetail.catalog import load_model
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
+from dovetail.engines.serving import CompletionsServer, ServedModel
+from dovetail.http import App
+from dovetail.http.asgi import Message, Receive, Scope, Send
+from dovetail.http.server import server
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+
+MODEL = "some-org/some-model"
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call as the model writes it, more tightly than any template would."""
+    told = {"name": name, "arguments": arguments}
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+def thinks(*calls: str) -> str:
+    return "<think>\nWhat is next? é 漢字\n</think>\n\n" + "\n".join(calls)
+
+
+DONE = "<think>\nAll is done.\n</think>\n\nDone."
+_FILES = {task.id: task.files for task in TASKS}
+_PLAN = "# Plan\n\n- measure the boards\n- cut the tails\n- fit the joint\n"
+_LINES = "".join(f'Zeile {n}: "naïve café" – 漢字 🦜 \\ tab→ {n * n}\n' for n in range(1, 41))
+_ORDER = {
+    "customer": {
+        "name": "Zoë Müller",
+        "address": {"street": "Lindenstraße 5", "city": "Köln", "postcode": "50674"},
+    },
+    "items": [
+        {"sku": "CH-12", "quantity": 2, "options": ["left", "long"]},
+        {"sku": "MA-3", "quantity": 1},
+    ],
+    "shipping": "express",
+    "gift": True,
+}
+
+PERFECT: dict[str, list[str]] = {
+    "write": [
+        thinks(call("write_file", path="notes/plan.md", content=_PLAN)),
+        thinks(call("read_file", path="notes/plan.md")),
+    ],
+    "edit": [
+        thinks(call("read_file", path="settings.ini")),
+        thinks(call("edit_file", path="settings.ini", old_text="timeout = 30", new_text="x")),
+        thinks(
+            call(
+                "edit_file",
+                path="settings.ini",
+                old_text="timeout = 30\nretries",
+                new_text="timeout = 90\nretries",
+            )
+        ),
+    ],
+    "sum": [
+        thinks(call("list_files")),
+        thinks(*(call("read_file", path=path) for path in _FILES["sum"])),
+        thinks(call("calculate", operation="add", numbers=[12, 7, 31, 5, 18, 23, 4, 9])),
+        thinks(call("write_file", path="total.txt", content="109")),
+    ],
+    "find": [
+        thinks(call("find_text", text="def shave")),
+        thinks(call("write_file", path="found.txt", content="src/plane.py:6")),
+    ],
+    "parallel": [
+        thinks(*(call("read_file", path=path) for path in _FILES["parallel"])),
+        thinks(call("write_file", path="joined.txt", content="heron-willow-ember")),
+    ],
+    "nested": [
+        thinks(call("read_file", path="order.txt")),
+        thinks(call("place_order", **_ORDER)),
+    ],
+    "long": [
+        thinks(call("write_file", path="lines.txt", content=_LINES)),
+        thinks(call("read_file", path="lines.txt")),
+    ],
+    "recover": [
+        thinks(call("look_up", key="part-1"), call("look_up", key="part-2")),
+        thinks(call("look_up", key="part-1"), call("look_up", key="part-2")),
+        thinks(call("write_file", path="price.txt", content="403")),
+    ],
+}
+CLUMSY: list[str] = [
+    thinks(call("delete_everything", path="/")),
+    thinks(call("read_file", path=5)),
+    thinks('<tool_call>\n{"name": "read_file", "arguments": {"path": oops}}\n</tool_call>'),
+    thinks(call("read_file", path="../outside.txt")),
+]
+
+
+def perfect() -> dict[str, Any]:
+    """A script that solves every task."""
+    return scripted({name: [*said, DONE] for name, said in PERFECT.items()})
+
+
+def scripted(tasks: dict[str, list[str]]) -> dict[str, Any]:
+    """A script with the answers of each task; the last one is repeated."""
+    rules = [
+        {"when": {"text": f"Task {name}."}, "turns": [{"text": text} for text in said]}
+        for name, said in tasks.items()
+    ]
+    return {"rules": rules, "turns": [{"text": DONE}]}
+
+
+class Remembering(ScriptedEngine):
+    """Keeps what it said last, as a vLLM tells it to a chat that asks for token ids."""
+
+    prompt: list[int] = []  # noqa: RUF012 - replaced, never changed
+    said: list[int] = []  # noqa: RUF012
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        self.prompt, self.said = request.prompt.tolist(), []
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                self.said += delta.ids
+                yield delta
+
+
+def _with_ids(engine: Remembering, send: Send) -> Send:
+    """The end of a chat's stream with the ids that vLLM has in its chunks."""
+
+    async def telling(message: Message) -> None:
+        body = message.get("body", b"")
+        if b"data: [DONE]" in body:
+            choice = {"index": 0, "delta": {}, "token_ids": engine.said}
+            ids = {"prompt_token_ids": engine.prompt, "choices": [choice]}
+            frame = f"data: {json.dumps(ids)}\n\n".encode()
+            message = {**message, "body": body.replace(b"data: [DONE]", frame + b"data: [DONE]")}
+        await send(message)
+
+    return telling
+
+
+@asynccontextmanager
+async def like_vllm(
+    folder: Path, script: dict[str, Any], *, tells_ids: bool = True
+) -> AsyncIterator[str]:
+    """A server with a vLLM's chat, which renders each prompt anew, and its tokens. Its address.
+
+    Both are answered by one scripted engine with one prefix cache.
+    """
+    model = load_model(folder, tool_parser="hermes", reasoning_parser="qwen3")
+    ids = (model.tokenizer.controls["<|im_end|>"],)
+    engine = Remembering(
+        model.tokenizer,
+        parse_script(json.dumps(script)),
+        options=ScriptedOptions(chunk=4),
+        stop_ids=ids,
+    )
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
+    chat = App(Service([Served((MODEL,), model, preparer, Pool([engine]), max_context=32768)]))
+    tokens = CompletionsServer(engine, ServedModel((MODEL,), model.tokenizer, ids, 32768))
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await chat(scope, receive, send)
+        elif scope["path"] == "/v1/chat/completions":
+            await chat(scope, receive, _with_ids(engine, send) if tells_ids else send)
+        else:
+            await tokens(scope, receive, send)
+
+    place = socket.create_server(("127.0.0.1", 0))
+    running = server(both)
+    task = asyncio.create_task(running.serve([place]))
+    try:
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        await task

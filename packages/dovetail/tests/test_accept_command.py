@@ -1,0 +1,109 @@
+"""`dovetail accept` as users run it: against a Dovetail, and against an engine that has no chat."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accept_stage import MODEL, perfect
+from served import PATIENCE, clean_environment, dovetail, qwen_folder, served
+
+from dovetail.accept.tasks import TASKS
+
+READ = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: Any) -> Path:
+    """A folder with a model and a script that solves every task."""
+    place: Path = tmp_path_factory.mktemp("accept")
+    qwen_folder(place / "model")
+    (place / "script.yaml").write_text(json.dumps(perfect()))
+    return place
+
+
+@contextmanager
+def scripted(place: Path) -> Iterator[str]:
+    """The scripted engine as a process of its own. Its address."""
+    command = [sys.executable, "-m", "dovetail.engines.scripted", "--port", "0", "--model", "model"]
+    command += ["--script", "script.yaml", "--served-model-name", MODEL, "--chunk", "4"]
+    with subprocess.Popen(
+        command, cwd=place, env=clean_environment(place), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().rpartition(" ")[2].strip()
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
+    model = ("--engine", "scripted", "--script", place / "script.yaml", "--api-key", "se-cret")
+    with served(place / "model", *model, *READ, "--served-model-name", MODEL) as running:
+        told = place / "report.json"
+        locked = dovetail("accept", running.url, home=place)
+        ended = dovetail(
+            *("accept", running.url, "--tasks", "par*", "--tasks", "write", "--api", "responses"),
+            *("--json", told, "--html", place / "report.html", "--repeat", "2"),
+            home=place,
+            environment={"DOVETAIL_ENGINE_API_KEY": "se-cret"},
+        )
+    assert locked.status == 2
+    assert "pass its own with --api-key" in locked.err
+    assert ended.status == 0, ended.err
+    assert "tasks solved" in ended.out
+    assert "4 of 4" in ended.out
+    assert "Dovetail speaks to it as openai" in ended.err
+    assert ended.err.count("solved") == 8
+    report = json.loads(told.read_text())
+    assert (report["model"], report["faults"]) == (MODEL, 0)
+    assert [one["name"] for one in report["passes"]] == ["off", "on, responses"]
+    tasks = [one["task"] for one in report["passes"][0]["done"]]
+    assert tasks == ["write", "parallel"] * 2
+    assert (place / "report.html").read_text().startswith("<!doctype html>")
+    assert "se-cret" not in ended.out + ended.err + told.read_text()
+
+
+def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Path) -> None:
+    with scripted(place) as url:
+        ended = dovetail(
+            *("accept", url, "--tasks", "find", "--api", "messages", "--tokenizer", "model"),
+            *(*READ, "--json", "-"),
+            home=place,
+        )
+    report = json.loads(ended.out)
+    off, on = report["passes"]
+    assert ended.status == 1  # there is no chat
+    assert off["refused"].startswith("status 404")
+    assert report["engine"] == "vllm"
+    assert (on["tasks_solved"], on["faults"], on["refused"]) == (1, [], "")
+    assert (on["prefixes"]["exact"], on["prefixes"]["later"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "the address of a server is needed"),
+        (("http://127.0.0.1:9",), "is a server running there?"),
+        (("http://127.0.0.1:9", "--api", "soap"), "there are messages, responses, chat"),
+        (("http://127.0.0.1:9", "--tasks", "cook"), "there is no such task"),
+        (("ftp://somewhere",), "not an http address"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    ended = dovetail("accept", *arguments, home=tmp_path)
+    assert ended.status == 2
+    assert words in ended.err
+    assert ended.err.startswith("dovetail accept: ")
+
+
+def test_the_tasks_can_be_seen(tmp_path: Path) -> None:
+    ended = dovetail("accept", "--list", home=tmp_path)
+    assert [line.split()[0] for line in ended.out.splitlines()] == [task.id for task in TASKS]

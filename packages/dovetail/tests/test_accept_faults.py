@@ -1,0 +1,314 @@
+"""What is wrong with an endpoint is told as such: at once where nothing can be tried."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from http_stage import run
+from upstream_at_hand import Answer, Asked, chunks, faked, refusal, stream, user
+from watch_stage import listening
+
+from dovetail.accept import speaking
+from dovetail.accept.acceptance import Plan, accept
+from dovetail.accept.apis import APIS
+from dovetail.accept.figures import Figures
+from dovetail.accept.prefixes import Prompt, sums
+from dovetail.accept.report import as_json, notes
+from dovetail.accept.speaking import Speaker
+from dovetail.accept.subject import AcceptError, Subject, Wish, examine
+from dovetail.accept.tasks import TASKS
+from dovetail.engines.wire import Endpoint
+from dovetail_model import Identity, Sampling, ToolCallBlock
+
+ONE = Plan(TASKS[:1], apis=(), sampling=Sampling(max_tokens=100))
+TWO = replace(ONE, tasks=TASKS[:2])
+BROKEN = Answer(body=b"no chunk\r\n", headers=(("transfer-encoding", "chunked"),))
+
+
+def listed(**card: Any) -> Answer:
+    return Answer(body=json.dumps({"data": [{"id": "m", **card}]}).encode())
+
+
+def served(*answers: Answer, models: Answer | None = None) -> Any:
+    """A server that gives these answers to chats, the last one again and again."""
+    left = list(answers)
+
+    def reply(asked: Asked) -> Answer:
+        if asked.path == "/v1/models":
+            return models or listed()
+        if asked.path != "/v1/chat/completions":
+            return refusal(404, "no such path")
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return reply
+
+
+def examined(reply: Any, **wish: Any) -> Subject:
+    found: list[Subject] = []
+
+    async def scene() -> None:
+        async with faked(reply) as fake:
+            found.append(await examine(Wish(str(fake.endpoint), **wish)))
+
+    run(scene)
+    return found[0]
+
+
+def tried(reply: Any, plan: Plan = ONE) -> tuple[Subject, list[Figures], list[Any]]:
+    """The figures, and the bodies that the server was sent."""
+    found: list[tuple[Subject, list[Figures], list[Any]]] = []
+
+    async def scene() -> None:
+        async with faked(reply) as fake:
+            subject = await examine(Wish(str(fake.endpoint)))
+            passes = await accept(subject, plan, lambda name, run: None)
+            found.append((subject, passes, fake.bodies()))
+
+    run(scene)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("models", "wish", "words"),
+    [
+        (refusal(401, "who are you?"), {}, "refuses our key (401): pass its own with --api-key"),
+        (Answer(body=b'{"data": []}'), {}, "serves no model yet"),
+        (refusal(404, "no"), {}, "does not list its models: name one (--model)"),
+        (listed(), {"model": "other"}, "no model 'other', only m"),
+        (listed(max_model_len=2048), {}, "has 2,048 tokens, and the tasks need 6,000"),
+        (listed(), {"key": "schlüssel"}, "no key has such characters"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_at_once(
+    models: Answer, wish: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AcceptError) as fault:
+        examined(served(stream(), models=models), **wish)
+    assert words in str(fault.value)
+
+
+def test_nobody_there_is_said_at_once() -> None:
+    async def scene() -> None:
+        with pytest.raises(AcceptError, match="is a server running there"):
+            await examine(Wish("http://127.0.0.1:9"))
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("card", "version", "engine"),
+    [
+        ({"owned_by": "vllm"}, None, "vllm"),
+        ({"owned_by": "sglang"}, None, "sglang"),
+        ({"owned_by": "me"}, b'{"version": "0.32.0"}', "vllm"),
+        ({"owned_by": "me"}, b"1.0", "openai"),
+        ({}, None, "openai"),
+    ],
+)
+def test_what_a_server_is_it_says_itself(
+    card: dict[str, Any], version: bytes | None, engine: str
+) -> None:
+    """Only a vLLM is asked for token ids; without a tokenizer all are spoken to in messages."""
+
+    def reply(asked: Asked) -> Answer:
+        if asked.path == "/version" and version is not None:
+            return Answer(body=version)
+        return served(stream(), models=listed(**card))(asked)  # type: ignore[no-any-return]
+
+    subject = examined(reply)
+    assert subject.asks_ids == (engine == "vllm")
+    assert subject.engine == "openai"
+    assert ("--tokenizer" in subject.why) == (engine != "openai")
+
+
+def test_a_server_without_tools_is_asked_once() -> None:
+    words = '"auto" tool choice requires --enable-auto-tool-choice'
+    subject, (off,), bodies = tried(served(refusal(400, words)), TWO)
+    assert off.refused == f"status 400: {words}"
+    assert off.faults == (f"write, request 1: status 400: {words}",)
+    assert len(bodies) == 1
+    assert ("No answer", [f"off: status 400: {words}"]) in notes(subject, [off])
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_is_never_told_even_if_the_server_quotes_it(status: int) -> None:
+    words = "Incorrect API key provided: Bearer sk-secret"
+    subject, (off,), _ = tried(served(refusal(status, words)))
+    assert off.refused == f"status {status}: it refuses the key (--api-key)"
+    assert "sk-secret" not in repr(off) + json.dumps(as_json(subject, [off]))
+
+
+def test_a_server_that_breaks_off_at_first_is_asked_once() -> None:
+    """One that hangs would be waited for in every task."""
+    _, (off,), bodies = tried(served(BROKEN), TWO)
+    assert len(bodies) == 1
+    assert "broke off its answer" in off.refused
+    assert len(off.faults) == 1
+
+
+@pytest.mark.parametrize(("bytes_", "calls"), [(100, 9), (1 << 20, 1)])
+def test_an_answer_without_end_is_ended(
+    bytes_: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speaking, "MOST_BYTES", bytes_)
+    monkeypatch.setattr(speaking, "MOST_CALLS", calls)
+    many = [
+        {"tool_calls": [{"index": at, "id": f"c{at}", **_function("list_files", "{}")}]}
+        for at in range(4)
+    ]
+    endless = Answer(body=chunks(*many, reason=None, done=False), kind="text/event-stream")
+    _, (off,), _ = tried(served(replace(endless, ends=False)))
+    assert off.faults == (
+        "write, request 1: the answer has no end: it is not limited as it was asked to be",
+    )
+
+
+def test_what_one_address_tells_of_its_cache_is_not_asked_of_another() -> None:
+    """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
+    silent = [Prompt(True, prompt=100), Prompt(False, True, 10, prompt=120)]
+    told = [Prompt(True, prompt=100), Prompt(False, True, 10, prompt=120, cached=110)]
+    assert (sums(silent).computed, sums(silent).again) == (None, None)
+    assert (sums(told).computed, sums(told).again) == (110, 0)
+
+
+def test_an_answer_that_broke_off_leaves_the_counts_of_others() -> None:
+    usage = {"prompt_tokens": 900, "completion_tokens": 5, "total_tokens": 905}
+    whole = chunks({"content": "Done."}, done=False)
+    whole += f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
+    good = Answer(body=whole, kind="text/event-stream")
+    _, (off,), _ = tried(served(good, BROKEN), TWO)
+    assert len(off.faults) == 1
+    assert off.prefixes.prompt == 900
+
+
+def test_a_dovetail_that_cannot_start_is_said_in_a_line() -> None:
+    """The server goes away while Dovetail finds out what it can do."""
+
+    def reply(asked: Asked) -> Answer:
+        if asked.method == "POST":
+            return BROKEN
+        return served(stream())(asked)  # type: ignore[no-any-return]
+
+    with pytest.raises(AcceptError, match=r"Dovetail cannot start before http://.*broke off"):
+        tried(reply, replace(ONE, apis=("chat",)))
+
+
+def test_a_full_window_is_no_fault() -> None:
+    words = "This model's maximum context length is 8192 tokens."
+    first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
+    _, (off,), _ = tried(served(first, refusal(400, words)))
+    assert off.faults == ()
+    assert off.done[0].why == "the prompt did not fit into the model's window any more"
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        ([stream({"content": "x"}, reason=None, done=False)], "stream ended before its answer"),
+        ([refusal(500, "out of memory")], "status 500: out of memory"),
+        (
+            [Answer(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],
+            "a frame of the stream could not be read",
+        ),
+        ([stream({"content": "x"}, reason="tool_calls")], "there are none"),
+    ],
+)
+def test_faults_of_the_protocol_are_counted(answers: list[Answer], fault: str) -> None:
+    _, (off,), _ = tried(served(*answers))
+    assert [fault in one for one in off.faults] == [True]
+    assert off.done[0].requests == 1
+
+
+def test_two_calls_with_one_id_are_a_fault() -> None:
+    same = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
+    _, (off,), _ = tried(served(same))
+    assert off.faults == ("write, request 2: two calls of a session have the same id (c1)",)
+
+
+def test_calls_and_results_go_back_as_agents_send_them() -> None:
+    """Thoughts in their field, broken arguments as an object that any server can read."""
+    first = stream(
+        {"reasoning_content": "Hm."},
+        _call("write_file", '{"path": "a", "content": oops', "c1"),
+        {"tool_calls": [{"index": 1, "id": "c2", **_function("list_files", "{}")}]},
+        {"reasoning_content": " And?"},
+        reason="tool_calls",
+    )
+    _, (off,), bodies = tried(served(first, stream({"content": "Done."})))
+    assert (off.calls.made, off.calls.valid_json, off.calls.together) == (2, 1, 2)
+    said, *gave = bodies[1]["messages"][2:]
+    assert said["reasoning_content"] == "Hm. And?"
+    sent = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
+    assert sent == [{"input": '{"path": "a", "content": oops'}, {}]
+    assert [one["tool_call_id"] for one in gave] == ["c1", "c2"]
+    assert "no JSON" in gave[0]["content"]
+    assert gave[1]["content"] == "(no files)"
+
+
+def test_calls_that_a_server_leaves_in_its_text_are_counted() -> None:
+    """As a vLLM does without a tool parser. No tool runs, and nothing else would tell why."""
+    text = '<tool_call>\n{"name": "list_files", "arguments": {}}\n</tool_call>'
+    _, (off,), _ = tried(served(stream({"content": text})))
+    assert (off.calls.made, off.calls.left_in_text) == (0, 1)
+    assert off.done[0].why == "no tool was called"
+
+
+def test_a_server_that_tells_no_numbers_leaves_them_unknown() -> None:
+    first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
+    subject, (off,), _ = tried(served(first, stream({"content": "Done."})))
+    assert (off.prefixes.prompt, off.prefixes.computed, off.prefixes.again) == (None, None, None)
+    assert off.prefixes.unknown == off.prefixes.later == 1
+    titles = dict(notes(subject, [off]))
+    assert len(titles["Unknown"]) == 2
+    told = as_json(subject, [off])["passes"][0]["prefixes"]
+    assert (told["prompt"], told["computed"], told["unknown"]) == (None, None, 1)
+
+
+DISPATCH = 'event: tool_call_dispatch\ndata: {"choice_index": 0}\n\n'
+
+
+@pytest.mark.parametrize(("said", "order"), [(DISPATCH, ["tool", "end"]), ("", ["end", "tool"])])
+def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
+    said: str, order: list[str]
+) -> None:
+    """A plain chat does not say so before its end. Where it is said, nobody waits for the rest."""
+    happened: list[str] = []
+
+    async def scene() -> None:
+        started = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            writer.write(chunks(_call("list_files", "{}", "c1"), reason=None, done=False))
+            writer.write(said.encode())
+            await writer.drain()
+            if said:
+                await started.wait()
+            happened.append("end")
+            writer.write(chunks(reason="tool_calls"))
+            await writer.drain()
+
+        def start(call: ToolCallBlock) -> None:
+            happened.append("tool")
+            started.set()
+
+        async with listening(serve) as port:
+            speaker = Speaker(Endpoint(port=port), APIS["chat"])
+            answered = await speaker.ask(user("Go.", identity=Identity(session="s")), start)
+        (times,) = answered.calls
+        assert times.came <= times.ready <= answered.exchange.ended
+        assert answered.broke == ""
+
+    run(scene)
+    assert happened == order
+
+
+def _function(name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call(name: str, arguments: str, id: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, "id": id, **_function(name, arguments)}]}

@@ -1,0 +1,30 @@
+"""Acceptance of llama.cpp's own server, the real one: whatever SmolLM2 says, the protocol holds."""
+
+from http_stage import run
+from llama_server import llama_server
+from llamacpp_at_hand import need_weights
+
+from dovetail.accept.acceptance import Plan, accept
+from dovetail.accept.figures import Figures
+from dovetail.accept.report import notes
+from dovetail.accept.subject import Subject, Wish, examine
+from dovetail.accept.tasks import TASKS
+from dovetail_model import Sampling
+
+
+def test_llama_cpp_shows_this_model_no_tools_and_says_nothing_about_it() -> None:
+    need_weights()
+    found: list[tuple[Subject, list[Figures]]] = []
+
+    async def scene() -> None:
+        with llama_server(n_ctx=8192) as url:
+            subject = await examine(Wish(url))
+            plan = Plan(TASKS[:1], ("messages",), turns=2, sampling=Sampling(max_tokens=8))
+            found.append((subject, await accept(subject, plan, lambda name, run: None)))
+
+    run(scene)
+    ((subject, passes),) = found
+    assert subject.engine == "openai"
+    assert [(one.faults, one.refused, one.requests) for one in passes] == [((), "", 1)] * 2
+    assert all(one.prefixes.computed is not None for one in passes)
+    assert len(dict(notes(subject, passes))["Tools"]) == 2

@@ -1,0 +1,169 @@
+"""Acceptance on a server like a vLLM: agents that are perfect, clumsy, or do nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accept_stage import CLUMSY, DONE, MODEL, PERFECT, call, like_vllm, perfect, scripted, thinks
+from http_stage import run
+from rich.console import Console
+from served import qwen_folder
+
+from dovetail.accept.acceptance import Plan, accept
+from dovetail.accept.agent import Run
+from dovetail.accept.figures import Figures
+from dovetail.accept.report import as_json, html, terminal
+from dovetail.accept.rows import ROWS
+from dovetail.accept.subject import Subject, Wish, examine
+from dovetail.accept.tasks import TASKS
+from dovetail.watch.lens import Notation
+from dovetail_model import Sampling
+
+SAMPLING = Sampling(max_tokens=4096, temperature=0.0, seed=0)
+HERMES = Notation("hermes", "qwen3")
+REQUESTS = sum(len(said) + 1 for said in PERFECT.values())
+CALLS = sum(text.count("<tool_call>") for said in PERFECT.values() for text in said)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    return qwen_folder(tmp_path_factory.mktemp("accept") / "model")
+
+
+ALL = Plan(TASKS, sampling=SAMPLING)
+FEW = Plan(TASKS[:3], apis=("messages", "chat"), sampling=SAMPLING)
+
+
+def tried(
+    folder: Path, script: dict[str, Any], plan: Plan, *, tells_ids: bool = True, **wish: Any
+) -> tuple[Subject, list[Figures]]:
+    """The passes of a plan on a server that plays the script."""
+    found: list[tuple[Subject, list[Figures]]] = []
+    seen: list[tuple[str, Run]] = []
+
+    async def scene() -> None:
+        async with like_vllm(folder, script, tells_ids=tells_ids) as url:
+            wanted = Wish(url, **{"tokenizer": str(folder), "notation": HERMES, **wish})
+            subject = await examine(wanted)
+            passes = await accept(subject, plan, lambda name, run: seen.append((name, run)))
+            found.append((subject, passes))
+
+    run(scene)
+    assert [name for name, _ in seen] == [one.name for one in found[0][1] for _ in plan.tasks]
+    return found[0]
+
+
+def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
+    subject, passes = tried(folder, perfect(), ALL)
+    assert (subject.engine, subject.model) == ("vllm", MODEL)
+    assert [one.name for one in passes] == ["off", "on, messages", "on, responses", "on, chat"]
+    for one in passes:
+        assert [line.why for line in one.done] == [""] * len(TASKS)
+        assert (one.requests, one.faults, one.refused) == (REQUESTS, (), "")
+        assert (one.calls.made, one.calls.fit_schema, one.calls.together) == (CALLS, CALLS, 10)
+        assert one.prefixes.later == REQUESTS - len(TASKS)
+    off, *on = (one.prefixes for one in passes)
+    assert (off.exact, off.inexact, off.unknown) == (0, off.later, 0)
+    assert off.causes == {"retokenization": off.later}
+    assert off.again is not None
+    for prefixes in on:
+        assert (prefixes.exact, prefixes.unknown, prefixes.causes) == (prefixes.later, 0, {})
+        assert prefixes.again is not None
+        # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
+        assert prefixes.again <= 16 * prefixes.later
+        assert off.again > 4 * prefixes.again
+    said = shown(subject, passes)
+    assert "20 of 20 (100 %)" in said
+    assert "Unknown" not in said
+
+
+def test_what_nobody_tells_is_unknown(folder: Path) -> None:
+    """Without token ids, calls written in a form that no template has cannot be made out."""
+    subject, passes = tried(folder, perfect(), FEW, tells_ids=False, engine="openai")
+    for one in passes:
+        assert one.solved == len(FEW.tasks)
+        assert (one.prefixes.exact, one.prefixes.inexact) == (0, 0)
+        assert one.prefixes.unknown == one.prefixes.later
+        assert one.prefixes.again is None
+        assert one.prefixes.computed is not None  # that is the server's own count
+    assert "which turns were exact" in shown(subject, passes)
+    assert as_json(subject, passes)["passes"][0]["prefixes"]["again"] is None
+
+
+def test_without_a_tokenizer_dovetail_speaks_in_messages(folder: Path) -> None:
+    subject, passes = tried(folder, perfect(), FEW, tokenizer=None)
+    assert subject.engine == "openai"
+    assert "--tokenizer" in subject.why
+    assert all(one.solved == len(FEW.tasks) for one in passes)
+    assert all(one.prefixes.unknown == one.prefixes.later for one in passes)
+    assert "no tokenizer of the model is here" in shown(subject, passes)
+
+
+@pytest.fixture(scope="module")
+def weak(folder: Path) -> tuple[Subject, list[Figures]]:
+    """A different kind of weakness in each of four tasks."""
+    kinds = {
+        "write": [*CLUMSY, DONE],
+        "edit": [DONE],
+        "sum": [call("write_file", path="total.txt", content="<i>109</i>"), DONE],
+        "find": [thinks(call("list_files"))],
+    }
+    tasks = tuple(task for task in TASKS if task.id in kinds)
+    return tried(folder, scripted(kinds), Plan(tasks, ("messages", "chat"), sampling=SAMPLING))
+
+
+def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[Subject, list[Figures]]) -> None:
+    for one in weak[1]:
+        assert (one.solved, one.faults) == (0, ())
+        assert [(line.task, line.requests, line.why) for line in one.done] == [
+            ("write", 5, "notes/plan.md is not there"),
+            ("edit", 1, "no tool was called"),
+            (
+                "sum",
+                2,
+                "total.txt is not as it should be, line 1: '<i>109</i>', not '109'",
+            ),
+            ("find", 12, "not done after 12 requests (found.txt is not there)"),
+        ]
+
+
+def test_what_is_wrong_with_calls_is_counted(weak: tuple[Subject, list[Figures]]) -> None:
+    """One of an unknown tool, one of a wrong type, one that is no JSON, and good ones."""
+    for one in weak[1]:
+        calls = one.calls
+        good = 1 + 1 + 12  # outside of the folder fits the schema, too
+        assert (calls.made, calls.valid_json) == (good + 3, good + 2)
+        assert (calls.known_tool, calls.fit_schema) == (good + 2, good)
+        assert (calls.together, calls.left_in_text) == (0, 0)
+
+
+def test_a_weak_model_is_exact_with_dovetail_all_the_same(
+    weak: tuple[Subject, list[Figures]],
+) -> None:
+    for one in weak[1]:
+        if one.dovetail:
+            assert one.prefixes.exact == one.prefixes.later == 4 + 0 + 1 + 11
+
+
+def test_passes_that_failed_alike_share_a_line(weak: tuple[Subject, list[Figures]]) -> None:
+    said = shown(*weak)
+    assert "write (every pass): notes/plan.md is not there" in said
+    assert said.count("no tool was called") == 1
+
+
+def test_a_page_has_every_figure_and_no_markup_of_strangers(
+    weak: tuple[Subject, list[Figures]],
+) -> None:
+    told = html(*weak)
+    assert all(row.meaning.replace("'", "&#x27;") in told for row in ROWS)
+    assert "line 1: &#x27;&lt;i&gt;109" in told
+    assert "<i>" not in told
+    assert told.count("not solved, 12 requests") == len(weak[1])
+
+
+def shown(subject: Subject, passes: Sequence[Figures]) -> str:
+    console = Console(width=200, no_color=True)
+    with console.capture() as captured:
+        console.print(terminal(subject, passes))
+    return captured.get()

@@ -1,0 +1,173 @@
+"""The tools of acceptance, the judgement of calls, and the tasks themselves."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accept_stage import PERFECT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.accept.folder import Folder, ToolFault
+from dovetail.accept.tasks import TASKS
+from dovetail.accept.toolbox import TOOLS, judge, schema, specs
+from dovetail_parsers import parse
+
+ORDER = {
+    "customer": {"name": "A", "address": {"street": "B", "city": "C", "postcode": "D"}},
+    "items": [{"sku": "x", "quantity": 1}],
+    "shipping": "express",
+    "gift": False,
+}
+
+
+def changed(**fields: Any) -> str:
+    return json.dumps({**ORDER, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "right"),
+    [
+        ("read_file", '{"path": "a"}', "known json fits"),
+        ("read_file", '{"path": 5}', "known json"),
+        ("read_file", '{"path": "a", "more": 1}', "known json"),
+        ("read_file", "{}", "known json"),
+        ("read_file", "[]", "known json"),
+        ("read_file", '{"path": "a"', "known"),
+        ("read_file", "path=a", "known"),
+        ("read_file", '{"path": "\\ud800"}', "known"),
+        ("calculate", '{"operation": "add", "numbers": [NaN]}', "known"),
+        ("calculate", f'{{"operation": "add", "numbers": {"[" * 480}{"]" * 480}}}', "known json"),
+        ("list_files", "", "known json fits"),
+        ("no_such_tool", '{"path": "a"}', "json"),
+        ("no_such_tool", "{", ""),
+        ("calculate", '{"operation": "add", "numbers": [1, 2.5]}', "known json fits"),
+        ("calculate", '{"operation": "divide", "numbers": [1]}', "known json"),
+        ("calculate", '{"operation": "add", "numbers": []}', "known json"),
+        ("place_order", changed(), "known json fits"),
+        ("place_order", changed(items=[{"sku": "x", "quantity": 2.0}]), "known json fits"),
+        ("place_order", changed(items=[{"sku": "x", "quantity": 2.5}]), "known json"),
+        ("place_order", changed(items=[{"sku": "x", "quantity": 0}]), "known json"),
+        ("place_order", changed(items=[]), "known json"),
+        ("place_order", changed(gift="yes"), "known json"),
+        ("place_order", changed(customer={"name": "A"}), "known json"),
+    ],
+)
+def test_a_call_is_judged_by_name_json_and_schema(name: str, arguments: str, right: str) -> None:
+    judged = judge(name, arguments)
+    found = {"known": judged.known, "json": judged.is_json, "fits": judged.fits}
+    assert " ".join(word for word, holds in found.items() if holds) == right
+    assert bool(judged.problem) == (judged.tool is None) == (right != "known json fits")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_schemas_refer_to_nothing_and_name_every_argument(name: str) -> None:
+    found = schema(TOOLS[name])
+    assert not {"$ref", "$defs", "title"} & set(keys(found))
+    assert set(found["properties"]) == set(TOOLS[name].__struct_fields__)
+    assert found["type"] == "object"
+    assert found["additionalProperties"] is False
+
+
+def keys(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def test_every_tool_tells_the_model_what_it_does() -> None:
+    assert all(tool.description and "\n" not in tool.description for tool in specs())
+
+
+@pytest.mark.parametrize(
+    "path", ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "\ud800", "a/" * 1500 + "b"]
+)
+def test_nothing_outside_of_the_folder_can_be_named(tmp_path: Path, path: str) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "a").write_text("secret")
+    for act in (Folder.read, lambda folder, path: folder.write(path, "x")):
+        with pytest.raises(ToolFault):
+            act(Folder(inside), path)
+    assert sorted(place.name for place in tmp_path.rglob("*")) == ["a", "inside"]
+
+
+@given(name=st.sampled_from([*TOOLS]), arguments=st.text())
+def test_no_arguments_break_the_judgement(name: str, arguments: str) -> None:
+    judged = judge(name, arguments)
+    assert not judged.fits or judged.tool is not None
+
+
+@given(path=st.text(min_size=1), content=st.text())
+def test_tools_fail_in_words_only(tmp_path_factory: Any, path: str, content: str) -> None:
+    root = tmp_path_factory.mktemp("folder")
+    folder = Folder(root)
+    for name, arguments in (
+        ("write_file", {"path": path, "content": content}),
+        ("read_file", {"path": path}),
+        ("edit_file", {"path": path, "old_text": content or "x", "new_text": "y"}),
+        ("find_text", {"text": path}),
+        ("list_files", {}),
+    ):
+        tool = judge(name, json.dumps(arguments)).tool
+        assert tool is not None
+        with suppress(ToolFault):
+            tool.run(folder)
+
+
+def test_an_edit_wants_text_that_stands_once(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write("a", "one two two")
+    for old, times in (("three", 0), ("two", 2)):
+        with pytest.raises(ToolFault, match=f"stands {times} times"):
+            run(folder, "edit_file", path="a", old_text=old, new_text="x")
+    run(folder, "edit_file", path="a", old_text="one", new_text="1")
+    assert folder.read("a") == "1 two two"
+
+
+def test_a_record_is_there_at_the_second_try(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, {"k": "v"})
+    with pytest.raises(ToolFault, match="busy"):
+        run(folder, "look_up", key="k")
+    assert run(folder, "look_up", key="k") == "v"
+    with pytest.raises(ToolFault, match="no record"):
+        run(folder, "look_up", key="other")
+
+
+def run(folder: Folder, name: str, **arguments: Any) -> str:
+    tool = judge(name, json.dumps(arguments)).tool
+    assert tool is not None
+    return tool.run(folder)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+def test_a_task_is_not_solved_before_it_is_done(tmp_path: Path, task: Any) -> None:
+    folder = Folder(tmp_path, task.records)
+    for path, content in task.files.items():
+        folder.write(path, content)
+    assert task.check(folder)
+    for said in PERFECT[task.id]:
+        for block in parse(said, tool_parser="hermes", reasoning_parser="qwen3").blocks:
+            if block.type == "tool_call":
+                judged = judge(block.name, block.arguments)
+                assert judged.tool is not None, judged.problem
+                with suppress(ToolFault):  # two of the tasks want one
+                    judged.tool.run(folder)
+    assert task.check(folder) is None
+
+
+def test_tasks_have_names_of_their_own() -> None:
+    assert len({task.id for task in TASKS}) == len(TASKS) == 8
+    assert set(PERFECT) == {task.id for task in TASKS}
+
+
+def test_the_documentation_lists_the_tasks() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "accept.md").read_text()
+    assert all(f"| `{task.id}` | {task.title} |" in page for task in TASKS)
