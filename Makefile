@@ -7,10 +7,10 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all test-vllm test-sglang check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench fuzz docs wheels clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
@@ -33,23 +33,30 @@ demo: .venv/.run  ## play a recorded agent session, live in the terminal: no wei
 
 tokenizers: .cache/.tokenizers  ## fetch the real tokenizers that the tests compare with
 
-.cache/.harnesses: tools/fetch_harnesses.py | .venv/.dev
+# Asked for every time: what npm could not fetch is said every time.
+harnesses: .venv/.dev  ## fetch the real clients that the tests run: claude, codex, opencode, pi, openclaw
 	$(BIN)/python tools/fetch_harnesses.py
-	@touch $@
+.PHONY: .harnesses-of-test
+.harnesses-of-test: .venv/.dev
+	@$(BIN)/python tools/fetch_harnesses.py claude codex
 
-harnesses: .cache/.harnesses  ## fetch the real Claude Code and Codex that the tests run
+# In a network with nothing but loopback, where the system allows one.
+PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
-test: .venv/.dev .cache/.tokenizers .cache/.harnesses  ## every test of every package
-	$(BIN)/python -m pytest -n auto --dist loadfile
+test: .venv/.dev .cache/.tokenizers .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
+	$(PYTEST) -n auto --dist loadfile -m "not harness"
 
-test-all: check test test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
+test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
+	$(PYTEST) -n auto --dist loadfile -rs tests/harness
+
+test-all: check test test-harness test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py
 	$(PYTHON) tools/fetch_vllm.py
 	@touch $@
 
 VLLM := $(CURDIR)/.cache/vllm/venv/bin/python
-test-vllm: .venv/.dev .cache/.tokenizers .cache/.harnesses .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
+test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest -m vllm packages/dovetail/tests
 	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_guides.py packages/parsers/tests/test_notes.py
@@ -60,6 +67,9 @@ test-vllm: .venv/.dev .cache/.tokenizers .cache/.harnesses .cache/.vllm  ## agai
 
 test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## the SGLang adapter against Dynamo's mocker
 	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m sglang -rs packages/dovetail/tests
+
+verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## judge Dovetail, Dynamo, vLLM and llama.cpp; write the tables of docs/verify.md
+	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py
 
 check: .venv/.dev  ## format, lint, types, imports, sizes
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1] / "packages" / "dovetail" / "tests"
 sys.path.insert(0, str(TESTS))
 
-from agents import AGENTS  # noqa: E402
+from agent_clients import AGENTS  # noqa: E402
 from histories import Histories, play_histories  # noqa: E402
 from models_at_hand import PAIRS, available  # noqa: E402
 from wild_output import Tally, play  # noqa: E402

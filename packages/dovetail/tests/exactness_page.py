@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from agents import AGENTS
+from agent_clients import AGENTS
 from long_session import Long
 from matrix import Cell, Row, Step
 from models_at_hand import Pair, model

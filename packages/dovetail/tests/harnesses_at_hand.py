@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-HARNESSES = Path(__file__).parents[3] / ".cache" / "harnesses" / "node_modules"
+PROGRAMS = Path(__file__).parents[3] / ".cache" / "harnesses" / "bin"
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",
@@ -19,7 +19,7 @@ def claude_code(
     folder: Path, address: str, model: str, prompt: str, *, status: int = 0, **variables: str
 ) -> str:
     """What Claude Code prints, as lines of JSON. It works in `work` and lives in `home`."""
-    command = [_binary("@anthropic-ai/claude-code-linux-x64/claude"), "-p", prompt]
+    command = [_program("claude"), "-p", prompt]
     command += ["--model", model, "--output-format", "stream-json", "--verbose"]
     return _run(
         folder,
@@ -35,7 +35,7 @@ def claude_code(
 
 def codex(folder: Path, address: str, model: str, prompt: str) -> str:
     """What Codex prints. It works in `work` and lives in `home`."""
-    command = [_binary("@openai/codex-linux-x64/vendor/*/bin/codex"), "exec", prompt]
+    command = [_program("codex"), "exec", prompt]
     command += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     settings = (
         f'model="{model}"',
@@ -66,8 +66,7 @@ def _run(folder: Path, command: list[str], status: int, **variables: str) -> str
     return done.stdout
 
 
-def _binary(pattern: str) -> str:
-    found = sorted(HARNESSES.glob(pattern))
-    if not found:
-        pytest.skip("the real client is not at hand: make harnesses")
-    return str(found[0])
+def _program(name: str) -> str:
+    if not (PROGRAMS / name).exists():
+        pytest.skip(f"the real {name} is not at hand: make harnesses (it needs npm)")
+    return str(PROGRAMS / name)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from agents import Agent, ClaudeCode
+from agent_clients import Agent, ClaudeCode
 from matrix import KEY, OFF, common_prefix
 from models_at_hand import PAIRS, Pair, model
 from playing import Played, Player

@@ -13,7 +13,7 @@ from typing import Literal
 from unicodedata import normalize
 from unittest.mock import patch
 
-from agents import AGENTS, Agent, MessagesAgent
+from agent_clients import AGENTS, Agent, MessagesAgent
 from models_at_hand import Pair, model
 from playing import Played, Player
 from session_script import SCRIPT, question, result, scribe

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from agents import Agent, Heard
+from agent_clients import Agent, Heard
 
 from dovetail.generation import Generation
 from dovetail.preparation import Prepared, Preparer

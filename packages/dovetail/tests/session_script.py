@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from agents import TOOLS
+from agent_clients import TOOLS
 from models_at_hand import Pair, model
 from playing import OddSpelling
 

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 import pytest
-from agents import AGENTS, Agent
+from agent_clients import AGENTS, Agent
 from forks import (
     RUN,
     grove,

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from agents import AGENTS
+from agent_clients import AGENTS
 from exactness_page import page
 from long_session import LONG_PAIR, figures
 from matrix import Policy, Row, measure, policy_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 import pytest
-from agents import SYSTEM, Agent, ChatAgent, ClaudeCode, Codex, MessagesAgent, OpenCode
+from agent_clients import SYSTEM, Agent, ChatAgent, ClaudeCode, Codex, MessagesAgent, OpenCode
 from matrix import KEY, OFF, Session, ask, player, policy_for, preparer, turn
 from models_at_hand import PAIRS, Pair, model, require
 from playing import Played, Player

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
+from agent_clients import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
 from models_at_hand import PAIRS, TOKENIZERS, model, require
 from playing import Player
 

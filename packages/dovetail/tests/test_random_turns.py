@@ -6,7 +6,7 @@ The long run is `tools/fuzz_turns.py`.
 import asyncio
 
 import pytest
-from agents import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, PlainChat
+from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, PlainChat
 from models_at_hand import PAIRS, Pair, available, model, require
 from playing import Player
 from wild_output import Tally, check_claims, check_raw, play

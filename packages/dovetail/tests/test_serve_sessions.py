@@ -8,7 +8,7 @@ from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import pytest
-from agents import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw, read
+from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw, read
 from served import NAME, Reply, Running, qwen_folder, served
 
 STEPS = 6

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from agents import AGENTS, Agent, ClaudeCode, read
+from agent_clients import AGENTS, Agent, ClaudeCode, read
 from served import NAME, PATIENCE, Running, clean_environment, dovetail, qwen_folder, served
 
 STEPS = 4

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from agents import Agent
+from agent_clients import Agent
 from models_at_hand import Pair
 from models_at_hand import model as model_of
 from playing import Played, Player

@@ -1,0 +1,111 @@
+"""What became of each prompt: did it go on from an earlier one and its answer, to the token?"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.engines.scripted.record import Heard
+
+BLOCK = 16  # tokens of a block of the scripted engine's cache
+
+Kind = Literal["new", "exact", "again"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request. `kept` are the tokens that it shares with the one that it goes on from.
+
+    `exact`: it begins with a whole earlier prompt and all that was generated behind it. `again`:
+    with a whole earlier prompt only, whose answer is not there (a retry, a turn that the client
+    gave up). `new`: with neither, as the first of a conversation does.
+    """
+
+    kind: Kind
+    prompt: int
+    output: int
+    cached: int
+    source: int | None
+    kept: int
+
+
+Tell = Callable[[Sequence[Row]], None]  # what the fixture `tell` is
+
+
+def rows(heard: Sequence[Heard]) -> list[Row]:
+    """A row for each request, in the order in which they were asked."""
+    found = []
+    for at, one in enumerate(heard):
+        best = max(
+            (_goes_on(one, heard[i], i) for i in range(at)),
+            key=lambda row: (row.kind == "exact", row.kept),
+            default=_row("new", one, None, 0),
+        )
+        found.append(best)
+    return found
+
+
+def was_exact(
+    heard: Sequence[Heard], *, new: int, again: int = 0, cold: Collection[int] = ()
+) -> list[Row]:
+    """Every request went on exactly, but for so many that began anew or came again.
+
+    What went on was in the engine's cache, to the block. `cold` are the numbers of the requests
+    that were the first of a new engine, whose cache was empty.
+    """
+    found = rows(heard)
+    shown = table(found)
+    kinds = Counter(row.kind for row in found)
+    assert (kinds["new"], kinds["again"]) == (new, again), shown
+    for at, row in enumerate(found):
+        if row.kind == "exact" and at not in cold:
+            assert row.cached >= row.kept - row.kept % BLOCK - BLOCK, shown
+    return found
+
+
+def table(found: Sequence[Row]) -> str:
+    """The rows, to be read by people."""
+    drawn = Table("#", "kind", "prompt", "output", "goes on from", "kept", "cached", "new tokens")
+    for at, row in enumerate(found):
+        source = "" if row.source is None else f"#{row.source}"
+        figures = (row.kept, row.cached, row.prompt - row.kept)
+        drawn.add_row(
+            f"{at}",
+            row.kind,
+            f"{row.prompt:,}",
+            f"{row.output:,}",
+            source,
+            *map("{:,}".format, figures),
+        )
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get()
+
+
+def _goes_on(one: Heard, before: Heard, number: int) -> Row:
+    whole = before.prompt + before.output
+    shared = _shared(one.prompt, whole)
+    if shared >= len(whole) - 1:  # the token that ended the turn may be the template's
+        return _row("exact", one, number, shared)
+    return _row("again" if shared >= len(before.prompt) else "new", one, number, shared)
+
+
+def _row(kind: Kind, one: Heard, source: int | None, kept: int) -> Row:
+    source = None if kind == "new" else source
+    return Row(kind, len(one.prompt), len(one.output), one.cached, source, kept)
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the common beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

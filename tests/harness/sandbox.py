@@ -1,0 +1,108 @@
+"""A place where a real client runs: a home and a workplace of its own, nothing of the user's.
+
+Every client is started as users start it, by `dovetail launch`. `make harnesses` fetches them.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_FETCHED = Path(__file__).parents[2] / ".cache" / "harnesses" / "bin"
+PROGRAMS = Path(os.environ.get("DOVETAIL_HARNESSES") or _FETCHED)  # other versions can be tried
+PATIENCE = 240.0  # seconds: a client that hangs is a failed test
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DO_NOT_TRACK": "1",
+    "IS_SANDBOX": "1",  # Claude Code refuses to be root elsewhere
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A client that has ended."""
+
+    out: str
+    err: str
+    status: int
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """The folder of one run: `home` is the client's, `work` the project that it works on."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def run(
+        self, harness: str, url: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
+    ) -> Ran:
+        """The client with these arguments, to its end. `flags` are launch's, `more` variables."""
+        with self.start(harness, url, *arguments, flags=flags, **more) as process:
+            try:
+                out, err = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                out, err = process.communicate()
+                pytest.fail(f"{harness} did not end: {out[-2000:]} {err[-2000:]}")
+        return Ran(out, err, process.returncode)
+
+    def start(
+        self, harness: str, url: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
+    ) -> "subprocess.Popen[str]":
+        """The client, running."""
+        if not (PROGRAMS / harness).exists():
+            pytest.skip(f"the real {harness} is not at hand: make harnesses (it needs npm)")
+        command = [sys.executable, "-m", "dovetail", "launch", harness, "--url", url, *flags]
+        return subprocess.Popen(
+            [*command, "--", *arguments],
+            cwd=self.work,
+            env=self.environment(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """All that the client knows of the machine."""
+        return {
+            "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "DOVETAIL_HOME": str(self.folder / "launch"),
+            **QUIET,
+            **more,
+        }
+
+
+def sandbox(folder: Path) -> Sandbox:
+    """A new one, whose project is an empty repository."""
+    made = Sandbox(folder)
+    made.home.mkdir(parents=True)
+    made.work.mkdir()
+    git = [
+        "git",
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "-c",
+        "init.defaultBranch=main",
+    ]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "begin"]):
+        subprocess.run([*git, *command], cwd=made.work, check=True, env=made.environment())
+    return made

@@ -1,0 +1,140 @@
+"""The server that the clients are run against: the real one, on a scripted model.
+
+The model's turns are written in a real family's notation and tokenized by its real tokenizer;
+its template renders the prompts. The engine writes down what it was asked, which is how the tests
+know what really reached it.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models_at_hand import TEMPLATES, TOKENIZERS
+from served import Running, served
+
+from dovetail.engines.scripted.record import Heard, read_record
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_parsers import resolve, write
+
+MODEL = "some-org/some-model"
+WINDOW = 200_000
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: its template, tokenizer and parsers. The template may be the tokenizer's.
+
+    `eos` are the spellings that end its turns, `opens` is what its template begins them with.
+    """
+
+    name: str
+    template: str
+    tokenizer: str
+    tool_parser: str
+    reasoning_parser: str
+    eos: tuple[str, ...]
+    opens: str = ""
+
+    def spell(self, *blocks: OutputBlock) -> str:
+        """A turn as the model would write it, in the order of its blocks."""
+        family = resolve(self.tool_parser)
+        assert family is not None
+        return write(blocks, family).removeprefix(self.opens)
+
+
+QWEN3_CODER = Family("Qwen3-Coder", "Qwen3-Coder", "qwen3", "qwen3_coder", "qwen3", ("<|im_end|>",))
+QWEN3_5 = Family(
+    "Qwen3.5", "Qwen3.5-4B", "qwen3_5", "qwen3_coder", "qwen3", ("<|im_end|>",), "<think>\n"
+)
+KIMI = Family("Kimi-K2", "Kimi-K2-Thinking", "kimi_k2", "kimi_k2", "kimi_k25", ("<|im_end|>",))
+GPT_OSS = Family(
+    "gpt-oss", "openai-gpt-oss-120b", "gpt_oss", "harmony", "gpt_oss", ("<|return|>", "<|call|>")
+)
+
+
+def think(text: str) -> ReasoningBlock:
+    return ReasoningBlock(text)
+
+
+def say(text: str) -> TextBlock:
+    return TextBlock(text)
+
+
+def call(name: str, **arguments: Any) -> ToolCallBlock:
+    """A call as a model writes it. Its id is the server's business."""
+    return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
+
+
+def lay_out(family: Family, folder: Path, window: int = WINDOW) -> Path:
+    """A model folder as Hugging Face has them, without weights."""
+    source = TOKENIZERS / family.tokenizer
+    if not source.is_dir():
+        pytest.skip(f"no tokenizer {family.tokenizer} at hand: make tokenizers")
+    shutil.copytree(source, folder)
+    template = TEMPLATES / f"{family.template}.jinja"
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    if template.is_file():
+        shutil.copy(template, folder / "chat_template.jinja")
+        config.pop("chat_template", None)
+    elif "chat_template" not in config:
+        pytest.skip(f"no template {family.template} at hand: set DOVETAIL_TEMPLATES")
+    path.write_text(json.dumps({**config, "eos_token": family.eos[0]}))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": window}))
+    return folder
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A place for servers that follow one another: the same model, the same data folder."""
+
+    folder: Path
+    family: Family
+    window: int = WINDOW
+
+    @property
+    def data(self) -> Path:
+        """What the server keeps: turns (`turns.db` and beside it), keys."""
+        return self.folder / "data"
+
+    @property
+    def heard(self) -> list[Heard]:
+        """Every generation that the engine was asked for, over all servers of this stage."""
+        heard = read_record(self.folder / "record.jsonl")
+        return sorted(heard, key=lambda one: one.began)
+
+    @contextmanager
+    def server(self, script: Any, *flags: str) -> Iterator[Running]:
+        """A server on this script (as docs/scripts.md has them), up for the time of the block."""
+        model, path = self.folder / "model", self.folder / "script.yaml"
+        if not model.is_dir():
+            lay_out(self.family, model, self.window)
+        self.data.mkdir(exist_ok=True)
+        path.write_text(json.dumps(script))
+        record = f"record={self.folder / 'record.jsonl'}"
+        with served(
+            model,
+            *("--engine", "scripted", "--script", str(path), "--engine-option", record),
+            *("--tool-call-parser", self.family.tool_parser),
+            *("--reasoning-parser", self.family.reasoning_parser),
+            *("--served-model-name", MODEL, "--data-dir", str(self.data), "--log-prefix", *flags),
+            home=self.data,
+        ) as running:
+            yield running
+
+
+def stage(folder: Path, family: Family, window: int = WINDOW) -> Stage:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Stage(folder, family, window)
+
+
+def turns(family: Family, *said: Sequence[OutputBlock], **more: Any) -> list[dict[str, Any]]:
+    """Turns of a script, spelled and ended as the family does it."""
+    if len(family.eos) == 1:  # of several the script's text has the right one
+        more = {"stop": family.eos[0], **more}
+    return [{"text": family.spell(*blocks), **more} for blocks in said]

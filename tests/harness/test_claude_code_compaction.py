@@ -1,0 +1,81 @@
+"""The real Claude Code in a small window: it sums up what was said, before or after it is full."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claude_code import Told, claude
+from exactness import Tell, was_exact
+from sandbox import Sandbox
+from stage import QWEN3_CODER, Stage, call, say, stage, think, turns
+
+from dovetail_model import OutputBlock
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
+
+FAMILY = QWEN3_CODER
+WINDOW = 50_000  # it compacts at 30,750 of them, as `dovetail launch` sets it up
+SUMS_UP = "Your task is to create a detailed summary"
+SUMMARY = (
+    "<analysis>\nIt counts.\n</analysis>\n<summary>\nCounted, and noted in note.txt.\n</summary>"
+)
+#: As if the user had said that the model is a large one.
+BELIEF = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "200000", "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "200000"}
+
+
+def script(counts: int) -> dict[str, Any]:
+    """So many long results, a note, and a look at the note. Each result is 7,000 tokens long."""
+    count = call("Bash", command="seq 1000 2400", description="Count")
+    note = call("Bash", command="echo gezählt > note.txt", description="Note it")
+    look = call("Bash", command="cat note.txt", description="Look at the note")
+    counted: list[Sequence[OutputBlock]] = [
+        [think(f"I count, {number}."), count] for number in range(counts)
+    ]
+    main: list[Sequence[OutputBlock]] = [
+        *counted,
+        [think("I note it."), note],
+        [think("What did I note?"), look],
+        [think("That was it."), say("It says: gezählt.")],
+    ]
+    summing = turns(FAMILY, [think("What happened?"), say(SUMMARY)])
+    return {
+        "rules": [{"when": {"text": SUMS_UP, "tail": 8_000}, **summing[0]}],
+        "turns": turns(FAMILY, *main),
+        "end": "fail",
+    }
+
+
+def test_claude_code_compacts_before_an_overflow(
+    place: Sandbox, tmp_path: Path, tell: Tell
+) -> None:
+    where = stage(tmp_path / "stage", FAMILY, WINDOW)
+    with where.server(script(counts=3)) as server:
+        told = claude(place, server.url, "Count.")
+        assert "status=400" not in server.log.read_text()
+    _went_on(place, where, told)
+    # What begins anew is the conversation behind the summary. The request for it leaves out the
+    # last turn, which the client keeps: it goes on from the one before.
+    tell(was_exact(where.heard, new=2))
+
+
+def test_claude_code_compacts_after_an_overflow(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
+    where = stage(tmp_path / "stage", FAMILY, WINDOW)
+    settings = json.dumps({"env": BELIEF})
+    with where.server(script(counts=6)) as server:
+        told = claude(place, server.url, "Count.", "--settings", settings)
+        assert server.log.read_text().count("status=400") == 1
+    _went_on(place, where, told)
+    tell(was_exact(where.heard, new=2))
+
+
+def _went_on(place: Sandbox, where: Stage, told: Told) -> None:
+    """It compacted once, and worked on."""
+    assert told.result == "It says: gezählt."
+    assert told.failed == []
+    assert (place.work / "note.txt").read_text() == "gezählt\n"
+    kinds = [event.get("subtype") for event in told.events]
+    assert kinds.count("compact_boundary") == 1
+    assert sum(SUMS_UP in one.text for one in where.heard) == 1
+    assert max(len(one.prompt) for one in where.heard) < WINDOW

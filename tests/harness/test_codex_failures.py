@@ -1,0 +1,74 @@
+"""The engine fails in the middle of the real Codex's work: the task ends right all the same."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from codex_project import adds
+from codex_runs import codex, template_at_hand
+from exactness import Row, was_exact
+from sandbox import Sandbox
+from stage import QWEN3_CODER, call, say, stage, think, turns
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
+
+Tell = Callable[[Sequence[Row]], None]
+TEXT = "".join(f"Zeile {at}: grüße 👋\n" for at in range(20))
+DONE = "Written, trotz allem."
+
+TURNS = turns(
+    QWEN3_CODER,
+    [think("I look."), call("exec_command", cmd="echo begun >> log.txt; ls -A")],
+    [think("I write all of it."), call("apply_patch", input=adds("grüße.txt", TEXT))],
+    [think("Once."), call("exec_command", cmd="echo once >> log.txt")],
+    [think("Done."), say(DONE)],
+)
+BEHIND_A_CALL = turns(
+    QWEN3_CODER,
+    [
+        think("I write all of it."),
+        call("apply_patch", input=adds("grüße.txt", TEXT)),
+        think("hm " * 300),
+    ],
+)[0]
+
+
+def _fails(turn: dict[str, Any], after: int, kind: str = "engine") -> dict[str, Any]:
+    return {**turn, "fail": {"after": after, "kind": kind}}
+
+
+FAILURES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "before anything": ([_fails(TURNS[1], 0), *TURNS[1:]], [0, 1, 2, 3]),
+    "overloaded": ([_fails(TURNS[1], 0, "overloaded"), *TURNS[1:]], [0, 1, 2, 3]),
+    "away": ([_fails(TURNS[1], 0, "unavailable"), *TURNS[1:]], [0, 1, 2, 3]),
+    "in a thought": ([_fails(TURNS[1], 4), *TURNS[1:]], [0, 0, 2, 3]),
+    "at a call": ([_fails(TURNS[1], 13), *TURNS[1:]], [0, 0, 2, 3]),
+    # Codex keeps a thought that was whole and drops the call. The model goes on behind the thought.
+    "in a call": ([_fails(TURNS[1], 90), *TURNS[1:]], [0, 0, 2, 3]),
+    "in a call, overloaded": ([_fails(TURNS[1], 90, "overloaded"), *TURNS[1:]], [0, 0, 2, 3]),
+    # A whole call was made by then: it goes on from its result.
+    "behind a call": ([_fails(BEHIND_A_CALL, 400), *TURNS[2:]], [0, 1, 2]),
+}
+"""How the script goes on, and from which request each but the first goes on."""
+
+
+@pytest.mark.parametrize(("script", "sources"), FAILURES.values(), ids=FAILURES)
+def test_codex_goes_on_after_a_failure(
+    place: Sandbox, tmp_path: Path, tell: Tell, script: list[dict[str, Any]], sources: list[int]
+) -> None:
+    scene = stage(tmp_path / "stage", QWEN3_CODER)
+    goes_on = ("--engine-option", "continues=true")  # from a beginning of the answer, as models do
+    with scene.server({"turns": [TURNS[0], *script]}, *goes_on) as server:
+        told = codex(place, server.url, "Write the greetings.")
+        assert re.findall(r" error=(\w+)", server.log.read_text()) != []
+    assert told.result == DONE
+    changed = [item for item in told.items if item["type"] == "file_change"]
+    assert [item["status"] for item in changed] == ["completed"]  # and not twice
+    assert (place.work / "grüße.txt").read_bytes() == TEXT.encode()
+    assert (place.work / "log.txt").read_text() == "begun\nonce\n"
+    found = was_exact(scene.heard, new=1)
+    if template_at_hand(QWEN3_CODER):  # the tokenizer's own has another notation for calls
+        assert [row.source for row in found[1:]] == sources
+    tell(found)

@@ -1,0 +1,121 @@
+"""A real small model behind the real server, and a real client in front of it.
+
+What such a model answers nobody knows: what is asserted is that the protocol holds and that the
+counts are right. Its window is a small one, so Pi is the client: the prompts of others fill it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic import beta_tool
+from sandbox import Sandbox
+from served import WEIGHTS, Running, served
+
+NAME = "smollm2"
+WINDOW = 8192
+QUESTION = "What is the capital of France? Answer with one word."
+SAID = re.compile(r"endpoint=(\w+) status=(\d+) .*?input=(\d+) output=(\d+) cached=(\d+)")
+ENDPOINTS = {"chat": "chat_completions", "responses": "responses", "messages": "messages"}
+#: Pi would keep more in reserve for a summary than the whole window, and summarize all the time.
+SETTINGS = {"compaction": {"enabled": False}, "retry": {"enabled": False}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """What `dovetail serve` starts without more words, but for the sampling."""
+    if not WEIGHTS.exists():
+        pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
+    if find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed")
+    home = tmp_path_factory.mktemp("home")
+    (home / "models").mkdir()
+    (home / "models" / "smollm2.gguf").symlink_to(WEIGHTS)
+    with served("--slots", "1", "--temperature", "0", home=home) as running:
+        yield running
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("api", ENDPOINTS)
+def test_pi_talks_to_a_real_model(api: str, server: Running, place: Sandbox) -> None:
+    settings = place.home / ".pi" / "agent" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps(SETTINGS))
+    before = len(_requests(server.log))
+    # The model may call what it likes, so its tools only look.
+    asked = ("--tools", "read,ls", "--thinking", "off", "--mode", "json", "-p", QUESTION)
+    ran = place.run("pi", server.url, *asked, flags=("--api", api), PI_OFFLINE="1")
+    assert ran.status == 0, ran.err
+    events = [json.loads(line) for line in ran.out.splitlines()]
+    answers = [
+        event["message"]
+        for event in events
+        if event["type"] == "message_end" and event["message"]["role"] == "assistant"
+    ]
+    made = _requests(server.log)[before:]
+    assert answers
+    assert {answer["stopReason"] for answer in answers} <= {"stop", "length", "toolUse"}
+    assert [status for _, status, *_ in made] == [200] * len(answers)
+    assert {endpoint for endpoint, *_ in made} == {ENDPOINTS[api]}
+    for answer, (_, _, prompt, output, cached) in zip(answers, made, strict=True):
+        _is_counted(answer["usage"], prompt, output, cached)
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+def test_the_tool_runner_talks_to_a_real_model(server: Running) -> None:
+    cities: list[str] = []
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """Tells the weather of a city."""
+        cities.append(city)
+        return "sunny"
+
+    runner = server.anthropic().beta.messages.tool_runner(
+        model=NAME,
+        max_tokens=60,
+        max_iterations=3,
+        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+        tools=[weather],
+    )
+    messages: list[Any] = list(runner)
+    assert messages
+    for message in messages:
+        assert message.stop_reason in ("end_turn", "tool_use", "max_tokens")
+        assert 0 < message.usage.output_tokens <= 60
+        assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 0
+    calls = [block for message in messages for block in message.content if block.type == "tool_use"]
+    assert len(cities) <= len(calls)
+
+
+@pytest.mark.harness
+def test_claude_code_is_refused_before_it_starts(server: Running, place: Sandbox) -> None:
+    before = len(_requests(server.log))
+    ran = place.run("claude", server.url, "-p", QUESTION)
+    assert ran.status != 0
+    assert "Claude Code does not fit" in ran.err
+    assert f"{WINDOW:,}" in ran.err
+    assert "longer window" in ran.err
+    assert len(_requests(server.log)) == before
+
+
+def _is_counted(usage: dict[str, int], prompt: int, output: int, cached: int) -> None:
+    """The client has added up what the server counted."""
+    assert 0 < prompt < WINDOW
+    assert 0 <= cached < prompt
+    assert (usage["input"], usage["cacheRead"]) == (prompt - cached, cached)
+    assert 0 < usage["output"] == output <= WINDOW - prompt
+
+
+def _requests(log: Path) -> list[tuple[str, int, int, int, int]]:
+    """Endpoint, status, prompt, output and cached tokens of every answer so far."""
+    return [
+        (endpoint, int(status), int(prompt), int(output), int(cached))
+        for endpoint, status, prompt, output, cached in SAID.findall(log.read_text())
+    ]
