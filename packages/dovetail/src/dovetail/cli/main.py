@@ -3,16 +3,20 @@
 import typer
 
 from dovetail.cli import (
+    accept,
+    catalog,
     chat,
     config,
     demo,
     engine,
     inspect,
+    launch,
     models,
     parse,
     render,
     serve,
     tokenize,
+    verify,
     watch,
 )
 
@@ -27,6 +31,10 @@ app = typer.Typer(
 
 
 app.command("serve")(serve.serve)
+app.command("launch")(launch.launch)
+app.command("catalog")(catalog.catalog)
+app.command("verify")(verify.verify)
+app.command("accept")(accept.accept)
 app.command("config")(config.config)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
