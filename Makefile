@@ -44,7 +44,8 @@ harnesses: .venv/.dev  ## fetch the real clients that the tests run: claude, cod
 PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
 test: .venv/.dev .cache/.tokenizers .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
-	$(PYTEST) -n auto --dist loadfile -m "not harness"
+	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry"
+	$(BIN)/python -m pytest -m registry tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness

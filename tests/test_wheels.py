@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.registry
 def test_each_wheel_stands_alone(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "wheels.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

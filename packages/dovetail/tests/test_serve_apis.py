@@ -34,6 +34,9 @@ def asks(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
+HAIKU = "claude-haiku-4-5-20251001"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("apis")
@@ -54,7 +57,7 @@ def command(folder: Path) -> list[str | Path]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    aliases = ["--model-alias", f"claude-haiku-4-5-20251001={NAME}"]
+    aliases = ["--model-alias", f"{HAIKU}={NAME}"]
     aliases += ["--model-alias", f"claude-*={NAME}"]
     with served(*command(folder), *aliases) as running:
         yield running
@@ -147,11 +150,11 @@ def test_counted_tokens_are_those_of_the_request(server: Running) -> None:
 
 def test_models_by_slashed_name_in_both_dialects(server: Running) -> None:
     listed = server.openai().models.list().data
-    assert [model.id for model in listed] == [NAME]
+    assert [model.id for model in listed] == [NAME, HAIKU]
     one: Any = server.openai().models.retrieve(NAME)
     assert (one.id, one.context_length) == (NAME, 40960)
     theirs = server.anthropic().models.list().data
-    assert [(model.id, model.type) for model in theirs] == [(NAME, "model")]
+    assert [(model.id, model.type) for model in theirs] == [(NAME, "model"), (HAIKU, "model")]
     entry = server.anthropic().models.retrieve(NAME)
     assert (entry.id, entry.max_input_tokens) == (NAME, 40960)
 
@@ -339,7 +342,7 @@ def test_side_channels_by_header(server: Running) -> None:
 
 def test_aliases_are_echoed(server: Running) -> None:
     client = server.anthropic()
-    for name in ("claude-haiku-4-5-20251001", "claude-opus-9", NAME):
+    for name in (HAIKU, "claude-opus-9", NAME):
         message = client.messages.create(model=name, max_tokens=9, messages=asks("alphabet"))
         assert message.model == name
         completion = server.openai().chat.completions.create(

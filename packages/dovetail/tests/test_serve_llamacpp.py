@@ -193,7 +193,7 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
 
 
 def test_an_engine_that_is_killed_is_told_to_every_client_and_started_again(home: Path) -> None:
-    flags = ["--slots", "3", "--context-length", "1024"]
+    flags = ["--slots", "3", "--context-length", "1024", "--recovery-wait", "0"]
     with served(*flags, home=home) as running:
         assert running.ask("GET", "/health").json["status"] == "ready"
         before = _engine_of(running.process.pid)
@@ -209,6 +209,18 @@ def test_an_engine_that_is_killed_is_told_to_every_client_and_started_again(home
         log = running.log.read_text()
         assert "event=replica_down" in log
         assert "llama.cpp was killed" in log
+
+
+def test_a_stream_outlives_its_engine(home: Path) -> None:
+    with served("--context-length", "1024", home=home) as running:
+        path, body = next(iter(_long()))
+        with running.open("POST", path, {**body, "max_tokens": 60}) as stream:
+            begun = _read_until(stream, b"delta")
+            os.kill(_engine_of(running.process.pid), signal.SIGKILL)
+            told = begun + stream.read()
+        assert b"event: error" not in told
+        assert told.rstrip().endswith(b'data: {"type":"message_stop"}')
+        assert "event=replica_up" in running.log.read_text()
 
 
 def _kill_under_three_streams(running: Running) -> None:
