@@ -9,6 +9,7 @@ not allow such a network, the command runs in the usual one, and that is said.
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
@@ -28,6 +29,8 @@ def main() -> NoReturn:
         leave_network()
     except (OSError, AttributeError) as error:
         print(f"no network of its own here ({error}): the usual one is used", file=sys.stderr)
+    # A shell has its background jobs ignore Ctrl-C, which every process of theirs would inherit.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.flush()
     os.execvp(command[0], command)
 

@@ -18,6 +18,7 @@ from harnesses_at_hand import PROGRAMS
 from recording_front import Front, front_of
 from served import Running, dovetail, qwen_folder, served
 
+pytestmark = pytest.mark.harness
 MODEL = "openai/openai/gpt-5.5"  # slashed: Codex alone would not know it
 ALIAS = "short"
 PROFILE = "gpt-5.5"
