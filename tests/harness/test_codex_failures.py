@@ -48,7 +48,7 @@ FAILURES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     # Codex keeps a thought that was whole and drops the call. The model goes on behind the thought.
     "in a call": ([_fails(TURNS[1], 90), *TURNS[1:]], [0, 0, 2, 3]),
     "in a call, overloaded": ([_fails(TURNS[1], 90, "overloaded"), *TURNS[1:]], [0, 0, 2, 3]),
-    # A whole call was made by then: it goes on from its result, without the thought that had no end.
+    # A whole call was made by then: it goes on from its result. An endless thought is not kept.
     "behind a call": ([_fails(BEHIND_A_CALL, 400), *TURNS[2:]], [0, 0, 2]),
 }
 """How the script goes on, and from which request each but the first goes on."""
