@@ -5,7 +5,6 @@ seen. The scripted model goes by that number, as a real one would.
 """
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ import pytest
 from claude_code import HEADLESS, claude, hide, told
 from exactness import Tell, was_exact
 from sandbox import Sandbox
-from served import PATIENCE, served
+from served import PATIENCE, free_port, served
 from stage import MODEL, QWEN3_CODER, Stage, call, lay_out, say, stage, think, turns
 
 from dovetail_model import OutputBlock
@@ -110,7 +109,7 @@ def test_claude_code_outlives_an_engine(place: Sandbox, tmp_path: Path, tell: Te
     """
     where = stage(tmp_path / "stage", FAMILY)
     lay_out(FAMILY, where.folder / "model", where.window)
-    port = _free_port()
+    port = free_port()
     dying = script(die=40, delay={"between": 0.01})
     with _engine(where, port, dying) as engine, _server(where, port) as url:
         with place.start("claude", url, "-p", PROMPT, *HEADLESS) as client:
@@ -129,12 +128,6 @@ def test_claude_code_outlives_an_engine(place: Sandbox, tmp_path: Path, tell: Te
 
 def _has_three(place: Sandbox) -> None:
     assert (place.work / "lines.txt").read_text() == "eins\nzwei\ndrei\n"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

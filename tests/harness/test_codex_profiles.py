@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harnesses_at_hand import PROGRAMS
 from recording_front import Front, front_of
+from sandbox import PROGRAMS
 from served import Running, dovetail, qwen_folder, served
 
 pytestmark = pytest.mark.harness

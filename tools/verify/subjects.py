@@ -19,10 +19,10 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests"))
 
-from dynamo_at_hand import PLANES, free_port  # noqa: E402
+from dynamo_at_hand import PLANES  # noqa: E402
 from llama_server import llama_server  # noqa: E402
 from llamacpp_at_hand import WEIGHTS  # noqa: E402
-from served import NAME, qwen_folder, served  # noqa: E402
+from served import NAME, free_port, qwen_folder, served  # noqa: E402
 from tools.verify.talking_qwen3 import talking_qwen3  # noqa: E402
 from vllm_at_hand import PYTHON as VLLM_PYTHON  # noqa: E402
 from vllm_at_hand import running_vllm  # noqa: E402

@@ -5,14 +5,13 @@ The interpreter that has it is named by DOVETAIL_DYNAMO_PYTHON; tools/fetch_dyna
 
 import asyncio
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import qwen_folder
+from served import free_port, qwen_folder
 
 from dovetail.engines.sglang import discover
 from dovetail.engines.wire import Endpoint
@@ -69,10 +68,3 @@ async def _found(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"])
         else:
             return True
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

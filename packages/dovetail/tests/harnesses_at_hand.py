@@ -33,23 +33,6 @@ def claude_code(
     )
 
 
-def codex(folder: Path, address: str, model: str, prompt: str) -> str:
-    """What Codex prints. It works in `work` and lives in `home`."""
-    command = [_program("codex"), "exec", prompt]
-    command += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    settings = (
-        f'model="{model}"',
-        'model_provider="lab"',
-        "[model_providers.lab]",
-        'name="Lab"',
-        f'base_url="{address}/v1"',
-        'wire_api="responses"',
-        'env_key="OPENAI_API_KEY"',
-    )
-    (folder / "home" / "config.toml").write_text("\n".join(settings))
-    return _run(folder, command, 0, CODEX_HOME=str(folder / "home"), OPENAI_API_KEY="local")
-
-
 def _run(folder: Path, command: list[str], status: int, **variables: str) -> str:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **variables}
     done = subprocess.run(

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -119,6 +120,13 @@ class Running:
         """Ends it as an operator does. Gives the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE)
+
+
+def free_port() -> int:
+    """A port on which nobody listens now, for what cannot be told to take one by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port: int = place.getsockname()[1]
+        return port
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from launch_stage import DIES, FakeHarness
-from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
+from served import NAME, Ended, Running, clean_environment, dovetail, free_port, qwen_folder, served
 
 LONG = 200_000
 
@@ -132,7 +131,7 @@ def test_what_cannot_be_is_told_in_one_line(
     arguments: list[str], told: str, running: Running, tmp_path: Path
 ) -> None:
     given = [running.url if part == "URL" else part for part in arguments]
-    ran = launch(tmp_path, *given, DOVETAIL_HTTP_PORT=_free_port())
+    ran = launch(tmp_path, *given, DOVETAIL_HTTP_PORT=str(free_port()))
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("dovetail launch: ")
     assert told in ran.err
@@ -243,9 +242,3 @@ def _other_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
-
-
-def _free_port() -> str:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return str(place.getsockname()[1])

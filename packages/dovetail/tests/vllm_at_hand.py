@@ -2,7 +2,6 @@
 names. `make test-vllm` has one made."""
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from served import free_port
 from tiny_qwen3 import tiny_qwen3
 
 PYTHON = "DOVETAIL_VLLM_PYTHON"
@@ -66,7 +66,7 @@ class Vllm:
 @contextmanager
 def running_vllm(model: Path | str, folder: Path, *flags: str) -> Iterator[Vllm]:
     """A vLLM for a model. It ends with the block."""
-    port = _free_port()
+    port = free_port()
     command = [os.environ[PYTHON], "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
     log = folder / "vllm.log"
@@ -128,9 +128,3 @@ def _is_up(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        port: int = place.getsockname()[1]
-        return port

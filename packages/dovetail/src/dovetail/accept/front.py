@@ -4,18 +4,16 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from uvicorn import Server
 
 from dovetail.accept.subject import AcceptError, Subject
 from dovetail.config import Config
 from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
-from dovetail.http.server import server
+from dovetail.http.server import serve, server, until_started
 from dovetail.setup import build
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay
@@ -92,14 +90,12 @@ async def _serving(app: App, subject: Subject) -> AsyncIterator[Endpoint]:
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     starting = _Starting(app)
     running = server(starting)
-    task = asyncio.create_task(_served(running, listening))
+    task = asyncio.create_task(serve(running, [listening]))
     try:
         await asyncio.sleep(0)  # it has begun then, and has taken the signals
         for each, handler in handlers.items():
             signal.signal(each, handler)
-        while not running.started and not task.done():
-            await asyncio.wait({task}, timeout=0.02)
-        if not running.started:
+        if not await until_started(running, task):
             why = starting.why or "no reason is given"
             raise AcceptError(f"Dovetail cannot start before {subject.endpoint}: {why}")
         yield Endpoint("127.0.0.1", listening.getsockname()[1])
@@ -109,9 +105,3 @@ async def _serving(app: App, subject: Subject) -> AsyncIterator[Endpoint]:
             task.cancel()
         await asyncio.wait({task})
         listening.close()
-
-
-async def _served(running: Server, listening: socket.socket) -> None:
-    """Serves until it is told to end. uvicorn would end the process if the start fails."""
-    with suppress(SystemExit):
-        await running.serve([listening])

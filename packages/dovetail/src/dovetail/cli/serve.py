@@ -6,7 +6,6 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NoReturn
 
 import typer
@@ -23,7 +22,8 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
 from dovetail.http.auth import exposure
 from dovetail.http.options import http_options
-from dovetail.http.server import server
+from dovetail.http.server import serve as run_server
+from dovetail.http.server import server, until_started
 from dovetail.launch.registry import HARNESSES
 from dovetail.log import configure
 from dovetail.service import Service
@@ -99,17 +99,10 @@ def _address(place: socket.socket, scheme: str) -> str:
 
 async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[], None]) -> None:
     """Serves until told to stop. Says when it is ready."""
-    task = asyncio.create_task(_serve(serving, place))
-    while not serving.started and not task.done():
-        await asyncio.wait({task}, timeout=0.05)
-    if serving.started:
+    task = asyncio.create_task(run_server(serving, [place]))
+    if await until_started(serving, task):
         ready()
     await task
-
-
-async def _serve(serving: uvicorn.Server, place: socket.socket) -> None:
-    with suppress(SystemExit):  # a failed start, which is told by whoever asks for `started`
-        await serving.serve([place])
 
 
 def _warn(service: Service, exposed: str | None) -> None:

@@ -18,7 +18,7 @@ from dovetail.config import Config
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
-from dovetail.http.server import server
+from dovetail.http.server import server, until_started
 from dovetail.setup import build
 from dovetail.watch.fix import FixApp
 from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, served_models
@@ -179,9 +179,7 @@ async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) 
     _signals(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
     task = asyncio.create_task(serving.serve())
-    while not serving.started and not task.done():
-        await asyncio.wait({task}, timeout=0.05)
-    if serving.started:
+    if await until_started(serving, task):
         name, number = serving.servers[0].sockets[0].getsockname()[:2]
         _greet(f"http://{name}:{number}", "fixing")
     await task

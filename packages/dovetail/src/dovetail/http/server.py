@@ -5,6 +5,8 @@ neither: a client that never ends its headers would hold memory and a connection
 """
 
 import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,19 @@ def server(
         ssl_keyfile=tls_key,
     )
     return uvicorn.Server(config)
+
+
+async def serve(serving: uvicorn.Server, places: list[socket.socket]) -> None:
+    """Serves until told to stop. uvicorn would end the process where the start fails.
+
+    Whether it did is told by `started`.
+    """
+    with suppress(SystemExit):
+        await serving.serve(places)
+
+
+async def until_started(serving: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
+    """Waits for a server that is being started; False if its task has ended before."""
+    while not serving.started and not task.done():
+        await asyncio.wait({task}, timeout=0.05)
+    return serving.started
