@@ -129,6 +129,29 @@ def test_raw_text_before_the_first_block_is_its_own() -> None:
 def test_arguments_of_no_call_are_our_own_fault() -> None:
     with pytest.raises(LookupError):
         Fold().add(CallArgs(3, "x"))
+    with pytest.raises(LookupError):
+        fold([CallOpen(0, "f"), CallArgs(3, "x")])
+
+
+def test_a_long_answer_can_be_had_at_any_time() -> None:
+    folding = Fold()
+    said = ""
+    for number in range(300):
+        said += str(number)
+        folding.add(TextDelta(str(number), f"<{number}>"))
+        if number % 7 == 0:
+            assert folding.message().blocks[0].text == said  # type: ignore[union-attr]
+    folding.add(SpanEnd("text", "</>"))
+    assert folding.message().raw == "".join(f"<{n}>" for n in range(300)) + "</>"
+
+
+def test_arguments_of_several_calls_may_take_turns() -> None:
+    events: list[Event] = [CallOpen(0, "f"), CallOpen(1, "g")]
+    events += [CallArgs(number // 3 % 2, str(number), str(number)) for number in range(200)]
+    blocks = fold([*events, CallClose(1), CallClose(0)]).blocks
+    for call, block in enumerate(blocks):
+        assert isinstance(block, ToolCallBlock)
+        assert block.arguments == "".join(str(n) for n in range(200) if n // 3 % 2 == call)
 
 
 def test_a_message_survives_encoding() -> None:

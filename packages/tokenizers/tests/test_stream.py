@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import available, real
 
-from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, Tokenizer
+from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, PlainTexts, Tokenizer
 
 TOKENIZER = ByteTokenizer(["<think>", "</think>"])
 THINK, END = 256, 257
@@ -48,9 +48,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("texts", [None, PlainTexts(TOKENIZER)], ids=["alone", "shared"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_pieces(case: Case) -> None:
-    machine = Detokenizer(TOKENIZER)
+def test_pieces(case: Case, texts: PlainTexts | None) -> None:
+    machine = Detokenizer(TOKENIZER, texts)
     assert [*map(machine.feed, case.feeds), machine.finish()] == case.pieces
 
 
@@ -59,9 +60,16 @@ def test_control_tokens_can_be_left_out() -> None:
     assert machine.feed([0x61, THINK, END, 0x62]) == [plain("a"), plain("b")]
 
 
+def test_texts_of_plain_ids() -> None:
+    texts = PlainTexts(TOKENIZER, apart={0x62})
+    assert [texts[id] for id in (0x61, 0x62, 0xC3, THINK, 999, -1)] == ["a", *[None] * 5]
+    assert 999 not in texts, "what is no token takes no room"
+
+
 def streamed(tokenizer: Tokenizer, feeds: list[list[int]]) -> str:
-    machine = Detokenizer(tokenizer)
-    pieces = [piece for ids in feeds for piece in machine.feed(ids)] + machine.finish()
+    alone, shared = Detokenizer(tokenizer), Detokenizer(tokenizer, PlainTexts(tokenizer))
+    pieces = [piece for ids in feeds for piece in alone.feed(ids)] + alone.finish()
+    assert pieces == [piece for ids in feeds for piece in shared.feed(ids)] + shared.finish()
     assert all(piece.text for piece in pieces)
     return "".join(piece.text for piece in pieces)
 

@@ -5,6 +5,8 @@ cut call means is decided here, once, for every API.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -26,6 +28,10 @@ from dovetail_model.event import (
 )
 from dovetail_model.usage import Usage
 
+_Delta = TextDelta | ReasoningDelta | CallArgs
+_BY_CALL = attrgetter("index")
+_LONGEST_RUN = 64  # deltas that wait to be joined, so that a stream keeps no string for each
+
 
 class Message(msgspec.Struct, frozen=True):
     """A finished answer: blocks in the order the model spoke, why it ended, what it cost.
@@ -44,7 +50,10 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Fold:
-    """Takes events one by one and gives the message they make so far."""
+    """Takes events one by one and gives the message they make so far.
+
+    Nearly all are deltas of the block that is open. Those only join a run, folded all at once.
+    """
 
     __slots__ = (
         "_diagnostics",
@@ -54,6 +63,8 @@ class Fold:
         "_logprobs",
         "_new_id",
         "_parts",
+        "_run",
+        "_runs",
         "_usage",
     )
 
@@ -61,6 +72,8 @@ class Fold:
         self._new_id = new_id or _own_id
         self._parts: list[_Part] = []
         self._lead: list[str] = []  # raw text that came before any block
+        self._run: list[_Delta] = []  # of the open block, not folded yet
+        self._runs: type[_Delta] | None = None  # what may join it
         self._finish: Finish | None = None
         self._usage = Usage()
         self._failure: Failure | None = None
@@ -68,15 +81,35 @@ class Fold:
         self._logprobs: list[TokenLogprob] = []
 
     def add(self, event: Event) -> None:
+        if type(event) is self._runs:
+            self._run.append(event)
+            if len(self._run) == _LONGEST_RUN:
+                self._join()
+            return
+        self._join()
+        self._add(event)
+        last = self._parts[-1] if self._parts else None
+        self._runs = last.grows_by if last is not None and not last.ended else None
+
+    def _join(self) -> None:
+        """Folds the run. The arguments of several open calls may take turns in it."""
+        run, self._run = self._run, []
+        if self._runs is CallArgs:
+            for index, same in groupby(run, _BY_CALL):
+                self._call(index).add_all(list(same))
+        elif run:
+            self._parts[-1].add_all(run)
+
+    def _add(self, event: Event) -> None:
         match event:
             case TextDelta(text=text, raw=raw):
-                self._span("text").add(text, raw)
+                self._span(TextDelta).add(text, raw)
             case ReasoningDelta(text=text, raw=raw):
-                self._span("reasoning").add(text, raw)
+                self._span(ReasoningDelta).add(text, raw)
             case SpanEnd(raw=raw, seal=seal):
                 self._end_span(raw, seal)
             case CallOpen(raw=raw):
-                self._part(_Part("tool_call", event, self._new_id(event))).add("", raw)
+                self._part(_Part(CallArgs, event, self._new_id(event))).add("", raw)
             case CallArgs(index=index, text=text, raw=raw):
                 self._call(index).add(text, raw)
             case CallClose(index=index, raw=raw):
@@ -99,6 +132,7 @@ class Fold:
                 self._failure = event
 
     def message(self) -> Message:
+        self._join()
         blocks = tuple(part.block() for part in self._parts)
         finish = self._finish or Finish(self._reason(blocks))
         return Message(
@@ -121,11 +155,11 @@ class Fold:
             return "length"
         return "tool_calls" if calls else "stop"
 
-    def _span(self, kind: str) -> "_Part":
+    def _span(self, delta: type[_Delta]) -> "_Part":
         last = self._parts[-1] if self._parts else None
-        if last is not None and last.kind == kind and not last.ended:
+        if last is not None and last.grows_by is delta and not last.ended:
             return last
-        return self._part(_Part(kind))
+        return self._part(_Part(delta))
 
     def _part(self, part: "_Part") -> "_Part":
         if self._lead:
@@ -139,7 +173,7 @@ class Fold:
             self._lead.append(raw)
             return
         last = self._parts[-1]
-        if last.kind == "tool_call":
+        if last.grows_by is CallArgs:
             last.raw.append(raw)
         else:
             last.end(raw)
@@ -155,10 +189,12 @@ class Fold:
 class _Part:
     """A block in the making."""
 
-    __slots__ = ("ended", "id", "kind", "open", "raw", "seal", "text")
+    __slots__ = ("ended", "grows_by", "id", "open", "raw", "seal", "text")
 
-    def __init__(self, kind: str, opened: CallOpen | None = None, id: str = "") -> None:
-        self.kind = kind
+    def __init__(
+        self, grows_by: type[_Delta], opened: CallOpen | None = None, id: str = ""
+    ) -> None:
+        self.grows_by = grows_by
         self.open = opened
         self.id = id
         self.text: list[str] = []
@@ -169,6 +205,10 @@ class _Part:
     def add(self, text: str, raw: str) -> None:
         self.text.append(text)
         self.raw.append(raw)
+
+    def add_all(self, run: list[_Delta]) -> None:
+        self.text.append("".join([event.text for event in run]))
+        self.raw.append("".join([event.raw for event in run]))
 
     def end(self, raw: str) -> None:
         self.raw.append(raw)
@@ -186,7 +226,7 @@ class _Part:
                 complete=self.ended,
                 raw=raw,
             )
-        if self.kind == "text":
+        if self.grows_by is TextDelta:
             return TextBlock(text=text, raw=raw)
         return ReasoningBlock(text=text, seal=self.seal, raw=raw)
 

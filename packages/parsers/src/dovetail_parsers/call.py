@@ -95,6 +95,10 @@ class Call:
             raw = spans.take_raw()
         spans.events.append(CallArgs(self.index, text, raw))
 
+    def goes_on(self, text: str) -> CallArgs | None:
+        """The event of text that passes as it is, where nothing waits; None where it may not."""
+        return CallArgs(self.index, text, text) if self._freeform is None else None
+
     def close_call(self) -> None:
         if self._freeform is not None:
             rest, self._freeform = self._freeform.finish(), None
@@ -117,6 +121,12 @@ class Call:
     def add_value(self, text: str) -> None:
         if text:
             self.add_arguments(self._value.feed(text), text)
+
+    def value_goes_on(self, text: str) -> CallArgs | None:
+        """The event of more of a string, where nothing waits; None where it may be more."""
+        if self._freeform is None and self._value.is_string:
+            return CallArgs(self.index, escape(text), text)
+        return None
 
     def end_value(self) -> bool:
         """The value's closer was read. False if what stood before it is no value."""

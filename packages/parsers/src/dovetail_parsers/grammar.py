@@ -9,13 +9,15 @@ by the table lint.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, Flag, auto
+from enum import Flag, IntEnum, auto
 
+from dovetail_model import ReasoningDelta, TextDelta
 from dovetail_parsers.arguments.body import Body
 from dovetail_parsers.scan import Scanner
+from dovetail_parsers.spans import Delta
 
 
-class Channel(Enum):
+class Channel(IntEnum):
     """What the plain text of a mode is."""
 
     TEXT = auto()  # shown to the user
@@ -104,10 +106,13 @@ class ReasoningFormat:
 _SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
 
 
-class State:
-    """A mode made ready to run."""
+_DELTAS: Mapping[Channel, Delta] = {Channel.TEXT: TextDelta, Channel.REASONING: ReasoningDelta}
 
-    __slots__ = ("channel", "edges", "in_head", "mode", "name", "scanner")
+
+class State:
+    """A mode made ready to run. `delta` is what its text becomes where that is prose."""
+
+    __slots__ = ("channel", "delta", "edges", "in_head", "is_value", "mode", "name", "scanner")
 
     def __init__(self, name: str, modes: Mapping[str, Mode]) -> None:
         self.name = name
@@ -116,6 +121,8 @@ class State:
         self.edges = self.mode.edges
         self.scanner = Scanner(self.edges)
         self.in_head = _in_head(name, modes)
+        self.delta = _DELTAS.get(self.channel)
+        self.is_value = self.channel in (Channel.VALUE, Channel.STRING, Channel.LITERAL)
 
 
 class Grammar:

@@ -96,10 +96,19 @@ class Machine:
     def feed(self, text: str, special: bool | None = None) -> list[Event]:
         if not text:
             return []
-        self._plain = special is False
-        self._saw_plain |= self._plain
-        self._boundary = len(self._held)
-        self._run(self._held + text if self._held else text, final=False)
+        self._plain = plain = special is False
+        if plain:
+            self._saw_plain = True
+        held = self._held
+        if held:
+            text = held + text
+        if not self._spans.raw:
+            event = self._goes_on(text)
+            if event is not None:
+                self._held = ""
+                return [event]
+        self._boundary = len(held)
+        self._run(text, final=False)
         return self._spans.take_events()
 
     def finish(self) -> list[Event]:
@@ -117,6 +126,23 @@ class Machine:
         self._held = ""
         self._spans.finish()
         return self._spans.take_events()
+
+    def _goes_on(self, text: str) -> Event | None:
+        """The event of text that surely is but more of what is open, as nearly all text is.
+
+        Only where no raw text waits for its event. The readers below would say the same.
+        """
+        state = self._state
+        delta = state.delta
+        if delta is not None:
+            same = delta is self._spans.delta and not text[-1].isspace()
+            return delta(text, text) if same and state.scanner.spot(text) is None else None
+        if self._decoder is not None:
+            json = self._decoder.verbatim
+            return self._call.goes_on(text) if json is not None and json.passes(text) else None
+        if state.is_value and state.scanner.spot(text) is None:
+            return self._call.value_goes_on(text)
+        return None
 
     def _ends_in_a_header(self) -> bool:
         """Half a message header, begun by a token: nothing of it is content."""

@@ -11,6 +11,12 @@ from dovetail_parsers.registry import grammar
 Tool = ToolSpec | Mapping[str, Any]
 
 
+class Feed(Protocol):
+    """Events that a piece of output completes."""
+
+    def __call__(self, text: str, special: bool | None = None) -> list[Event]: ...
+
+
 class Stream(Protocol):
     """What a parser does with one output. Third parties' parsers do the same."""
 
@@ -22,13 +28,17 @@ class Stream(Protocol):
 class Parser:
     """One model output, in any pieces, into one ordered stream of events.
 
+    `feed(text, special=None)` gives the events that a piece of output completes. `special` says
+    whether the piece came from special tokens, where the caller knows: in families whose markers
+    are special tokens, a marker spelled out in plain text is prose.
+
     `tools` type the values of formats that do not (OpenAI-style tool objects or `ToolSpec`s).
     `in_reasoning` says whether the prompt ended inside an open thought; None leaves it to what
     is usual for the reasoning parser. `special` are the markers that are special tokens in this
     vocabulary, where the caller knows: others may be spelled out.
     """
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_stream", "feed")
 
     def __init__(
         self,
@@ -48,19 +58,12 @@ class Parser:
             named = {spec.model_name: spec for spec in specs}
             table = grammar(tool_parser, reasoning_parser)
             self._stream = Machine(table, named, in_reasoning, special)
+        self.feed: Feed = self._stream.feed  # called for every token: nothing stands between
 
     @property
     def thinking(self) -> bool:
         """Whether what comes next belongs to a thought."""
         return bool(getattr(self._stream, "thinking", False))
-
-    def feed(self, text: str, special: bool | None = None) -> list[Event]:
-        """Events that this piece of output completes.
-
-        `special` says whether the piece came from special tokens, where the caller knows: in
-        families whose markers are special tokens, a marker spelled out in plain text is prose.
-        """
-        return self._stream.feed(text, special)
 
     def finish(self) -> list[Event]:
         """Events that the end of the output completes."""

@@ -14,12 +14,13 @@ _Trie = dict[str, "_Trie"]
 class Scanner:
     """Finds the markers of one mode. Immutable, shared by every stream of a family."""
 
-    __slots__ = ("_match", "_partial", "_search", "markers")
+    __slots__ = ("_match", "_partial", "markers", "spot")
 
     def __init__(self, markers: Iterable[str]) -> None:
         self.markers = frozenset(markers)
         pattern = re.compile(_pattern(self.markers)) if self.markers else re.compile(r"(?!)")
-        self._search = pattern.search
+        #: Finds what may be a marker, whole or cut off at the end of a text.
+        self.spot = pattern.search
         self._match = pattern.match
         self._partial = frozenset(m[:i] for m in self.markers for i in range(1, len(m)))
 
@@ -32,14 +33,14 @@ class Scanner:
         how far it goes.
         """
         stop = min(len(buffer), start + within)
-        found = self._search(buffer, start, stop)
+        found = self.spot(buffer, start, stop)
         while found is not None:
             text = found.group()
             if not final and found.end() == len(buffer) and text in self._partial:
                 return found.start(), None
             if text in self.markers:
                 return found.start(), text
-            found = self._search(buffer, found.start() + 1, stop)
+            found = self.spot(buffer, found.start() + 1, stop)
         return stop, None
 
     def match(self, buffer: str, start: int) -> tuple[bool, str | None]:

@@ -10,16 +10,20 @@ from typing import Literal
 from dovetail_model import Event, ReasoningDelta, SpanEnd, TextDelta
 
 Kind = Literal["text", "reasoning"]
+Delta = type[TextDelta] | type[ReasoningDelta]
+
+_DELTAS: dict[Kind, Delta] = {"text": TextDelta, "reasoning": ReasoningDelta}
 
 
 class Spans:
     """Turns plain text into deltas and ends, and keeps the account of raw text."""
 
-    __slots__ = ("_closed", "_end_raw", "_fresh", "_open", "_white", "events", "raw")
+    __slots__ = ("_closed", "_end_raw", "_fresh", "_open", "_white", "delta", "events", "raw")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.raw: list[str] = []  # read, and not yet part of an event
+        self.delta: Delta | None = None  # what goes on with the open span, unless it was closed
         self._open: Kind | None = None
         self._white: list[str] = []  # content if the same span goes on, else framing
         self._closed = False  # the open thought was closed, its end not told yet
@@ -52,8 +56,7 @@ class Spans:
         elif self.raw or text[-1].isspace():
             self._continue(kind, text)
         else:
-            delta = TextDelta if kind == "text" else ReasoningDelta
-            self.events.append(delta(text, text))
+            self.events.append(_DELTAS[kind](text, text))
 
     def end_text(self) -> None:
         """Markup that ends the text was read: it, and white space before it, is framing."""
@@ -64,7 +67,7 @@ class Spans:
     def close_thought(self) -> None:
         """A closing marker was read."""
         if self.thinking:
-            self._closed = True
+            self._closed, self.delta = True, None
             self._end_raw = self.take_raw()
 
     def end(self) -> None:
@@ -72,6 +75,7 @@ class Spans:
         if self._open is not None:
             self.events.append(SpanEnd(self._open, self._end_raw))
         self._open, self._closed, self._end_raw = None, False, ""
+        self.delta = None
         self._white.clear()
         self._fresh = False
 
@@ -87,7 +91,7 @@ class Spans:
             self.end_frame()
             return
         if self._white and not self._closed:
-            delta = TextDelta if self._open == "text" else ReasoningDelta
+            delta = _DELTAS[self._open]
             self.events.append(delta("".join(self._white), self.take_raw()))
         self._end_raw += self.take_raw()
         self.end()
@@ -106,6 +110,7 @@ class Spans:
             white = self._white.copy() if self._fresh and kind == "text" else []
             self.end()
             self._open, self._white = kind, white
+        self.delta = _DELTAS[kind]
         self._continue(kind, body)
 
     def _continue(self, kind: Kind, text: str) -> None:
@@ -113,8 +118,7 @@ class Spans:
         if body:
             self.raw.append(body)
             self._white.append(body)
-            delta = TextDelta if kind == "text" else ReasoningDelta
-            self.events.append(delta("".join(self._white), self.take_raw()))
+            self.events.append(_DELTAS[kind]("".join(self._white), self.take_raw()))
             self._white.clear()
         self._hold(text[len(body) :])
 

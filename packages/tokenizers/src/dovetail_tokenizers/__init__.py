@@ -6,7 +6,7 @@ from dovetail_tokenizers.gguf_tokenizer import from_gguf
 from dovetail_tokenizers.guard import Guard
 from dovetail_tokenizers.hf import HfTokenizer
 from dovetail_tokenizers.loading import load
-from dovetail_tokenizers.stream import Detokenizer
+from dovetail_tokenizers.stream import Detokenizer, PlainTexts
 from dovetail_tokenizers.suffix import encode_suffix
 from dovetail_tokenizers.tiktoken import TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Piece, Segment, Tokenizer
@@ -17,6 +17,7 @@ __all__ = [
     "Guard",
     "HfTokenizer",
     "Piece",
+    "PlainTexts",
     "Segment",
     "TiktokenTokenizer",
     "Tokenizer",

@@ -4,7 +4,8 @@ One instance of the library's tokenizer is made from the definition, with every 
 a secret name: no text can spell it, neither as an added token nor through the model's own
 vocabulary. The control tokens of a template's text are found here instead, and what stands between
 them is encoded by the library. Texts that are not first follow a secret anchor token, so that the
-library treats them as it would in the middle of the whole string.
+library treats them as it would in the middle of the whole string. Most texts never come to it: the
+words that vocabularies of the byte-level kind are asked for again and again are remembered.
 
 Control tokens are found in the text as it is, before any normalization. That is what the library
 does for tokens with `normalized: false`, as nearly all are; for others it is the same unless the
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dovetail_tokenizers.control import ControlTable, Edges
-from dovetail_tokenizers.spelling import spelling_reader
-from dovetail_tokenizers.text import join_text, require, well_formed
+from dovetail_tokenizers.spelling import byte_alphabet, spelling_reader
+from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
+from dovetail_tokenizers.words import Words, cutting
 
 if TYPE_CHECKING:
     import tokenizers
@@ -40,6 +42,7 @@ class HfTokenizer:
         "_names",
         "_read",
         "_renumbered",
+        "_words",
         "controls",
         "size",
     )
@@ -56,6 +59,7 @@ class HfTokenizer:
         self._anchor = f"{secret}-"
         self._inner = _load(_hide(definition, self.controls, secret))
         self._renumbered = self._find_renumbered(added, secret)
+        self._words = self._find_words(definition, added)
 
     @classmethod
     def from_json(cls, source: str | bytes, controls: Iterable[str] = ()) -> Self:
@@ -68,27 +72,16 @@ class HfTokenizer:
         return cls.from_json(Path(path).read_bytes(), controls)
 
     def encode(self, text: str) -> list[int]:
-        parts = list(self.controls.split(well_formed(text)))
-        plain = [
-            part if number == 0 else self._anchor + part
-            for number, (part, control) in enumerate(parts)
-            if control is None
-        ]
-        encoded = iter(self._encode(plain))
-        ids: list[int] = []
-        for number, (_, control) in enumerate(parts):
-            if control is None:
-                found = next(encoded)
-                ids += found if number == 0 else found[1:]
-            else:
-                ids.append(control)
-        return ids
+        return encode_parts(self, self.controls, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
         if not text:
             return []
+        known = self._words.encode(text) if self._words is not None else None
+        if known is not None:
+            return known
         text = well_formed(text)
-        return self._encode([text])[0] if first else self._encode([self._anchor + text])[0][1:]
+        return self._encode(text) if first else self._encode(self._anchor + text)[1:]
 
     def decode(self, ids: Iterable[int]) -> str:
         return join_text(self, ids)
@@ -108,14 +101,28 @@ class HfTokenizer:
         spelling = self.controls.spelling(id)
         return self._read(self._names[id], id) if spelling is None else spelling.encode()
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        found = [e.ids for e in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
-        if self._renumbered:
-            renumbered = self._renumbered
-            return [[renumbered.get(id, id) for id in ids] for ids in found]
-        return found
+    def _encode(self, text: str) -> list[int]:
+        (found,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        return self._numbered(found.ids)
+
+    def _numbered(self, ids: list[int]) -> list[int]:
+        renumbered = self._renumbered
+        return [renumbered.get(id, id) for id in ids] if renumbered else ids
+
+    def _find_words(self, definition: Definition, added: list[dict[str, Any]]) -> Words | None:
+        """What encodes the texts that can be cut here, if the vocabulary is of that kind."""
+        known = cutting(definition)
+        if known is None:
+            return None
+        spelled = {byte: character for character, byte in byte_alphabet().items()}
+        tokenize = self._inner.model.tokenize
+
+        def merge(word: str) -> list[int]:
+            spelling = word.encode().decode("latin-1").translate(spelled)
+            return self._numbered([token.id for token in tokenize(spelling)])
+
+        plain = [token["content"] for token in added if token["content"] not in self.controls]
+        return Words(*known, merge, added=plain)
 
     def _find_renumbered(self, added: list[dict[str, Any]], secret: str) -> dict[int, int]:
         """The library numbers added tokens itself; where the definition has gaps, they differ."""

@@ -1,34 +1,78 @@
 """Ids to text, as they come."""
 
-import codecs
-from collections.abc import Iterable
+from codecs import utf_8_decode
+from collections.abc import Container, Sequence
 
 from dovetail_tokenizers.tokenizer import Piece, Tokenizer
 
-UTF8 = codecs.getincrementaldecoder("utf-8")
+
+class PlainTexts(dict[int, str | None]):
+    """What plain ids read as, each looked up once; None where an id needs a closer look.
+
+    That is: a control token, a part of a character, no token at all, or one of `apart`, ids that
+    mean something to the caller. Shared by all streams of a model, and so are its strings.
+    """
+
+    __slots__ = ("_apart", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, apart: Container[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._apart = apart
+
+    def __missing__(self, id: int) -> str | None:
+        if not 0 <= id < self._tokenizer.size:
+            return None
+        text = None
+        if id not in self._apart and not self._tokenizer.is_control(id):
+            text = _whole_text(self._tokenizer.bytes_of(id))
+        self[id] = text
+        return text
 
 
 class Detokenizer:
     """Decodes ids one feed at a time; the pieces joined are `decode` of all ids at once.
 
     A character whose bytes are spread over several tokens appears when its last byte has come.
-    A leading space is never stripped: the ids continue a prompt.
+    A leading space is never stripped: the ids continue a prompt. With the `texts` of a model, which
+    its streams share, plain ids cost a look-up each.
     """
 
-    __slots__ = ("_decoder", "_keep_controls", "_tokenizer")
+    __slots__ = ("_held", "_keep_controls", "_texts", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, keep_controls: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        texts: PlainTexts | None = None,
+        *,
+        keep_controls: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._texts = texts
         self._keep_controls = keep_controls
-        self._decoder = UTF8("replace")
+        self._held = b""  # the bytes of an unfinished character
 
     @property
     def holding(self) -> bool:
         """Whether the bytes of an unfinished character are held back."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._held)
 
-    def feed(self, ids: Iterable[int]) -> list[Piece]:
+    def feed(self, ids: Sequence[int]) -> list[Piece]:
         """What these ids add: plain ids joined to one piece, each control token a piece."""
+        known = self._texts
+        if known is not None and not self._held:
+            texts = [text for id in ids if (text := known[id]) is not None]
+            if len(texts) == len(ids):
+                return [Piece("".join(texts), False)] if texts else []
+        return self._decode(ids)
+
+    def finish(self) -> list[Piece]:
+        """What was held back, as U+FFFD."""
+        pieces: list[Piece] = []
+        self._add(pieces, b"", final=True)
+        return pieces
+
+    def _decode(self, ids: Sequence[int]) -> list[Piece]:
+        """Byte for byte: something is held, or may have to be, or a control token is among them."""
         pieces: list[Piece] = []
         plain = bytearray()
         for id in ids:
@@ -44,13 +88,17 @@ class Detokenizer:
         self._add(pieces, plain, final=False)
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """What was held back, as U+FFFD."""
-        pieces: list[Piece] = []
-        self._add(pieces, b"", final=True)
-        return pieces
-
     def _add(self, pieces: list[Piece], plain: bytes | bytearray, *, final: bool) -> None:
-        text = self._decoder.decode(plain, final)
+        come = self._held + plain
+        text, read = utf_8_decode(come, "replace", final)
+        self._held = come[read:]
         if text:
             pieces.append(Piece(text, False))
+
+
+def _whole_text(spelled: bytes) -> str | None:
+    """The text of bytes that are whole characters, and some."""
+    try:
+        return spelled.decode() or None
+    except UnicodeDecodeError:
+        return None

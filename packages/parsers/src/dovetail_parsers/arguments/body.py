@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from dovetail_model import ToolCallBlock
+from dovetail_parsers.arguments.json_text import JsonText
 
 
 class Progress(Enum):
@@ -27,6 +28,14 @@ class Sink(Protocol):
 
 class Decoder(Protocol):
     """Reads one body. Plain text may be fed in any pieces."""
+
+    @property
+    def verbatim(self) -> JsonText | None:
+        """The text being read whose output is the open call's arguments, as it stands.
+
+        What passes through it unchanged need not be fed.
+        """
+        ...
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]: ...
 

@@ -72,6 +72,7 @@ class _EnvelopeDecoder:
         "_opened",
         "_part",
         "_state",
+        "verbatim",
     )
 
     def __init__(self, envelope: Envelope) -> None:
@@ -90,6 +91,7 @@ class _EnvelopeDecoder:
         self._begun = False  # a key or value was begun
         self._part = JsonText()
         self._arguments: JsonArguments | None = None
+        self.verbatim: JsonText | None = None
         self._buffer: list[str] = []  # arguments that came before the name
         self._opened = False
         self._depth = 1
@@ -228,6 +230,7 @@ class _EnvelopeDecoder:
         out, end = arguments.feed(text, at)
         if not self._opened and out and self._name is not None and not self._open(sink):
             return Progress.FAIL, at
+        self.verbatim = arguments.verbatim if self._opened else None
         self._emit(out, text[at:end] if at or end < len(text) else text, sink)
         if arguments.repairs:
             report(arguments.repairs, sink)

@@ -27,6 +27,7 @@ class JsonArguments:
         "_whole",
         "done",
         "failed",
+        "verbatim",
     )
 
     def __init__(self, dialect: Dialect = JSON) -> None:
@@ -37,6 +38,7 @@ class JsonArguments:
         self._shape = ""  # the first character of what it held
         self._whole = True  # and nothing that does not belong to it
         self._inner = JsonText()
+        self.verbatim: JsonText | None = None  # what reads the object, once it is known to be one
         self.done = False
         self.failed = False
 
@@ -63,6 +65,7 @@ class JsonArguments:
         if not self._kind:
             self._kind = out[0]
             if self._kind == "{":
+                self.verbatim = self._json
                 return out
             self._json.repairs.append("arguments_not_an_object")
             if self._kind == '"':
@@ -110,14 +113,16 @@ class JsonBody:
 
 
 class _JsonBodyDecoder:
-    __slots__ = ("_arguments",)
+    __slots__ = ("_arguments", "verbatim")
 
     def __init__(self, dialect: Dialect) -> None:
         self._arguments = JsonArguments(dialect)
+        self.verbatim: JsonText | None = None
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
         arguments = self._arguments
         out, at = arguments.feed(text, start)
+        self.verbatim = arguments.verbatim
         sink.add_arguments(out, text[start:at] if start or at < len(text) else text)
         if arguments.repairs:
             report(arguments.repairs, sink)

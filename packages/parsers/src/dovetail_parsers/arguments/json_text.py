@@ -32,8 +32,13 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _BARE_KEY = re.compile(r"[\w$.\-/@]+\Z")
 _TOKEN = re.compile(r"([ \t\n\r]+)|([{}\[\]:,\"'])|([\w$.+\-/@]+)")
 _TOKEN_PARENS = re.compile(r"([ \t\n\r]+)|([{}\[\]():,\"'])|([\w$.+\-/@]+)")
-_IN_DOUBLE = re.compile(r'[^"\\\x00-\x1f]*')
-_IN_SINGLE = re.compile(r"[^'\"\\\x00-\x1f]*")
+# What stands between these quotes and passes as it is: plain text, and escapes that are whole.
+_IN_DOUBLE, _IN_SINGLE = r'[^"\\\x00-\x1f]*', r"[^'\"\\\x00-\x1f]*"
+_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_PASSES = {
+    '"': re.compile(f"{_IN_DOUBLE}(?:{_ESCAPE}{_IN_DOUBLE})*"),
+    "'": re.compile(f"{_IN_SINGLE}(?:{_ESCAPE}{_IN_SINGLE})*"),
+}
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSES = {"}": "{", "]": "["}
@@ -55,6 +60,7 @@ class JsonText:
         "_escape",
         "_expect",
         "_is_key",
+        "_passing",
         "_quote",
         "_scalar",
         "_stack",
@@ -71,6 +77,7 @@ class JsonText:
         self._stack: list[str] = []
         self._expect = _VALUE
         self._quote = ""  # the delimiter of the string we are in
+        self._passing: re.Pattern[str] | None = None  # what passes in it as it is
         self._is_key = False
         self._escape = ""  # an escape sequence that is not complete yet
         self._scalar = ""  # a number, literal or bare key that is not complete yet
@@ -80,12 +87,15 @@ class JsonText:
         self.failed = False
         self.repairs: list[str] = []
 
+    def passes(self, text: str, start: int = 0) -> bool:
+        """Whether the text is but more of the string we are in: it goes out as it came in."""
+        passing = self._passing
+        return passing is not None and not self._escape and bool(passing.fullmatch(text, start))
+
     def feed(self, text: str, start: int = 0) -> tuple[str, int]:
         """Valid JSON decoded from `text[start:]`, and how far was read."""
-        if self._quote == '"' and not self._escape:
-            end = _IN_DOUBLE.match(text, start).end()  # type: ignore[union-attr]
-            if end == len(text):
-                return (text[start:] if start else text), end
+        if self.passes(text, start):
+            return (text[start:] if start else text), len(text)
         out: list[str] = []
         at, size = start, len(text)
         self._stalled = False
@@ -106,10 +116,9 @@ class JsonText:
         return "".join(out)
 
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
-        if self._quote == self._dialect.quote:
+        if self._passing is None:
             return self._in_raw_string(text, at, out)
-        plain = _IN_DOUBLE if self._quote == '"' else _IN_SINGLE
-        end = plain.match(text, at).end()  # type: ignore[union-attr]
+        end = self._passing.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
             out.append(text[at:end])
         if end == len(text):
@@ -167,7 +176,7 @@ class JsonText:
         return at + 1
 
     def _end_string(self, out: list[str]) -> None:
-        self._quote = ""
+        self._quote, self._passing = "", None
         out.append('"')
         if self._is_key:
             self._expect = _COLON
@@ -293,6 +302,7 @@ class JsonText:
     def _open_string(self, quote: str, out: list[str]) -> None:
         self._is_key = self._expect in (_KEY, _FIRST_KEY)
         self._quote = quote
+        self._passing = None if quote == self._dialect.quote else _PASSES[quote]
         if quote == "'" and not self._dialect.parens:
             self.repairs.append("single_quotes")
         self._take_comma(out)

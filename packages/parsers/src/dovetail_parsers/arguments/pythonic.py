@@ -56,7 +56,17 @@ class _At(Enum):
 
 
 class _PythonicDecoder:
-    __slots__ = ("_bare", "_empty", "_listed", "_name", "_opened", "_state", "_value", "_word")
+    __slots__ = (
+        "_bare",
+        "_empty",
+        "_listed",
+        "_name",
+        "_opened",
+        "_state",
+        "_value",
+        "_word",
+        "verbatim",
+    )
 
     def __init__(self, body: Pythonic) -> None:
         self._bare = body.bare
@@ -67,6 +77,7 @@ class _PythonicDecoder:
         self._opened = False
         self._empty = True  # the call has no parameter yet
         self._value = JsonText(PYTHON)
+        self.verbatim: JsonText | None = None
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
         at = start
@@ -171,7 +182,7 @@ class _PythonicDecoder:
         lead = "{" if self._empty else ", "
         sink.add_arguments(f'{lead}"{self._word}": ', "=")
         self._word, self._empty = "", False
-        self._value = JsonText(PYTHON)
+        self._value = self.verbatim = JsonText(PYTHON)
         self._state = _At.VALUE
 
     def _close(self, sink: Sink) -> None:

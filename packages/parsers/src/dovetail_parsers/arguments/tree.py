@@ -90,7 +90,7 @@ class _Node:
 
 
 class _TreeDecoder:
-    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_white")
+    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_white", "verbatim")
 
     def __init__(self, body: Tree) -> None:
         self._token = body.token
@@ -100,6 +100,7 @@ class _TreeDecoder:
         self._white: list[str] = []  # white space that is text only if text follows
         self._root: Mapping[str, Any] | None = None
         self._stack = [_Node(body.call, {}, frozenset({"object"}))]
+        self.verbatim = None  # leaves are raw text
 
     def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
         return self._read(text, start, sink, final=False)

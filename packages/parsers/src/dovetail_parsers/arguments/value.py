@@ -27,31 +27,31 @@ _LONG = 128  # longer than any number: stop asking, and decide at the end
 class Value:
     """Feed it raw text, then end it; what comes out is one JSON value in fragments."""
 
-    __slots__ = ("_held", "_json", "_string", "_types", "_waits", "diagnostics", "failed")
+    __slots__ = ("_held", "_json", "_types", "_waits", "diagnostics", "failed", "is_string")
 
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
         self._held: list[str] = []
         self._waits = False  # only the end can tell what it is
-        self._string = False
+        self.is_string = False  # surely, and its opening quote is out
         self._json: JsonText | None = None
         self.failed = False
         self.diagnostics: list[str] = []
 
     def feed(self, text: str) -> str:
-        if self._string:
+        if self.is_string:
             return escape(text)
         if self._json is not None:
             return "" if self.failed else self._feed_json(text)
         if len(self._types) == 1 and "string" in self._types:
-            self._string = True
+            self.is_string = True
             return '"' + escape(text)
         self._held.append(text)
         return "" if self._waits else self._decide("".join(self._held))
 
     def end(self) -> str:
         """The value is closed by its delimiter: what remains of it."""
-        if self._string:
+        if self.is_string:
             return '"'
         if self._json is not None:
             return self._end_json()
@@ -80,7 +80,7 @@ class Value:
             return ""
         if not may_be_string:
             self.diagnostics.append("type_mismatch")
-        self._string = True
+        self.is_string = True
         return '"' + escape(text)
 
     def _may_be_scalar(self, text: str) -> bool:

@@ -1,0 +1,207 @@
+"""The words of a text, cut as the vocabulary's own patterns cut it, and the tokens of each.
+
+Byte-pair merges never leave a word, and texts say the same words over and over. So a word is given
+to the library once and its tokens are remembered; a text costs its cutting and a look-up for each
+word, a small part of what the library takes for it.
+
+The cut must be the library's own, on every text. Hence only patterns that the tests compare with
+the library on every character, and only characters whose kind no version of Unicode has changed;
+all other texts are left to the library, as are those that are not in the normal form it would put
+them in and those that spell an added token.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any, Final, Literal, get_args
+
+from dovetail_tokenizers.control import WHITE
+from dovetail_tokenizers.literals import longest_of
+from dovetail_tokenizers.patterns import (
+    DEEPSEEK3,
+    GPT2,
+    LLAMA3,
+    O200K,
+    QWEN2,
+    QWEN3_5,
+    SINGLE_DIGITS,
+    TEKKEN,
+)
+
+Patterns = tuple[str, ...]
+"""Each is applied to what the one before it left."""
+PATTERNS: Final[tuple[Patterns, ...]] = (
+    *((pattern,) for pattern in (GPT2, LLAMA3, O200K, QWEN2, QWEN3_5, TEKKEN)),
+    DEEPSEEK3,
+    SINGLE_DIGITS,
+)
+NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+Merge = Callable[[str], Iterable[int]]
+
+_MOST = 1 << 16  # words remembered, of at most this many characters:
+_LONG = 32
+_SET_OR_KIND = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
+_KIND = re.compile(r"\\p\{(\w+)\}|\\s")
+# Symbols that are said most, of those that came later: beyond U+FFFF, all since Unicode 10, ...
+_PICTOGRAPHS = (
+    r"\U0001f300-\U0001f64f\U0001f680-\U0001f6c5\U0001f6e0-\U0001f6ec\U0001f910-\U0001f91e"
+    r"\U0001f920-\U0001f927\U0001f933-\U0001f93e\U0001f980-\U0001f991\U0001f9d0-\U0001f9e6"
+)
+# ... and up to it, the last of them since Unicode 7.
+_LATER = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B50, 0x2B55))
+
+
+class Words:
+    """Encodes the texts that it can cut."""
+
+    __slots__ = ("_added", "_cuts", "_form", "_known", "_strange")
+
+    def __init__(
+        self, patterns: Patterns, form: NormalForm | None, merge: Merge, added: Iterable[str] = ()
+    ) -> None:
+        """`merge` gives the tokens of one word; `added` are tokens that text may spell."""
+        self._cuts = [translated(pattern) for pattern in patterns]
+        self._strange = re.compile(f"[^{_stable()}]")
+        self._form = form
+        spellings = {s for text in added for s in (text, _normal(form, text))}
+        self._added = longest_of(spellings)
+        self._known = _Known(merge)
+
+    def encode(self, text: str) -> list[int] | None:
+        """The ids of a text; None if the library has to say."""
+        if not text.isascii() and not self._is_plain(text):
+            return None
+        if self._added.search(text):
+            return None
+        words: Iterable[str] = (text,)
+        for cut in self._cuts:
+            words = filter(None, chain.from_iterable(map(cut.split, words)))
+        return list(chain.from_iterable(map(self._known.__getitem__, words)))
+
+    def _is_plain(self, text: str) -> bool:
+        if self._strange.search(text):
+            return False
+        return self._form is None or unicodedata.is_normalized(self._form, text)
+
+
+class _Known(dict[str, tuple[int, ...]]):
+    """The tokens of words: those said before, and any other when asked for it."""
+
+    __slots__ = ("_merge",)
+
+    def __init__(self, merge: Merge) -> None:
+        self._merge = merge
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        ids = tuple(self._merge(word))
+        if len(word) <= _LONG:
+            if len(self) >= _MOST:
+                self.clear()  # a new text brings back what it needs, at the library's price
+            self[word] = ids
+        return ids
+
+
+def cutting(definition: Mapping[str, Any]) -> tuple[Patterns, NormalForm | None] | None:
+    """The patterns and the normal form of a `tokenizer.json`; None if more is done to its texts."""
+    normalizer = definition.get("normalizer") or {"type": None}
+    form = normalizer["type"]
+    if form not in (None, *get_args(NormalForm)) and normalizer.get("normalizers") != []:
+        return None
+    model = definition["model"]
+    marks = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    if model.get("type") != "BPE" or any(model.get(mark) for mark in marks):
+        return None
+    patterns = _patterns(definition.get("pre_tokenizer") or {})
+    return None if patterns not in PATTERNS else (patterns, form if form != "Sequence" else None)
+
+
+def translated(pattern: str) -> re.Pattern[str]:
+    """A pattern of the library for `re.split`, with the kinds of characters written out."""
+    return re.compile(f"({_SET_OR_KIND.sub(_written_out, pattern)})")
+
+
+def _patterns(steps: Mapping[str, Any]) -> Patterns:
+    """What cuts texts into words, where nothing but that is done before the bytes are spelled."""
+    match steps:
+        case {"type": "ByteLevel", "add_prefix_space": False} if steps.get("use_regex", True):
+            return (GPT2,)
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                *splits,
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return tuple(map(_pattern, splits))
+    return ()
+
+
+def _pattern(split: Mapping[str, Any]) -> str:
+    """The pattern of one step, with line breaks spelled as ours are; nothing if it does more."""
+    match split:
+        case {
+            "type": "Split",
+            "pattern": {"Regex": str(pattern)},
+            "behavior": "Isolated",
+            "invert": False,
+        }:
+            return pattern.replace("\r", r"\r").replace("\n", r"\n")
+    return ""
+
+
+def _written_out(found: re.Match[str]) -> str:
+    negated, inside = found.groups()
+    if inside is not None:
+        return f"[{negated}{_KIND.sub(_characters, inside)}]"
+    if found[0] == r"\S":
+        return f"[^{_white()}]"
+    return f"[{_KIND.sub(_characters, found[0])}]"
+
+
+def _characters(kind: re.Match[str]) -> str:
+    """The characters of a kind, as they stand in a set."""
+    if kind[1] is None:
+        return _white()
+    return "".join(ranges for name, ranges in _kinds().items() if name.startswith(kind[1]))
+
+
+def _white() -> str:
+    return re.escape(WHITE)
+
+
+def _stable() -> str:
+    return "".join(_kinds().values())
+
+
+@cache
+def _kinds() -> dict[str, str]:
+    """Ranges of characters by category: of those that have had theirs since Unicode 3.2.
+
+    Up to U+FFFF: sets of many ranges beyond it are slow. U+017F is an `s` where case is nothing.
+    """
+    kinds: dict[str, list[str]] = {}
+    last, start = "", 0
+    for code in range(0x10001):
+        name = _kind(code)
+        if name != last:
+            if last:
+                kinds.setdefault(last, []).append(rf"\u{start:04x}-\u{code - 1:04x}")
+            last, start = name, code
+    kinds["So"].append(_PICTOGRAPHS)
+    return {name: "".join(ranges) for name, ranges in kinds.items()}
+
+
+def _kind(code: int) -> str:
+    """The category of a character; nothing if it is not a stable one."""
+    name = unicodedata.category(chr(code))
+    was = unicodedata.ucd_3_2_0.category(chr(code))
+    if was == "Cn" and code in _LATER:
+        was = name
+    odd = name != was or name in ("Cn", "Cs") or code in (0x017F, 0x10000)
+    return "" if odd else name
+
+
+def _normal(form: NormalForm | None, text: str) -> str:
+    return text if form is None else unicodedata.normalize(form, text)
