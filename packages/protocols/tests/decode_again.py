@@ -1,6 +1,7 @@
 """A plugin for pytest: what a test decodes is decoded again with a memory, and must be the same.
 
-One small memory serves all tests of the run, so that it is cold, warm and full in turn.
+One small memory serves all tests of the run, so that it is cold, warm and full in turn. Bodies of
+any size may be remembered by their beginnings.
 """
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dovetail_model import DovetailError, Request
-from dovetail_protocols import Memory
+from dovetail_protocols import Memory, beginnings
 from dovetail_protocols.chat import ChatCodec
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.messages import MessagesCodec
@@ -22,6 +23,7 @@ counted = 0
 
 
 def pytest_configure() -> None:
+    beginnings.WORTH = 0
     plain = MessagesCodec.decode
     MessagesCodec.decode = staticmethod(again(plain))
     chat = ChatCodec.decode

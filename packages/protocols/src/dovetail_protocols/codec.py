@@ -3,7 +3,7 @@
 The one thing that outlives a request is a `Memory`, and that is the caller's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -43,7 +43,7 @@ class StreamEncoder(Protocol):
     ids, thoughts their seals.
     """
 
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+    def encode(self, events: Sequence[Event], choice: int = 0) -> bytes:
         """Frames for these events, with the answer's beginning and end where they fall."""
         ...
 

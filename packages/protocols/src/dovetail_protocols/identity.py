@@ -28,7 +28,7 @@ def identity(headers: Headers, *, session: str | None = None, user: str | None =
     """
     turn = _turn_metadata(headers)
     agent = _first(headers, AGENT)
-    found = _first(headers, SESSION) or _text(turn.get("session_id")) or session
+    found = session_of(headers) or _text(turn.get("session_id")) or session
     parent = _first(headers, PARENT) or _text(turn.get("parent_thread_id"))
     parent = parent or _first(headers, PARENT_AGENT) or (found if agent else None)
     return Identity(
@@ -39,6 +39,11 @@ def identity(headers: Headers, *, session: str | None = None, user: str | None =
         compaction=turn.get("request_kind") == "compaction",
         final=headers.get("x-dynamo-session-final", "").lower() in ("1", "true"),
     )
+
+
+def session_of(headers: Headers) -> str | None:
+    """The session that a header names."""
+    return _first(headers, SESSION)
 
 
 def _first(headers: Headers, names: Iterable[str]) -> str | None:

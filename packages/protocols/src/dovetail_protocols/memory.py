@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
+from dovetail_protocols.beginnings import Beginnings
+
 T = TypeVar("T")
 P = TypeVar("P")
 Key = tuple[str | int | bytes, ...]
@@ -14,10 +16,13 @@ MAX_BYTES = 256 * 2**20
 
 _HELD = 4  # bytes of memory for each byte of JSON: the key, and what was made of it
 _ENTRY = 1000  # bytes that an entry takes whatever is in it
+_BEGINNINGS = 4  # the part of all bytes that whole bodies may take
 
 
 class Memory:
     """Remembers what messages, tools and system prompts decoded to, by their bytes.
+
+    `beginnings` has the last bodies of sessions: what they begin with is not even looked up.
 
     An agent repeats its whole history with every request. With a memory a known message costs one
     look-up, and equal bytes give the identical objects for as long as they are held: whatever is
@@ -33,10 +38,12 @@ class Memory:
     worst a piece is decoded twice, and both get the first one's result.
     """
 
-    __slots__ = ("_filled", "_half", "_old", "_young")
+    __slots__ = ("_filled", "_half", "_old", "_young", "beginnings")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._half = max_bytes // 2
+        bodies = max_bytes // _BEGINNINGS
+        self.beginnings = Beginnings(bodies)
+        self._half = (max_bytes - bodies) // 2
         self._filled = 0
         self._young: dict[Key, Any] = {}
         self._old: dict[Key, Any] = {}
@@ -48,14 +55,21 @@ class Memory:
         return self._keep(key, read()) if found is None else found
 
     def recall_each(
-        self, kind: str, items: Sequence[Raw], read: Callable[[int, Raw], T], *, placed: bool
+        self,
+        kind: str,
+        items: Sequence[Raw],
+        read: Callable[[int, Raw], T],
+        *,
+        placed: bool,
+        start: int = 0,
     ) -> list[T]:
         """What each of the items reads as; `placed` where that depends on its index."""
         pieces = map(bytes, items)
-        keys = list(zip(repeat(kind), count(), pieces) if placed else zip(repeat(kind), pieces))
+        places = count(start)
+        keys = list(zip(repeat(kind), places, pieces) if placed else zip(repeat(kind), pieces))
         all_found: list[T | None] = list(map(self._young.get, keys))
         return [
-            self._read_at(at, keys[at], items[at], read) if found is None else found
+            self._read_at(start + at, keys[at], items[at], read) if found is None else found
             for at, found in enumerate(all_found)
         ]
 

@@ -2,23 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
+from dovetail_protocols.beginnings import Line, Rest
 from dovetail_protocols.memory import Memory
 
 T = TypeVar("T")
 P = TypeVar("P")
 
 _decode = msgspec.json.Decoder().decode
-# Top-level arrays as the bytes of their items, everything else as values: one pass over the body.
-_split = msgspec.json.Decoder(
-    dict[str, str | list[Raw] | dict[str, Any] | int | float | bool | None]
-).decode
+# Arrays as the bytes of their items, everything else as values: one pass over the body.
+_Value = str | list[Raw] | dict[str, Any] | int | float | bool | None
+_value = msgspec.json.Decoder(_Value).decode
+_split = msgspec.json.Decoder(dict[str, _Value]).decode
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _AT = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
@@ -26,22 +27,30 @@ _AT = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 class Body:
     """A request body as a JSON object.
 
-    Of the arrays named in `raw`, which repeat the history, `fields` has the items as bytes. Whoever
-    wants them reads them one by one, and those that the memory knows not at all.
+    Of the arrays named in `raw`, and of the history, `fields` has the items as bytes. Whoever wants
+    them reads them one by one, and those that the memory knows not at all: what of the history the
+    line has sent before is left out of `fields`.
     """
 
-    __slots__ = ("_bytes", "_memory", "fields")
+    __slots__ = ("_bytes", "_line", "_memory", "_rest", "fields")
 
-    def __init__(self, body: bytes, memory: Memory | None = None, raw: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        body: bytes,
+        memory: Memory | None = None,
+        raw: tuple[str, ...] = (),
+        line: Line | None = None,
+    ) -> None:
         self._bytes = body
         self._memory = memory
-        try:
-            found = _split(body)
-        except _NOT_JSON:
-            found = _split(_checked(body))
+        self._line = line
+        self._rest: Rest | None = None
+        if memory is not None and line is not None:
+            self._rest = memory.beginnings.rest(line, body)
+        kept = raw if line is None else (*raw, line.field)
         self.fields: dict[str, Any] = {
-            name: self.values(value) if isinstance(value, list) and name not in raw else value
-            for name, value in found.items()
+            name: self.values(value) if isinstance(value, list) and name not in kept else value
+            for name, value in self._split().items()
         }
 
     def value(self, raw: Raw) -> Any:
@@ -58,15 +67,30 @@ class Body:
         """As `Memory.recall`; without a memory it is read. So the two below."""
         return read() if self._memory is None else self._memory.recall(kind, given, read)
 
-    def recall_each(
-        self, kind: str, items: Sequence[Raw], read: Callable[[int, Raw], T], *, placed: bool
+    def recall_history(
+        self, items: Sequence[Raw], read: Callable[[int, Raw], T], *, placed: bool
     ) -> list[T]:
-        if self._memory is None:
+        """What all of the history reads as, of which the fields have these items."""
+        memory, line, rest = self._memory, self._line, self._rest
+        if memory is None or line is None:
             return [read(at, raw) for at, raw in enumerate(items)]
-        return self._memory.recall_each(kind, items, read, placed=placed)
+        known: Sequence[T] = rest.known if rest is not None else ()
+        new = memory.recall_each(line.kind, items, read, placed=placed, start=len(known))
+        found = [*known, *new]
+        memory.beginnings.keep(line, self._bytes, rest, items, found)
+        return found
 
     def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
         return make(parts) if self._memory is None else self._memory.combine(kind, parts, make)
+
+    def _split(self) -> dict[str, Any]:
+        try:
+            if self._rest is not None:
+                return {name: _value(raw) for name, raw in self._rest.fields.items()}
+            return _split(self._bytes)
+        except _NOT_JSON:
+            self._rest = None  # the fault is worded by its place in the whole body
+            return _split(_checked(self._bytes))
 
     def _mended(self, item: bytes, error: Exception) -> Any:
         try:

@@ -1,6 +1,6 @@
 """The stream that chat and text completions share: `n` choices, their end, their usage."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -8,21 +8,23 @@ import msgspec
 from dovetail_model import Event, Finish, Usage
 from dovetail_protocols.chat.outcome import broken, usage_answer
 from dovetail_protocols.openai_error import error_body
+from dovetail_protocols.run import NO_RUN, Run, RunStream
 from dovetail_protocols.sse import comment, frame
 
 DONE = b"data: [DONE]\n\n"
 
 
 class ChoiceWriter(Protocol):
-    """The chunks of one choice."""
+    """The chunks of one choice. `run` is what a lone delta may go on with."""
 
     usage: Usage
     finished: bool
+    run: Run
 
     def write(self, event: Event) -> bytes: ...
 
 
-class ChoiceStream:
+class ChoiceStream(RunStream):
     """The chunks of one answer. `opening` goes out before the first of them."""
 
     __slots__ = ("_choices", "_head", "_include_usage", "_opening", "_over")
@@ -34,14 +36,14 @@ class ChoiceStream:
         include_usage: bool,
         opening: bytes = b"",
     ) -> None:
+        super().__init__()
         self._head = head
         self._choices = choices
         self._include_usage = include_usage
         self._opening = opening
         self._over = False
 
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
-        """Chunks for these events of one choice. Nothing follows the end of the stream."""
+    def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         writer = self._choices[choice]
         out: list[bytes] = []
         for event in events:
@@ -58,6 +60,7 @@ class ChoiceStream:
                 out.append(writer.write(event))
                 if type(event) is Finish and all(each.finished for each in self._choices):
                     out.append(self._end())
+        self._run = NO_RUN if self._over else writer.run
         return b"".join(out)
 
     def keep_alive(self) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
+from dovetail_protocols.beginnings import Line
 from dovetail_protocols.chat.history import History, Said, read
 from dovetail_protocols.chat.sampling import sampling, text
 from dovetail_protocols.chat.thinking import thinking
@@ -13,7 +14,7 @@ from dovetail_protocols.chat.tool import offer
 from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields, StreamOptions
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import Extension, extension
-from dovetail_protocols.identity import identity
+from dovetail_protocols.identity import identity, session_of
 from dovetail_protocols.memory import Memory
 from dovetail_protocols.wire import Body, convert, unknown
 
@@ -29,7 +30,8 @@ class Echo(msgspec.Struct, frozen=True):
 
 def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """A request, read leniently: what nobody here understands is reported, never refused."""
-    sent = Body(body, memory, raw=("messages", "tools"))
+    line = Line("messages", "chat.message", session_of(headers))
+    sent = Body(body, memory, raw=("tools",), line=line)
     fields = sent.fields
     wire = convert(fields, ChatRequest)
     more = extension(wire.nvext, headers)
@@ -92,8 +94,8 @@ def _messages(wire: ChatRequest, sent: Body) -> list[Said]:
     if wire.modalities and "audio" in wire.modalities:
         raise Unsupported("modalities: answers are text, there is no audio", param="modalities")
     # A call without an id gets one from its place, so what a message says depends on that.
-    return sent.recall_each(
-        "chat.message", wire.messages, lambda at, raw: read(sent.value(raw), at), placed=True
+    return sent.recall_history(
+        wire.messages, lambda at, raw: read(sent.value(raw), at), placed=True
     )
 
 

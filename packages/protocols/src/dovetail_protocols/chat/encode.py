@@ -27,7 +27,8 @@ from dovetail_protocols.chat.outcome import FINISH, encode_logprobs
 from dovetail_protocols.chat.segments import Segments
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.quoting import quoted
+from dovetail_protocols.quoting import quoted, sound
+from dovetail_protocols.run import NO_RUN, Run
 
 _encode = msgspec.json.encode
 _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -51,6 +52,7 @@ class _Choice:
 
     __slots__ = (
         "_arguments",
+        "_at",
         "_content",
         "_dispatcher",
         "_logprobs",
@@ -59,14 +61,16 @@ class _Choice:
         "_start",
         "_top",
         "finished",
+        "run",
         "usage",
     )
 
     def __init__(self, head: bytes, at: int, request: Request, reasoning_field: str) -> None:
         self._start = head + b'"choices":[{"index":%d,"delta":{' % at
-        self._content = self._start + b'"content":'
-        self._reasoning = self._start + b'"%s":' % reasoning_field.encode()
-        self._arguments: dict[int, tuple[bytes, bytes]] = {}
+        self._at = at
+        self._content = self._deltas(TextDelta, b"content")
+        self._reasoning = self._deltas(ReasoningDelta, reasoning_field.encode())
+        self._arguments: dict[int, Run] = {}
         dispatcher = Dispatcher(request.hints, at)
         self._dispatcher = dispatcher if dispatcher.active else None
         self._segments = Segments() if echo_of(request).segments else None
@@ -74,6 +78,7 @@ class _Choice:
         self._logprobs: list[TokenLogprob] = []  # told with the next chunk
         self.usage = Usage()
         self.finished = False
+        self.run = NO_RUN
 
     def role(self) -> bytes:
         return self._start + b'"role":"assistant","content":""' + _DELTA_END
@@ -81,19 +86,30 @@ class _Choice:
     def write(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text):
-                chunk = self._content + quoted(text) + self._tail()
+                chunk = self._tell(self._content, text)
             case ReasoningDelta(text=text):
-                chunk = self._reasoning + quoted(text) + self._tail()
+                chunk = self._tell(self._reasoning, text)
                 if self._segments is not None:
                     self._segments.think(text)
             case CallArgs(index=index, text=text):
-                before, after = self._arguments.get(index, (b"", b""))
-                chunk = before + quoted(text) + after + self._tail() if before else b""
+                run = self._arguments.get(index, NO_RUN)
+                chunk = self._tell(run, text) if run is not NO_RUN else b""
             case _:
+                self.run = NO_RUN
                 chunk = self._rare(event)
         if self._dispatcher is not None:
             chunk += self._dispatcher.follow(event)
         return chunk
+
+    def _tell(self, run: Run, text: str) -> bytes:
+        """A delta. The next one may go on with it if there is nobody else to tell of it."""
+        if self._dispatcher is None and self._segments is None:
+            self.run = run
+        chunk = run.frame(text)
+        return chunk.removesuffix(_DELTA_END) + self._tail() if self._logprobs else chunk
+
+    def _deltas(self, kind: type[Event], field: bytes) -> Run:
+        return Run(kind, self._start + b'"%s":' % field, _DELTA_END, choice=self._at)
 
     def _rare(
         self,
@@ -118,7 +134,10 @@ class _Choice:
             self._segments.call()
         kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
         index = self._start + b'"tool_calls":[{"index":%d,' % call.index
-        self._arguments[call.index] = (index + b'"%s":{"%s":' % (kind, text), b"}}]")
+        before = index + b'"%s":{"%s":' % (kind, text)
+        self._arguments[call.index] = Run(
+            CallArgs, before, b"}}]" + _DELTA_END, call=call.index, choice=self._at
+        )
         id, name = _encode(call.id or f"call_{call.index}"), quoted(call.name)
         opened = b'"id":%s,"type":"%s","%s":{"name":%s,"%s":""}}]' % (id, kind, kind, name, text)
         return index + opened + self._tail()
@@ -139,7 +158,9 @@ class _Choice:
         self.finished = True
         delta = b""
         if self._segments is not None:
-            delta = b'"reasoning_segments":' + _encode(self._segments.texts())
+            delta = b'"reasoning_segments":' + _encode(
+                [sound(text) for text in self._segments.texts()]
+            )
         reason = b',"finish_reason":"%s"' % FINISH[finish.reason].encode()
         if finish.stop_sequence is not None:
             reason += b',"stop_reason":' + _encode(finish.stop_sequence)

@@ -27,9 +27,11 @@ from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.completions.decode import Echo
 from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
 from dovetail_protocols.quoting import quoted
+from dovetail_protocols.run import NO_RUN, Run
 
 _encode = msgspec.json.encode
 _ENDS = {**FINISH, "tool_calls": "stop"}
+_DELTA_END = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class CompletionStream(ChoiceStream):
@@ -50,25 +52,31 @@ class CompletionStream(ChoiceStream):
 class _Choice:
     """The chunks of one choice. An echoed prompt goes out before the first of them."""
 
-    __slots__ = ("_logprobs", "_prompt", "_start", "_tokens", "_top", "finished", "usage")
+    __slots__ = (
+        "_logprobs", "_prompt", "_start", "_text", "_tokens", "_top", "finished", "run", "usage",
+    )  # fmt: skip
 
     def __init__(self, head: bytes, at: int, request: Request) -> None:
         self._start = head + b'"choices":[{"index":%d,"text":' % at
+        self._text = Run(TextDelta, self._start, _DELTA_END, choice=at)
         self._prompt = _repeated(request)
         self._top = request.sampling.logprobs
         self._tokens: list[TokenLogprob] = []  # told with the next chunk
         self._logprobs = Offsets(len(self._prompt))
         self.usage = Usage()
         self.finished = False
+        self.run = NO_RUN
 
     def write(self, event: Event) -> bytes:
         out = b""
+        self.run = NO_RUN
         if self._prompt:
             prompt, self._prompt = self._prompt, ""
             out = self._chunk(prompt)
         match event:
             case TextDelta(text=text) | ReasoningDelta(text=text):
                 out += self._chunk(text)
+                self.run = self._text
             case Usage():
                 self.usage = event
             case Logprobs(tokens=tokens) if self._top is not None:

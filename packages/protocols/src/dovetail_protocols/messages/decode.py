@@ -22,9 +22,10 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
+from dovetail_protocols.beginnings import Line
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import extension
-from dovetail_protocols.identity import identity
+from dovetail_protocols.identity import identity, session_of
 from dovetail_protocols.memory import Memory
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content
@@ -67,7 +68,8 @@ def decode_count(body: bytes, headers: Headers, memory: Memory | None = None) ->
 
 
 def _decode(body: bytes, headers: Headers, memory: Memory | None) -> Request:
-    sent = Body(body, memory, raw=("messages", "system", "tools"))
+    line = Line("messages", "messages.message", session_of(headers))
+    sent = Body(body, memory, raw=("system", "tools"), line=line)
     for name in ("model", "messages"):
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
@@ -91,8 +93,7 @@ def _request(asked: wire.Request, sent: Body, headers: Headers) -> Request:
     return Request(
         model=asked.model,
         turns=tuple(
-            sent.recall_each(
-                "messages.message",
+            sent.recall_history(
                 asked.messages,
                 lambda at, raw: _turn(sent.value(raw), f"messages[{at}]"),
                 placed=False,

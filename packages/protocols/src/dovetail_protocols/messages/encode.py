@@ -5,7 +5,7 @@ next one starts, `message_delta`, `message_stop`, and nothing behind it. A block
 the model has ended it, because clients run a tool as soon as its block stops.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from dovetail_protocols.messages.answer import BROKEN, MESSAGE_PREFIX, STOP_REAS
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
 from dovetail_protocols.quoting import escaped, quoted
+from dovetail_protocols.run import NO_RUN, Run, RunStream
 from dovetail_protocols.sse import frame
 
 CALL_PREFIX = "toolu_"
@@ -52,18 +53,17 @@ _THINKING = b'{"type":"thinking","thinking":"","signature":""}'
 _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
-class MessagesStream:
+class MessagesStream(RunStream):
     """The frames of one answer. Calls come one after the other, as models write them."""
 
     __slots__ = (
+        "_block",
         "_call",
         "_dispatcher",
-        "_head",
         "_held",
         "_ids",
         "_index",
         "_model",
-        "_open",
         "_over",
         "_sent",
         "_started",
@@ -71,6 +71,7 @@ class MessagesStream:
     )
 
     def __init__(self, request: Request, ids: Ids) -> None:
+        super().__init__()
         self._ids = ids
         self._model = request.model
         dispatcher = Dispatcher(request.hints)
@@ -79,13 +80,12 @@ class MessagesStream:
         self._started = False
         self._over = False
         self._index = 0  # of the open block, or of the next one
-        self._open: type[Event] | None = None  # the kind of delta that the open block takes
-        self._head = b""  # what its delta frames begin with
+        self._block = NO_RUN  # the deltas of the open block
         self._held: list[str] = []  # white space that begins a text block, until it has content
         self._call = CallOpen(-1, "")
         self._sent = False  # whether the open call has shown any of its arguments
 
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+    def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Frames for these events. The API has one choice: those of others say nothing."""
         if choice:
             return b""
@@ -99,11 +99,18 @@ class MessagesStream:
             frames.append(act(self, event))
             if self._dispatcher is not None:
                 frames.append(self._dispatcher.follow(event))
+        self._run = self._block if self._goes_on() else NO_RUN
         return b"".join(frames)
 
     def keep_alive(self) -> bytes:
         """A ping, once there is a message. Before that the status of the answer is still open."""
         return _PING if self._started and not self._over else b""
+
+    def _goes_on(self) -> bool:
+        """Whether all there is to do about the next delta of the open block is its frame."""
+        if self._over or self._dispatcher is not None:
+            return False
+        return self._block.kind is not CallArgs or (self._sent and not self._call.custom)
 
     def _start(self, event: Event) -> bytes:
         if isinstance(event, Failure):
@@ -119,29 +126,30 @@ class MessagesStream:
     def _on_text(self, event: TextDelta) -> bytes:
         """Text. A block of white space alone makes Claude Code reorder the turn: it has to wait."""
         text = event.text
-        if self._open is TextDelta:
-            return self._head + quoted(text) + _DELTA_TAIL if text else b""
+        if self._block.kind is TextDelta:
+            return self._block.frame(text) if text else b""
         if not text or text.isspace():
             self._held.append(text)
-            return b"" if self._open is CallArgs else self._stop()
+            return b"" if self._block.kind is CallArgs else self._stop()
         text = "".join(self._held) + text
         stopped = self._end()
-        return stopped + self._open_block(TextDelta, _TEXT_HEAD, _TEXT) + self._delta(text)
+        started = self._open_block(TextDelta, _TEXT_HEAD, _TEXT)
+        return stopped + started + self._block.frame(text)
 
     def _on_reasoning(self, event: ReasoningDelta) -> bytes:
         """A thought. An empty delta is sent too: it is the sign of life of a long prefill."""
-        if self._open is ReasoningDelta:
-            return self._head + quoted(event.text) + _DELTA_TAIL
-        started = self._end() + self._open_block(ReasoningDelta, _THINKING_HEAD, _THINKING)
-        return started + self._delta(event.text)
+        started = b""
+        if self._block.kind is not ReasoningDelta:
+            started = self._end() + self._open_block(ReasoningDelta, _THINKING_HEAD, _THINKING)
+        return started + self._block.frame(event.text)
 
     def _on_span_end(self, event: SpanEnd) -> bytes:
         """The open span ends. Markup behind a call, the third kind, is part of no block."""
-        if self._open is CallArgs:
+        if self._block.kind is CallArgs:
             self._held.clear()
             return b""
         signature = b""
-        if event.seal and self._open is ReasoningDelta:
+        if event.seal and self._block.kind is ReasoningDelta:
             signature = _SIGNATURE_HEAD % self._index + quoted(event.seal) + _DELTA_TAIL
         return signature + self._end()
 
@@ -150,12 +158,12 @@ class MessagesStream:
         self._call = event
         self._sent = event.custom
         block = _TOOL_USE % (quoted(event.id or self._ids(CALL_PREFIX)), quoted(event.name))
-        started = ended + self._open_block(CallArgs, _INPUT_HEAD, block)
-        return started + self._delta(CUSTOM_HEAD) if event.custom else started
+        started = ended + self._open_block(CallArgs, _INPUT_HEAD, block, event.index)
+        return started + self._block.frame(CUSTOM_HEAD) if event.custom else started
 
     def _on_call_args(self, event: CallArgs) -> bytes:
         text = event.text
-        if self._open is not CallArgs or event.index != self._call.index:
+        if event.index != self._block.call:
             return b""  # of a call whose block has stopped: it was cut
         if self._call.custom:
             text = escaped(text)
@@ -164,13 +172,13 @@ class MessagesStream:
         if not text:
             return b""
         self._sent = True
-        return self._head + quoted(text) + _DELTA_TAIL
+        return self._block.frame(text)
 
     def _on_call_close(self, event: CallClose) -> bytes:
-        if self._open is not CallArgs or event.index != self._call.index:
+        if event.index != self._block.call:
             return b""
         self._sent = True  # complete, so no arguments at all mean an empty object
-        tail = self._delta(CUSTOM_TAIL) if self._call.custom else b""
+        tail = self._block.frame(CUSTOM_TAIL) if self._call.custom else b""
         return tail + self._end()
 
     def _on_usage(self, event: Usage) -> bytes:
@@ -194,12 +202,10 @@ class MessagesStream:
         self._over = True
         return error_frame(event)
 
-    def _delta(self, text: str) -> bytes:
-        return self._head + quoted(text) + _DELTA_TAIL
-
-    def _open_block(self, takes: type[Event], head: bytes, block: bytes) -> bytes:
-        self._open = takes
-        self._head = head % self._index
+    def _open_block(
+        self, takes: type[Event], head: bytes, block: bytes, call: int | None = None
+    ) -> bytes:
+        self._block = Run(takes, head % self._index, _DELTA_TAIL, call=call)
         return _START % (self._index, block)
 
     def _end(self) -> bytes:
@@ -209,11 +215,12 @@ class MessagesStream:
 
     def _stop(self) -> bytes:
         """Stop the open block. A cut call must not pass for one without arguments."""
-        if self._open is None:
+        block = self._block
+        if block is NO_RUN:
             return b""
-        cut = self._delta("{") if self._open is CallArgs and not self._sent else b""
+        cut = block.frame("{") if block.kind is CallArgs and not self._sent else b""
         stop = _STOP % self._index
-        self._open = None
+        self._block = NO_RUN
         self._index += 1
         return cut + stop
 

@@ -12,9 +12,10 @@ from dovetail_model import (
     Thinking,
     Unsupported,
 )
+from dovetail_protocols.beginnings import Line
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.hints import Extension, extension
-from dovetail_protocols.identity import identity
+from dovetail_protocols.identity import identity, session_of
 from dovetail_protocols.memory import Memory
 from dovetail_protocols.responses import content, items, tools, wire
 from dovetail_protocols.responses.echo import echo
@@ -25,7 +26,8 @@ from dovetail_protocols.wire import Body, convert, unknown
 
 def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
     """The request that the body and its headers make."""
-    sent = Body(body, memory, raw=("input", "tools"))
+    line = Line("input", "responses.item", session_of(headers))
+    sent = Body(body, memory, raw=("tools",), line=line)
     try:
         return _request(sent, convert(sent.fields, wire.Body), headers)
     except RecursionError as error:

@@ -1,6 +1,6 @@
 """Events to frames, and a finished message to a response object. Items come as the model spoke."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from dovetail_model import (
@@ -37,6 +37,7 @@ from dovetail_protocols.responses.item import (
     logprob,
 )
 from dovetail_protocols.responses.response import Outcome, Response, outcome
+from dovetail_protocols.run import NO_RUN, Run, RunStream
 
 
 class Items:
@@ -87,7 +88,7 @@ class Items:
         return item
 
 
-class Encoder:
+class Encoder(RunStream):
     """The stream of one response."""
 
     __slots__ = (
@@ -96,6 +97,7 @@ class Encoder:
     )  # fmt: skip
 
     def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+        super().__init__()
         self._response = Response(request, ids, clock)
         self._frames = Frames()
         self._items = Items(request, ids, self._frames)
@@ -110,7 +112,7 @@ class Encoder:
         self._begun = False
         self._ended = False
 
-    def encode(self, events: Iterable[Event], choice: int = 0) -> bytes:
+    def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Frames for these events. This API knows one choice: others are left out."""
         out: list[bytes] = []
         for event in events:
@@ -118,8 +120,10 @@ class Encoder:
                 break
             if not self._begun:
                 out.append(self._begin())
+            self._run = NO_RUN  # unless the event is a delta
             out.append(self._on[type(event)](self, event))
             if self._dispatcher is not None:
+                self._run = NO_RUN  # it has to see them all
                 out.append(self._dispatcher.follow(event))
         return b"".join(out)
 
@@ -140,7 +144,7 @@ class Encoder:
     def _text(self, event: TextDelta) -> bytes:
         span = self._span
         if type(span) is MessageItem:
-            return self._more(span, event.text) if self._tokens else span.add(event.text)
+            return self._more(span, event.text)
         closed = self._close_span() if span is not None else b""
         self._held.append(event.text)
         if not event.text.strip():
@@ -153,7 +157,7 @@ class Encoder:
 
     def _more(self, span: MessageItem, text: str) -> bytes:
         if not self._tokens:
-            return span.add(text)
+            return self._go_on(span.run, text)
         tokens, self._tokens = self._tokens, []
         return span.add_with(text, tokens)
 
@@ -161,10 +165,15 @@ class Encoder:
         span = self._span
         self._tokens.clear()  # only visible text is told with its probabilities
         if type(span) is ReasoningItem:
-            return span.add(event.text)
+            return self._go_on(span.run, event.text)
         closed = self._close_span()
         self._span = span = self._items.reasoning()
-        return closed + span.open() + span.add(event.text)
+        return closed + span.open() + self._go_on(span.run, event.text)
+
+    def _go_on(self, run: Run, text: str) -> bytes:
+        """A delta. The next one may go on with it."""
+        self._run = run
+        return run.frame(text)
 
     def _span_end(self, event: SpanEnd) -> bytes:
         self._tokens.clear()
@@ -186,7 +195,7 @@ class Encoder:
     def _call_args(self, event: CallArgs) -> bytes:
         self._tokens.clear()
         item = self._calls.get(event.index)
-        return b"" if item is None else item.add(event.text)
+        return b"" if item is None else self._go_on(item.run, event.text)
 
     def _call_close(self, event: CallClose) -> bytes:
         item = self._calls.pop(event.index, None)

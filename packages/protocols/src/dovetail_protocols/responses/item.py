@@ -1,20 +1,21 @@
 """An output item in the stream: added, filled piece by piece, done. Once each, in that order.
 
 Every item knows the frames of its own life. What a client needs to tell items apart stands in each
-frame, so two items may be open at a time; the parts of a delta that do not change are made when the
-item opens.
+frame, so two items may be open at a time; its deltas are a run that is made when the item is.
 """
 
 import itertools
 
 import msgspec
 
-from dovetail_model import CallOpen, TokenLogprob
+from dovetail_model import CallArgs, CallOpen, Event, ReasoningDelta, TextDelta, TokenLogprob
 from dovetail_protocols.quoting import quoted, sound
 from dovetail_protocols.responses import wire
+from dovetail_protocols.run import Run
 from dovetail_protocols.sse import frame
 
 _encode = msgspec.json.encode
+_TAILS: dict[type, bytes] = {TextDelta: b',"logprobs":[]}\n\n'}
 
 
 class Frames:
@@ -30,27 +31,10 @@ class Frames:
         return frame(data, kind.encode())
 
 
-class Delta:
-    """The frames of one kind of delta of one item."""
-
-    __slots__ = ("_count", "_head", "_middle", "_tail")
-
-    def __init__(self, frames: Frames, kind: str, place: dict[str, object], tail: bytes) -> None:
-        self._count = frames.count
-        self._head = f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":'.encode()
-        self._middle = b"," + _encode(place)[1:-1] + b',"delta":'
-        self._tail = tail + b"}\n\n"
-
-    def frame(self, text: str) -> bytes:
-        return b"%b%d%b%b%b" % (
-            self._head, next(self._count), self._middle, quoted(text), self._tail,
-        )  # fmt: skip
-
-
 class Item:
     """What all items share. `final` is the item as it stands, under the status it then has."""
 
-    __slots__ = ("_frames", "done", "id", "index", "pieces")
+    __slots__ = ("done", "frames", "id", "index", "pieces")
     prefix = ""
 
     def __init__(self, id: str, index: int, frames: Frames) -> None:
@@ -58,7 +42,7 @@ class Item:
         self.index = index
         self.pieces: list[str] = []
         self.done = False
-        self._frames = frames
+        self.frames = frames
 
     @property
     def text(self) -> str:
@@ -72,53 +56,86 @@ class Item:
         raise NotImplementedError
 
     def _added(self, item: wire.ItemOut) -> bytes:
-        return self._frames.frame("response.output_item.added", output_index=self.index, item=item)
+        return self.frames.frame("response.output_item.added", output_index=self.index, item=item)
 
     def _done(self) -> bytes:
         self.done = True
-        return self._frames.frame(
+        return self.frames.frame(
             "response.output_item.done", output_index=self.index, item=self.final()
         )
 
     def _tell(self, kind: str, **fields: object) -> bytes:
         """A frame about something inside the item."""
-        return self._frames.frame(kind, item_id=self.id, output_index=self.index, **fields)
+        return self.frames.frame(kind, item_id=self.id, output_index=self.index, **fields)
 
-    def _place(self, **more: int) -> dict[str, object]:
+    def place(self, **more: int) -> dict[str, object]:
+        """What clients tell the item by, and a place in it."""
         return {"item_id": self.id, "output_index": self.index, **more}
+
+
+class Deltas(Run):
+    """More of an item, piece by piece: the item keeps them all, and each frame has its number."""
+
+    __slots__ = ("_count", "_middle", "_pieces")
+
+    def __init__(
+        self, item: Item, kind: type[Event], name: str, *, call: int | None = None, **place: int
+    ) -> None:
+        head = f'event: {name}\ndata: {{"type":"{name}","sequence_number":'.encode()
+        super().__init__(kind, head, _TAILS.get(kind, b"}\n\n"), call=call)
+        self._count = item.frames.count
+        self._middle = b"," + _encode(item.place(**place))[1:-1] + b',"delta":'
+        self._pieces = item.pieces
+
+    def frame(self, text: str) -> bytes:
+        try:
+            told = _encode(text)
+        except UnicodeEncodeError:
+            told = _encode(sound(text))
+        self._pieces.append(text)
+        # Numbers of a format (%d) would cost more than all the rest, once out of the caches.
+        return self.head + _encode(next(self._count)) + self._middle + told + self.tail
+
+
+class SummarizedDeltas(Deltas):
+    """More of a thought, and once more as its own summary."""
+
+    __slots__ = ("_summary",)
+
+    def __init__(self, item: Item, kind: type[Event], name: str) -> None:
+        super().__init__(item, kind, name, content_index=0)
+        self._summary = Deltas(item, kind, "response.reasoning_summary_text.delta", summary_index=0)
+
+    def frame(self, text: str) -> bytes:
+        thought, again = super().frame(text), self._summary
+        number = _encode(next(self._count))
+        return thought + again.head + number + again._middle + quoted(text) + again.tail
 
 
 class MessageItem(Item):
     """Visible text: one message with one part."""
 
-    __slots__ = ("_delta", "logprobs")
+    __slots__ = ("logprobs", "run")
     prefix = "msg_"
 
     def __init__(self, id: str, index: int, frames: Frames) -> None:
         super().__init__(id, index, frames)
         self.logprobs: list[wire.Json] = []
-        self._delta = Delta(
-            frames,
-            "response.output_text.delta",
-            self._place(content_index=0),
-            b',"logprobs":[]',
-        )
+        self.run = Deltas(self, TextDelta, "response.output_text.delta", content_index=0)
 
     def open(self) -> bytes:
         return self._added(wire.MessageOut(self.id, "in_progress")) + self._tell(
             "response.content_part.added", content_index=0, part=wire.OutputText("")
         )
 
-    def add(self, text: str) -> bytes:
-        self.pieces.append(text)
-        return self._delta.frame(text)
-
     def add_with(self, text: str, tokens: list[TokenLogprob]) -> bytes:
         """More text, with the log probabilities of its tokens."""
         self.pieces.append(text)
         told = [logprob(token) for token in tokens]
         self.logprobs += told
-        return self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+        return self._tell(
+            "response.output_text.delta", content_index=0, delta=sound(text), logprobs=told
+        )
 
     def close(self) -> bytes:
         part = self._part()
@@ -141,19 +158,19 @@ class MessageItem(Item):
 class ReasoningItem(Item):
     """A thought: its text as content and, for a client that asked, as a summary of one part."""
 
-    __slots__ = ("_delta", "_summary", "_summary_delta", "seal")
+    __slots__ = ("_summary", "run", "seal")
     prefix = "rs_"
 
     def __init__(self, id: str, index: int, frames: Frames, summary: bool) -> None:
         super().__init__(id, index, frames)
         self.seal: str | None = None
         self._summary = summary
-        self._delta = Delta(
-            frames, "response.reasoning_text.delta", self._place(content_index=0), b""
-        )
-        self._summary_delta = Delta(
-            frames, "response.reasoning_summary_text.delta", self._place(summary_index=0), b""
-        )
+        name = "response.reasoning_text.delta"
+        self.run: Run
+        if summary:
+            self.run = SummarizedDeltas(self, ReasoningDelta, name)
+        else:
+            self.run = Deltas(self, ReasoningDelta, name, content_index=0)
 
     def open(self) -> bytes:
         out = [self._added(wire.ReasoningOut(self.id, "in_progress"))]
@@ -165,12 +182,6 @@ class ReasoningItem(Item):
         text = wire.ReasoningText("")
         out.append(self._tell("response.content_part.added", content_index=0, part=text))
         return b"".join(out)
-
-    def add(self, text: str) -> bytes:
-        self.pieces.append(text)
-        if self._summary:
-            return self._delta.frame(text) + self._summary_delta.frame(text)
-        return self._delta.frame(text)
 
     def close(self, seal: str | None = None) -> bytes:
         self.seal = seal
@@ -201,7 +212,7 @@ class ReasoningItem(Item):
 class CallItem(Item):
     """A call of a function. Its frames of `done` mean that a client may run it."""
 
-    __slots__ = ("_call", "_delta")
+    __slots__ = ("_call", "run")
     prefix = "fc_"
     events = "response.function_call_arguments"
     field = "arguments"
@@ -209,14 +220,10 @@ class CallItem(Item):
     def __init__(self, id: str, index: int, frames: Frames, call: CallOpen) -> None:
         super().__init__(id, index, frames)
         self._call = call
-        self._delta = Delta(frames, f"{self.events}.delta", self._place(), b"")
+        self.run = Deltas(self, CallArgs, f"{self.events}.delta", call=call.index)
 
     def open(self) -> bytes:
         return self._added(self._out("in_progress", ""))
-
-    def add(self, text: str) -> bytes:
-        self.pieces.append(text)
-        return self._delta.frame(text)
 
     def close(self) -> bytes:
         return self._tell(f"{self.events}.done", **{self.field: self.text}) + self._done()

@@ -54,8 +54,8 @@ def read(sent: Body, given: str | list[msgspec.Raw] | None) -> list[Piece]:
     if isinstance(given, str):
         return [sent.recall("responses.text", given, lambda: _text(given))]
     # Paths of what is ignored have the place in them.
-    return sent.recall_each(
-        "responses.item", given or (), lambda at, raw: _piece(sent.value(raw), at), placed=True
+    return sent.recall_history(
+        given or (), lambda at, raw: _piece(sent.value(raw), at), placed=True
     )
 
 

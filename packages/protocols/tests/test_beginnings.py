@@ -1,0 +1,155 @@
+"""What a session has sent before is left out of the reading, and never changes what is read."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from decode_again import told
+from golden import CODECS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from test_memory import body, step
+
+from dovetail_protocols import MESSAGES, Codec, Memory, beginnings
+from dovetail_protocols.beginnings import Beginnings, Line
+
+LINE = Line("messages", "k")
+ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d" * 40, "é")]
+
+
+@pytest.fixture(autouse=True)
+def _small_bodies_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "WORTH", 0)
+
+
+def written(items: list[Any], between: str = ",", **more: Any) -> bytes:
+    """A body with these separators, its history in the middle."""
+    history = between.join(json.dumps(item, ensure_ascii=False) for item in items)
+    tail = "".join(f',"{name}":{json.dumps(value)}' for name, value in more.items())
+    return f'{{"model":"m","messages":[{history}]{tail}}}'.encode()
+
+
+def read(known: Beginnings, sent: bytes, line: Line = LINE) -> tuple[list[Any], int]:
+    """All items of a body, and how many of them were left out."""
+    rest = known.rest(line, sent)
+    if rest is None:
+        raws = json.loads(sent)[line.field]
+        items = [Raw(_bytes_of(sent, raw)) for raw in raws]
+        known.keep(line, sent, None, items, raws)
+        return raws, 0
+    new = json.loads(bytes(rest.fields[line.field]))
+    found = [*rest.known, *new]
+    known.keep(line, sent, rest, [Raw(_bytes_of(sent, raw)) for raw in new], found)
+    return found, rest.known_items
+
+
+def _bytes_of(sent: bytes, item: Any) -> bytes:
+    return json.dumps(item, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("between", [",", ", ", " ,\n"])
+def test_what_was_sent_before_is_left_out(between: str) -> None:
+    known = Beginnings(10_000)
+    for end in range(1, len(ITEMS) + 1):
+        sent = written(ITEMS[:end], between, turn=end)
+        assert read(known, sent) == (ITEMS[:end], end - 1)
+    assert read(known, sent) == (ITEMS, len(ITEMS) - 1), "one is always read"
+    assert read(known, written(ITEMS[:2], between)) == (ITEMS[:2], 1), "gone back"
+    changed = [*ITEMS[:3], {"role": "user"}, ITEMS[4]]
+    assert read(known, written(changed, between)) == (changed, 3), "the longer one is still known"
+
+
+def test_a_session_has_several_lines_and_others_have_their_own() -> None:
+    known, other = Beginnings(40_000), Line("messages", "k", "other")
+    agent = [{"role": "user", "content": "sub"}, *ITEMS]
+    for items, left_out in ((ITEMS[:3], 0), (agent[:3], 0), (ITEMS, 3), (agent, 3)):
+        assert read(known, written(items))[1] == left_out
+    assert read(known, written(ITEMS), other)[1] == 0
+    assert len(known._young[LINE]) == 2
+
+
+def test_what_is_kept_is_bounded() -> None:
+    known = Beginnings(12_000)
+    for number in range(200):  # four sessions, whose lines fork all the time
+        line = Line("messages", "k", str(number // 5 % 4))
+        read(known, written([{"n": number, "text": "x" * 300}]), line)
+        assert sum(len(one.body) + beginnings._ITEM for kept in (known._young, known._old)
+                   for lines in kept.values() for one in lines) <= 12_000  # fmt: skip
+    assert read(known, written([{"n": 199, "text": "x" * 300}, {}]), line)[1] == 1
+    read(known, written([{"text": "x" * 9_000}]), other := Line("messages", "k", "large"))
+    assert not known._lines(other)
+
+
+def odd_bodies() -> Iterator[tuple[str, bytes]]:
+    items = json.dumps(ITEMS[:2], ensure_ascii=False)[:-1]
+    yield "a comma too many", f'{{"model":"m","messages":{items},]}}'.encode()
+    yield "no comma", f'{{"model":"m","messages":{items} {{}}]}}'.encode()
+    yield "cut", f'{{"model":"m","messages":{items},{{"role":"us'.encode()
+    more = f'{items},{{"role":"user","content":"z"}}]'
+    yield "another history behind it", f'{{"model":"m","messages":{more},"messages":[]}}'.encode()
+    same = '[{"role":"user","content":"z"}]'
+    yield "the same end twice", f'{{"model":"m","messages":{more},"messages":{same}}}'.encode()
+    escaped = f'{{"model":"m","messages":{more},"\\u006dessages":{same}}}'
+    yield "spelled otherwise", escaped.encode()
+    yield "a number", f'{{"model":"m","messages":{items},12]}}'.encode()
+    yield (
+        "half an emoji",
+        f'{{"model":"m","messages":{items},{{"role":"user","content":"\\ud83d"}}]}}'.encode(),
+    )
+    tails = {"bytes": b'"\xff"', "number": b"1e999", "digits": b"9" * 5_000}
+    for name, tail in tails.items():
+        end = b',"user":%b,"temperature":%b,"seed":%b}' % (tail, tail, tail)
+        yield f"odd {name} behind it", f'{{"model":"m","messages":{more}'.encode() + end
+    yield "no object", b"[1]"
+    yield "a history that is none", b'{"model":"m","messages":{"a":[{}]}}'
+
+
+@pytest.mark.parametrize(("sent", "api"), [
+    pytest.param(sent, api, id=f"{api}: {name}") for name, sent in odd_bodies()
+    for api in ("messages", "chat")
+])  # fmt: skip
+def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) -> None:
+    codec, memory = CODECS[api], Memory()
+    before = f'{{"model":"m","messages":{json.dumps(ITEMS[:3], ensure_ascii=False)}}}'.encode()
+    codec.decode(before, {}, memory)
+    for _ in range(2):
+        assert told(codec.decode, sent, {}, memory) == told(codec.decode, sent, {}, None)
+
+
+@pytest.mark.parametrize("api", CODECS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) -> None:
+    """Histories grow, are cut, changed in the middle and spelled with other white space."""
+    codec: Codec = CODECS[api]
+    memory, history = Memory(300_000), [{"role": "user", "content": "Go."}]
+    for number in range(8):
+        match data.draw(st.sampled_from(["grow", "grow", "grow", "cut", "change", "odd"])):
+            case "grow":
+                history = [*history, *step(api, number)]
+            case "cut":
+                history = history[: data.draw(st.integers(1, len(history)))]
+            case "change":
+                at = data.draw(st.integers(0, len(history) - 1))
+                history = [*history[:at], {"role": "user", "content": f"{number}"}]
+            case "odd":
+                history = [*history, {"role": "user", "content": data.draw(st.text(max_size=5))}]
+        sent = body(api, history, metadata={"user_id": data.draw(st.text(max_size=3))})
+        if data.draw(st.booleans()):
+            sent = json.dumps(
+                json.loads(sent), indent=data.draw(st.sampled_from([None, 1]))
+            ).encode()
+        if data.draw(st.integers(0, 9)) == 0:
+            sent = sent[: data.draw(st.integers(0, len(sent)))]
+        headers = data.draw(st.sampled_from([{}, {"x-session-id": "s"}]))
+        assert told(codec.decode, sent, headers, memory) == told(codec.decode, sent, headers, None)
+
+
+def test_the_place_of_a_fault_is_that_in_the_whole_history() -> None:
+    memory = Memory()
+    MESSAGES.decode(written(ITEMS[:3]), {}, memory)
+    sent = written([*ITEMS[:3], {"role": "nobody"}])
+    assert told(MESSAGES.decode, sent, {}, memory) == told(MESSAGES.decode, sent, {}, None)
+    assert "messages[3]" in str(told(MESSAGES.decode, sent, {}, memory))

@@ -1,0 +1,137 @@
+"""A lone delta that goes on with a run: the same bytes as on the long way, and next to no work."""
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import FrameType
+
+import pytest
+from golden import CODECS, CountingIds, clock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    Failure,
+    Finish,
+    Hints,
+    Logprobs,
+    ReasoningDelta,
+    Request,
+    Sampling,
+    SpanEnd,
+    TextDelta,
+    Thinking,
+    TokenLogprob,
+    Usage,
+)
+from dovetail_protocols import COMPLETIONS
+from dovetail_protocols.chat.decode import Echo
+from dovetail_protocols.codec import StreamEncoder
+
+ALL = {**CODECS, "completions": COMPLETIONS}
+TEXTS = st.sampled_from(["", " ", "\n", "a", 'say "é"', "\ud83d", "{", "\u2028"])
+CALLS = st.integers(0, 2)
+CHOICES = st.integers(0, 1)
+DELTAS: st.SearchStrategy[Event] = (
+    st.builds(TextDelta, TEXTS)
+    | st.builds(ReasoningDelta, TEXTS)
+    | st.builds(CallArgs, CALLS, TEXTS)
+)
+OTHERS: st.SearchStrategy[Event] = (
+    st.builds(SpanEnd, st.sampled_from(["text", "reasoning", "frame"]))
+    | st.builds(CallOpen, CALLS, st.just("look"), st.just("id"), st.none(), st.booleans())
+    | st.builds(CallClose, CALLS)
+    | st.just(Logprobs((TokenLogprob("a", -1.0),)))
+    | st.just(Usage(3, 4))
+    | st.just(Diagnostic("odd"))
+    | st.just(Finish("stop"))
+    | st.just(Failure("engine", "gone"))
+)
+RUNS = st.lists(DELTAS | DELTAS | OTHERS, max_size=12)
+REQUESTS = st.builds(
+    Request,
+    model=st.just("m"),
+    turns=st.just(()),
+    sampling=st.builds(Sampling, logprobs=st.sampled_from([None, 1]), n=st.just(2)),
+    thinking=st.builds(Thinking, summary=st.sampled_from([None, "auto"])),
+    hints=st.builds(Hints, dispatch=st.sampled_from([frozenset(), frozenset({"tools"})])),
+    echo=st.sampled_from([None, Echo(segments=True)]),
+)
+
+OPENED: dict[str, tuple[Sequence[Event], Callable[[str], Event]]] = {
+    "text": ([TextDelta("a")], TextDelta),
+    "thought": ([ReasoningDelta("a")], ReasoningDelta),
+    "call": ([CallOpen(0, "look"), CallArgs(0, "{")], lambda text: CallArgs(0, text)),
+}
+"""What opens a run, and a delta that goes on with it."""
+
+BETWEEN: list[list[Event]] = [
+    [],
+    [SpanEnd("text")],
+    [SpanEnd("reasoning")],
+    [CallClose(0)],
+    [CallOpen(1, "look")],
+    [Finish("stop")],
+    [Failure("engine", "gone")],
+]
+LAST: list[Event] = [
+    *(TextDelta(text) for text in ("", " ", "b")),
+    *(ReasoningDelta(text) for text in ("", " ", "b")),
+    *(CallArgs(index, text) for index in (0, 1, 2) for text in ("", " ", "b")),
+]
+
+
+def stream(api: str, request: Request) -> StreamEncoder:
+    return ALL[api].stream(request, CountingIds(), clock)
+
+
+@pytest.mark.parametrize("api", ALL)
+@settings(deadline=None, max_examples=300)
+@given(request_=REQUESTS, spoken=st.lists(st.tuples(CHOICES, RUNS), max_size=6))
+def test_a_lone_event_says_the_same_as_in_company(
+    api: str, request_: Request, spoken: list[tuple[int, list[Event]]]
+) -> None:
+    """In company is the long way: only a lone event can go on with a run."""
+    alone, in_company = stream(api, request_), stream(api, request_)
+    for choice, events in spoken:
+        for event in events:
+            told = in_company.encode([event, Diagnostic("says nothing")], choice)
+            assert alone.encode([event], choice) == told
+
+
+@pytest.mark.parametrize("api", ALL)
+def test_nothing_goes_on_that_should_not(api: str) -> None:
+    """Every way to open a run, every event behind that, and a delta of this choice or another."""
+    request = Request(model="m", turns=(), sampling=Sampling(n=2))
+    for before, between, last, choice in product(OPENED.values(), BETWEEN, LAST, (0, 1)):
+        alone, in_company = stream(api, request), stream(api, request)
+        for encoder in alone, in_company:
+            encoder.encode([*before[0], *between])
+        told = in_company.encode([last, Diagnostic("says nothing")], choice)
+        assert alone.encode([last], choice) == told, (before[0], between, last, choice)
+
+
+@pytest.mark.parametrize(("api", "opened"), [*product(CODECS, OPENED), ("completions", "text")])
+def test_going_on_is_two_calls(api: str, opened: str) -> None:
+    before, delta = OPENED[opened]
+    encoder = stream(api, Request(model="m", turns=()))
+    encoder.encode(before)
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    batch = [delta(" the")]
+    sys.setprofile(note)
+    try:
+        told = encoder.encode(batch)
+    finally:
+        sys.setprofile(None)
+    assert called == ["encode", "frame"]
+    assert b'" the"' in told
