@@ -3,8 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from watch_stage import PLAIN
 
 from dovetail.accept.tasks import TASKS
 from dovetail.catalog import load_model
-from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.engines.serving import CompletionsServer, ServedModel
 from dovetail.http import App
@@ -129,12 +129,22 @@ class Remembering(ScriptedEngine):
     prompt: list[int] = []  # noqa: RUF012 - replaced, never changed
     said: list[int] = []  # noqa: RUF012
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.prompt, self.said = request.prompt.tolist(), []
-        async with aclosing(super().generate(request)) as deltas:
-            async for delta in deltas:
-                self.said += delta.ids
-                yield delta
+        await super().generate(request, Overhearing(listener, self.said))
+
+
+class Overhearing:
+    """Notes the ids that a listener is told."""
+
+    def __init__(self, listener: Listener, said: list[int]) -> None:
+        self._listener = listener
+        self._said = said
+        self.wait = listener.wait
+
+    def hear(self, delta: TokenDelta) -> bool:
+        self._said += delta.ids
+        return self._listener.hear(delta)
 
 
 def _with_ids(engine: Remembering, send: Send) -> Send:
@@ -176,7 +186,9 @@ async def like_vllm(
         if scope["type"] == "lifespan":
             await chat(scope, receive, send)
         elif scope["path"] == "/v1/chat/completions":
-            await chat(scope, receive, _with_ids(engine, send) if tells_ids else send)
+            # What is written to the connection directly could not be added to.
+            told = _with_ids(engine, send) if tells_ids else send
+            await chat({**scope, "extensions": {}}, receive, told)
         else:
             await tokens(scope, receive, send)
 

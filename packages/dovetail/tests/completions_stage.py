@@ -2,14 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import uvicorn
 from scripted_stage import END, RETURN, TOKENIZER, engine
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.registry import EngineSetup, create_engine, discover
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.serving import CompletionsServer, ServedModel
@@ -96,13 +96,8 @@ class Remotely:
         self._engine = create_engine(self.name, setup)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        deltas = self._engine.generate(request)
-        try:
-            async for delta in deltas:
-                yield delta
-        finally:
-            await deltas.aclose()
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        await self._engine.generate(request, listener)
 
     async def health(self) -> Health:
         return await self._engine.health()

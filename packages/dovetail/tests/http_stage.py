@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail.catalog import Model, load_model
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.http import App, HttpOptions
 from dovetail.http.server import server
 from dovetail.ledger.keyring import Keyring
@@ -122,7 +122,7 @@ class StageEngine:
     async def health(self) -> Health:
         return self.state
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.asked.append(request)
         self.running += 1
         self.began.set()
@@ -130,7 +130,8 @@ class StageEngine:
         try:
             async for delta in deltas:
                 self.given += 1
-                yield delta
+                if not listener.hear(delta) and not await listener.wait():
+                    return
         finally:
             await deltas.aclose()
             self.running -= 1

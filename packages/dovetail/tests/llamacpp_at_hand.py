@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine
+from dovetail.engines.pulling import pulled
 from dovetail_model import Sampling
 from dovetail_tokenizers import HfTokenizer, from_gguf
 
@@ -45,7 +46,7 @@ class Player:
 
 
 async def collect(engine: LlamaCppEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in engine.generate(request)]
+    return [delta async for delta in pulled(engine, request)]
 
 
 def request(

@@ -100,8 +100,7 @@ async def _pass(
         writer.write(data)
         await writer.drain()
         if record is not None:
-            incoming.feed(data)
-            for payload in events.feed(incoming.take()):
+            for payload in events.feed(incoming.feed(data)):
                 _note(record, payload)
 
 

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.engines.scripted.script import Script
 from dovetail_tokenizers import ByteTokenizer
@@ -36,7 +37,7 @@ def engine(script: str | Script, stop_ids: Sequence[int] = (), **options: Any) -
 
 
 async def deltas(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in playing.generate(asked)]
+    return [delta async for delta in pulled(playing, asked)]
 
 
 async def said(playing: ScriptedEngine, asked: EngineRequest) -> str:

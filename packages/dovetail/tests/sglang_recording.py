@@ -16,6 +16,7 @@ import msgspec
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sglang.body import body
+from dovetail.engines.spelling import Spelling
 from dovetail.engines.wire import Call, Endpoint, fetch
 from dovetail_model import Sampling
 
@@ -81,7 +82,7 @@ def _questions() -> Iterator[tuple[str, bytes]]:
     for path in ("/v1/models", HEALTH):
         yield path, b""
     for request in ASKED.values():
-        yield "/generate", body(request, "recorded", None)
+        yield "/generate", body(request, Spelling(), "recorded", None)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ implementation sends is checked in test_sglang_mocker.py.
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from scripted_stage import END, TOKENIZER, ids
 
-from dovetail.engines.engine import EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine, SglangOptions
 from dovetail.engines.wire import Endpoint
 
@@ -197,8 +198,8 @@ class StandInEngine:
         self._engine = SglangEngine(Endpoint(host, port), TOKENIZER)
         await self._engine.start()
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        return self._engine.generate(request)
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        await self._engine.generate(request, listener)
 
     async def health(self) -> Health:
         return await self._engine.health()
@@ -217,4 +218,4 @@ def ask(max_tokens: int = 5000, **more: Any) -> EngineRequest:
 
 
 async def heard(engine: SglangEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in engine.generate(request)]
+    return [delta async for delta in pulled(engine, request)]

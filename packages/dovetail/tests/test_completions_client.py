@@ -16,6 +16,8 @@ from scripted_stage import END, RETURN, ids, request
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.completions.body import body
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
+from dovetail.engines.pulling import pulled
+from dovetail.engines.spelling import Spelling
 from dovetail.engines.wire import Endpoint, Patience
 from dovetail_model import (
     ContextOverflow,
@@ -44,7 +46,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
 async def heard(endpoint: Endpoint, asked: EngineRequest, **more: Any) -> list[TokenDelta]:
     client = CompletionsClient(endpoint, MODEL, **more)
-    return [delta async for delta in client.generate(asked)]
+    return [delta async for delta in pulled(client, asked)]
 
 
 def said(deltas: list[TokenDelta]) -> list[int]:
@@ -112,12 +114,14 @@ def test_what_the_server_is_asked() -> None:
 )
 def test_constraints_in_the_members_that_vllm_reads(syntax: Syntax, member: str) -> None:
     asked = request(constraint=Constraint(syntax, "text"))
-    told = json.loads(body(asked, MODEL, priority=True))
+    told = json.loads(body(asked, Spelling(), MODEL, priority=True))
     assert told["structured_outputs"] == {member: "text"}
 
 
 def test_what_nobody_set_is_left_to_the_server() -> None:
-    told = json.loads(body(request(stop_ids=frozenset()), MODEL, priority=True, extra={"x": 1}))
+    told = json.loads(
+        body(request(stop_ids=frozenset()), Spelling(), MODEL, priority=True, extra={"x": 1})
+    )
     assert set(told) == {
         "model",
         "prompt",
@@ -133,8 +137,10 @@ def test_what_nobody_set_is_left_to_the_server() -> None:
 
 
 def test_a_lower_number_runs_sooner_over_there() -> None:
-    assert json.loads(body(request(priority=5), MODEL, priority=True))["priority"] == -5
-    assert "priority" not in json.loads(body(request(priority=5), MODEL, priority=False))
+    assert json.loads(body(request(priority=5), Spelling(), MODEL, priority=True))["priority"] == -5
+    assert "priority" not in json.loads(
+        body(request(priority=5), Spelling(), MODEL, priority=False)
+    )
 
 
 def test_a_server_that_takes_no_priorities_is_asked_once() -> None:
@@ -150,7 +156,7 @@ def test_a_server_that_takes_no_priorities_is_asked_once() -> None:
         async with made_up_server(answer) as endpoint:
             client = CompletionsClient(endpoint, MODEL)
             for _ in range(2):
-                deltas = [delta async for delta in client.generate(request(priority=2))]
+                deltas = [delta async for delta in pulled(client, request(priority=2))]
                 assert said(deltas) == [7, 8]
 
     play(scene)
@@ -162,7 +168,7 @@ def test_closing_lets_the_server_go() -> None:
         script = f"[{{text: '{'a' * 5000}'}}]"
         async with scripted_server(script, decode_rate=1000) as (playing, endpoint):
             client = CompletionsClient(endpoint, MODEL)
-            async with aclosing(client.generate(request())) as deltas:
+            async with aclosing(pulled(client, request())) as deltas:
                 await anext(deltas)
                 assert playing.counts.running == 1
             while playing.counts.running:  # noqa: ASYNC110
@@ -177,7 +183,7 @@ def test_dropping_ends_every_answer_with_an_error() -> None:
         script = f"[{{text: '{'a' * 5000}'}}]"
         async with scripted_server(script, decode_rate=1000) as (_, endpoint):
             client = CompletionsClient(endpoint, MODEL)
-            async with aclosing(client.generate(request())) as deltas:
+            async with aclosing(pulled(client, request())) as deltas:
                 await anext(deltas)
                 client.drop()
                 with pytest.raises(EngineUnavailable, match="broke off"):
@@ -192,7 +198,7 @@ def test_whether_what_is_cached_is_told() -> None:
         async with scripted_server(HELLO) as (_, endpoint):
             client = CompletionsClient(endpoint, MODEL)
             told = [client.tells_cached]
-            async for _ in client.generate(request()):
+            async for _ in pulled(client, request()):
                 pass
             assert [*told, client.tells_cached] == [None, True]
 
@@ -201,7 +207,7 @@ def test_whether_what_is_cached_is_told() -> None:
 
         async with made_up_server(answer) as endpoint:
             client = CompletionsClient(endpoint, MODEL)
-            async for _ in client.generate(request()):
+            async for _ in pulled(client, request()):
                 pass
             assert client.tells_cached is False
 

@@ -17,6 +17,7 @@ from sglang_stage import StandInEngine
 
 from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import ENGINES, EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail_model import EngineError
@@ -68,7 +69,7 @@ def run(make: Maker, request: EngineRequest) -> list[TokenDelta]:
         await running.start()
         assert (await running.health()).ready
         try:
-            return [delta async for delta in running.generate(request)]
+            return [delta async for delta in pulled(running, request)]
         finally:
             await running.stop()
 
@@ -110,9 +111,9 @@ def test_an_engine_that_is_closed_early_can_go_on_with_others(make: Maker) -> No
     async def main() -> None:
         running = make()
         await running.start()
-        async with aclosing(running.generate(asked())) as first:
+        async with aclosing(pulled(running, asked())) as first:
             await anext(first)
-        again = [delta async for delta in running.generate(asked())]
+        again = [delta async for delta in pulled(running, asked())]
         assert again[-1].finish == "stop"
         await running.stop()
 
@@ -124,7 +125,7 @@ def test_stopping_ends_what_runs_with_an_error(make: Maker) -> None:
     async def main() -> None:
         running = make()
         await running.start()
-        async with aclosing(running.generate(asked())) as deltas:
+        async with aclosing(pulled(running, asked())) as deltas:
             await anext(deltas)
             await running.stop()
             with pytest.raises(EngineError):

@@ -370,6 +370,14 @@ def test_a_stop_sequence_of_the_client(step: int) -> None:
     assert BYTES.decode(made.ids) == "One\n\nTwo."
 
 
+def test_a_turn_that_the_model_ends_before_a_stop_sequence_comes() -> None:
+    made = _generation(stop=("END",))
+    made.feed([*BYTES.encode("One EN"), STOP, *BYTES.encode("D")])
+    assert made.stopped
+    assert made.finish("stop")[-1] == Finish("stop")
+    assert BYTES.decode(made.ids) == "One EN"
+
+
 def test_no_stop_sequence_is_found_inside_a_marker() -> None:
     made = _generation(stop=("think", "\n<"))
     _feed(made, BYTES.encode(FIRST + LOOK))

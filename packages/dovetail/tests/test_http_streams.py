@@ -13,7 +13,8 @@ from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, se
 
 from dovetail import speaker
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
+from dovetail.http import HttpOptions, outlet
+from dovetail.http.stream import Streaming
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
 MESSAGE = [{"role": "user", "content": "Hi"}]
@@ -24,6 +25,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": NAME, "prompt": "Hi"},
 }
 APIS = list(BODIES)
+
+
+@pytest.fixture(autouse=True, params=["directly", "as ASGI has it"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our server is written to directly; any other one is sent messages."""
+    if request.param != "directly":
+        monkeypatch.setattr(outlet, "DIRECT", "not offered")
 
 
 def request(path: str, *, stream: bool = True) -> bytes:
@@ -114,7 +122,8 @@ def test_what_was_said_before_the_hang_up_is_known_afterwards() -> None:
             hangs(stage, after=5)
             reader, writer = await stage.connect()
             writer.write(request("/v1/messages"))
-            await reader.readuntil(b"a")
+            for _ in range(5):
+                await reader.readuntil(b'"text_delta","text":"a"')
             writer.close()
             await stage.ended.get()
             stage.engine.plan = stage.engine.says("Yes.")
@@ -138,17 +147,12 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
                     yield TokenDelta(letter * size, finish="stop" if at == deltas - 1 else None)
 
             stage.engine.plan = play
-            narrow = socket.socket()
-            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            narrow.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(narrow, ("127.0.0.1", stage.port))
-            sent = request("/v1/chat/completions")
-            await asyncio.get_running_loop().sock_sendall(narrow, sent)
+            narrow = await _narrow(stage, "/v1/chat/completions")
             await _paused(stage)
+            await _some_turns()
             given = stage.engine.given
             assert given < deltas / 2
-            for _ in range(200):
-                await asyncio.sleep(0)
+            await _some_turns()
             assert stage.engine.given == given
             reader, writer = await asyncio.open_connection(sock=narrow)
             reply = await read_reply(reader)
@@ -162,6 +166,21 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
     run(scene)
 
 
+async def _narrow(stage: Stage, path: str) -> socket.socket:
+    """A client that has asked, has hardly room for an answer, and does not read it."""
+    loop, narrow = asyncio.get_running_loop(), socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.setblocking(False)
+    await loop.sock_connect(narrow, ("127.0.0.1", stage.port))
+    await loop.sock_sendall(narrow, request(path))
+    return narrow
+
+
+async def _some_turns() -> None:
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 async def _paused(stage: Stage) -> None:
     """Until the server may not write: every buffer on the way is full."""
     while True:
@@ -169,6 +188,47 @@ async def _paused(stage: Stage) -> None:
         if any(connection.flow.write_paused for connection in connections):
             return
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_client_that_does_not_read_gets_no_signs_of_life(path: str) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keep_alive=0.01), send_buffer=8192) as stage:
+
+            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                while True:
+                    await asyncio.sleep(0)
+                    yield TokenDelta(stage.engine.tokenizer.encode("a" * 500))
+
+            stage.engine.plan = play
+            narrow = await _narrow(stage, path)
+            await _paused(stage)
+            (connection,) = stage.running.server_state.connections
+            held = connection.transport.get_write_buffer_size()
+            await asyncio.sleep(0.1)
+            assert connection.transport.get_write_buffer_size() == held
+            narrow.close()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole answer comes at once: it is over before its first frame has left."""
+    looks: list[Streaming] = []
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keep_alive=0.01)) as stage:
+            stage.engine.plan = stage.engine.says("Hello.", step=100)
+            reader, writer = await stage.connect()
+            writer.write(request(path))
+            assert b"Hello." in (await read_reply(reader)).body
+            monkeypatch.setattr(Streaming, "_look", looks.append)
+            await asyncio.sleep(0.05)
+            assert not looks
+            writer.close()
+
+    run(scene)
 
 
 @pytest.mark.parametrize(

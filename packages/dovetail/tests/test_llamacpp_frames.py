@@ -42,7 +42,7 @@ def read(frames: list[dict[str, Any]], ask: EngineRequest = ASK) -> list[TokenDe
     """The deltas up to the one with a finish, as the engine reads them."""
     reader, deltas = FrameReader(ask, BYTES, Recovery(BYTES)), []
     for frame in frames:
-        delta = reader.read(json.dumps(frame))
+        delta = reader.read([json.dumps(frame).encode()])
         if delta is not None:
             deltas.append(delta)
             if delta.finish is not None:
@@ -159,7 +159,7 @@ def test_errors(status: int, fault: dict[str, Any] | str, kind: type[DovetailErr
     content = fault if isinstance(fault, str) else json.dumps({"error": fault})
     assert type(refusal(status, content.encode())) is kind
     with pytest.raises(kind):
-        FrameReader(ASK, BYTES, Recovery(BYTES)).read(content)
+        FrameReader(ASK, BYTES, Recovery(BYTES)).read([content.encode()])
 
 
 def test_request_in_its_words() -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.routing import Pool, worker
 from dovetail.routing import pool as pool_module
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
@@ -48,7 +49,7 @@ class Replica:
     async def health(self) -> Health:
         return Health(self.ready, "" if self.ready else "nobody there")
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.asked.append(request)
         if self.fails is not None:
             raise self.fails
@@ -57,7 +58,7 @@ class Replica:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        yield TokenDelta([self.number], finish="stop")
+        listener.hear(TokenDelta([self.number], finish="stop"))
 
 
 def request(session: str | None = None, priority: int = 0) -> EngineRequest:
@@ -65,7 +66,7 @@ def request(session: str | None = None, priority: int = 0) -> EngineRequest:
 
 
 async def said(pool: Pool, session: str | None = None) -> int:
-    async with aclosing(pool.generate(request(session))) as deltas:
+    async with aclosing(pulled(pool, request(session))) as deltas:
         told = [delta async for delta in deltas]
         return told[0].ids[0]
 
@@ -318,11 +319,10 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
             self.fails = EngineUnavailable("the line was cut")
             self.go_on.set()
 
-        async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-            async for delta in super().generate(request):
-                if self.fails is not None:
-                    raise self.fails
-                yield delta
+        async def generate(self, request: EngineRequest, listener: Listener) -> None:
+            self.asked.append(request)
+            await self.go_on.wait()
+            raise self.fails or AssertionError("it did not hang")
 
     async def play() -> None:
         hanging, sound = Hanging(0), Replica(1)

@@ -12,6 +12,7 @@ from jumping_loop import run_jumping
 from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.pulling import pulled
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.reel import BURST
 from dovetail_model import (
@@ -137,7 +138,7 @@ def test_a_prompt_is_known_from_the_first_token_on() -> None:
     playing = engine("[{text: abc, delay: {between: 1}}]")
 
     async def main() -> list[TokenDelta]:
-        async with aclosing(playing.generate(request("p" * 33))) as first:
+        async with aclosing(pulled(playing, request("p" * 33))) as first:
             await anext(first)
             return await deltas(playing, request("p" * 33))
 
@@ -155,7 +156,7 @@ def test_the_cache_forgets_beyond_its_capacity() -> None:
 async def timed(playing: ScriptedEngine, asked: EngineRequest) -> list[tuple[float, int]]:
     """When each delta came, and its tokens."""
     clock = asyncio.get_running_loop().time
-    return [(round(clock(), 6), len(delta.ids)) async for delta in playing.generate(asked)]
+    return [(round(clock(), 6), len(delta.ids)) async for delta in pulled(playing, asked)]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ async def until_error(playing: ScriptedEngine, asked: EngineRequest) -> list[Tok
     heard: list[TokenDelta] = []
 
     async def listen() -> None:
-        async for delta in playing.generate(asked):
+        async for delta in pulled(playing, asked):
             heard.append(delta)  # noqa: PERF401 (what came before the error counts)
 
     with pytest.raises(EngineError):
@@ -364,7 +365,7 @@ def test_closing_the_iterator_ends_the_generation() -> None:
     playing = engine("[{text: abcdef, delay: {between: 1}}]")
 
     async def main() -> None:
-        async with aclosing(playing.generate(request())) as stream:
+        async with aclosing(pulled(playing, request())) as stream:
             async for _ in stream:
                 break
         assert playing.counts.running == 0

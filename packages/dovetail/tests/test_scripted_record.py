@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scripted_stage import END, engine, ids, play, request
 
+from dovetail.engines.pulling import pulled
 from dovetail.engines.scripted.record import read_record
 
 
@@ -35,7 +36,7 @@ def test_an_answer_that_nobody_wanted_to_the_end_is_written_as_far_as_it_had_lef
     playing = engine("- text: abcdef\n  delay: {between: 0.01}", record=str(file))
 
     async def hang_up() -> None:
-        async with aclosing(playing.generate(request())) as deltas:
+        async with aclosing(pulled(playing, request())) as deltas:
             await anext(deltas)
 
     asyncio.run(hang_up())

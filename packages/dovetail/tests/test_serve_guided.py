@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 from served import qwen_folder
 
 from dovetail.config import Config
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.pipeline import answer
 from dovetail.routing import Pool
 from dovetail.setup import build
 from dovetail_model import Finish
@@ -63,8 +63,8 @@ async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
         body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **demand}
         request = CHAT.decode(json.dumps(body).encode(), {})
         served = service.find("m")
-        batches = [events async for _, events in answer(served, request, lambda: "call_1")]
-        assert isinstance(batches[-1][-1], Finish)
+        events = await heard(served, request, "call_1")
+        assert isinstance(events[-1], Finish)
         assert isinstance(served.engine, Pool)
         engine = served.engine.workers[0].engine
         assert isinstance(engine, ScriptedEngine)

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from scripted_stage import END, RETURN, TOKENIZER, ids, request
 
 from dovetail.engines.completions import CompletionsClient
-from dovetail.engines.engine import Abilities, Constraint, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import (
+    Abilities,
+    Constraint,
+    EngineRequest,
+    Health,
+    Listener,
+    TokenDelta,
+)
+from dovetail.engines.pulling import pulled
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
 from dovetail.engines.serving.listening import configuration
 from dovetail.engines.wire import Call, Endpoint, fetch
@@ -57,11 +65,12 @@ class PlannedEngine:
     async def health(self) -> Health:
         return Health(self.ready, facts={"waiting": 7})
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.asked.append(request)
         try:
             for delta in self.plan:
-                yield delta
+                if not listener.hear(delta) and not await listener.wait():
+                    return
             self.speaking.set()
             if self.waits:
                 await asyncio.Event().wait()
@@ -81,7 +90,7 @@ class Stage:
         self.client = CompletionsClient(self.endpoint, "m", who="it")
 
     async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return [delta async for delta in self.client.generate(asked)]
+        return [delta async for delta in pulled(self.client, asked)]
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, Any]:
         call = Call("POST", "/v1/completions", json.dumps(body).encode())
@@ -260,7 +269,7 @@ def test_a_dead_engine_breaks_its_streams_off() -> None:
 def test_hanging_up_closes_the_generation() -> None:
     async def body(stage: Stage) -> None:
         stage.engine.plan, stage.engine.waits = [TokenDelta([97])], True
-        async with aclosing(stage.client.generate(request())) as deltas:
+        async with aclosing(pulled(stage.client, request())) as deltas:
             assert (await anext(deltas)).ids == [97]
             await stage.engine.speaking.wait()
             assert b"num_requests_running{model_name=" in (await metrics(stage))

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 from served import dovetail, qwen_folder, served
 
 from dovetail.config import Config
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.pipeline import answer
 from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail.setup import build, remote
@@ -124,8 +124,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
         pool, engine = engine_of(offered)
         turns: tuple[Turn, ...] = (Turn("user", (TextBlock("How is it?"),)),)
         request = Request("m", turns, hints=Hints(speculative_prefill=True))
-        blocks = [e async for _, batch in answer(offered, request, lambda: "c") for e in batch]
-        assert blocks
+        assert await heard(offered, request)
         while not pool.warmed:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
         ahead = engine.requests[-1]
@@ -135,8 +134,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
         assert text.rstrip().endswith("<|im_start|>user")
         spoken = Turn("assistant", (TextBlock("It is a fine day. " * 10),))
         turns = (*turns, spoken, Turn("user", (TextBlock("And tomorrow?"),)))
-        async for _ in answer(offered, Request("m", turns), lambda: "c"):
-            pass
+        await heard(offered, Request("m", turns))
         follows = engine.requests[-1].prompt
         assert follows[: len(ahead.prompt)] == ahead.prompt
         await service.stop()
@@ -152,8 +150,7 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
         pool, engine = engine_of(offered)
         turns = (Turn("user", (TextBlock("How is it?"),)),)
         for hints in (Hints(), Hints(speculative_prefill=True)):
-            async for _ in answer(offered, Request("m", turns, hints=hints), lambda: "c"):
-                pass
+            await heard(offered, Request("m", turns, hints=hints))
             while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
         assert len(engine.requests) == 2

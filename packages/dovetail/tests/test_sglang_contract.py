@@ -15,6 +15,7 @@ from sglang_stage import Json, ask, frames
 
 from dovetail.engines.engine import Constraint, EngineRequest
 from dovetail.engines.sglang.body import CONSTRAINTS, body
+from dovetail.engines.spelling import Spelling
 from dovetail_model import Sampling
 
 pytestmark = pytest.mark.sglang
@@ -61,7 +62,7 @@ def judged(kind: str, values: list[Any]) -> list[str]:
 
 
 def sent(request: EngineRequest) -> Json:
-    told: Json = msgspec.json.decode(body(request, "rid", "lower"))
+    told: Json = msgspec.json.decode(body(request, Spelling(), "rid", "lower"))
     return told
 
 

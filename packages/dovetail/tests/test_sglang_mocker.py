@@ -16,6 +16,7 @@ from sglang_stage import heard
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine, discover
 from dovetail.engines.wire import Call, Endpoint, fetch
 from dovetail_model import DovetailError, EngineUnavailable, InvalidRequest
@@ -166,7 +167,7 @@ def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None
         engine = SglangEngine(mocker, TOKENIZER)
         await engine.start()
         before = await cancelled()
-        async with aclosing(engine.generate(ask(5000, 8, WINDOW - 20))) as deltas:
+        async with aclosing(pulled(engine, ask(5000, 8, WINDOW - 20))) as deltas:
             await anext(deltas)
         for _ in range(LOOKS):
             if await cancelled() > before:

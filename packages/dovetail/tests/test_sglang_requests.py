@@ -16,6 +16,7 @@ from dovetail.engines.sglang import SglangEngine, SglangOptions
 from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.facts import Facts, Polarity, facts_of
 from dovetail.engines.sglang.faults import refusal
+from dovetail.engines.spelling import Spelling
 from dovetail.engines.wire import Endpoint
 from dovetail_model import (
     ContextOverflow,
@@ -29,7 +30,7 @@ from dovetail_model import (
 
 
 def sent(request: EngineRequest, priority: Polarity | None = None) -> Json:
-    told: Json = json.loads(body(request, "rid", priority))
+    told: Json = json.loads(body(request, Spelling(), "rid", priority))
     return told
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
 
 import pytest
+from heard import Heard
 
 from dovetail.demo.model import demo_model
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -50,9 +50,9 @@ def _ask(served: Served, **changes: object) -> list[Message]:
     async def main() -> list[Message]:
         await served.engine.start()
         folds: dict[int, Fold] = {}
-        async for choice, events in answer(
-            served, request, lambda: f"call_{secrets.token_hex(12)}"
-        ):
+        audience = Heard()
+        await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
+        for choice, events in audience.batches:
             for event in events:
                 folds.setdefault(choice, Fold()).add(event)
         return [folds[at].message() for at in sorted(folds)]
@@ -122,17 +122,18 @@ class Mortal:
     async def health(self) -> Health:
         return Health(True)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.requests.append(request)
         begun = len(request.prompt) - len(self.requests[0].prompt)
         left = self._ids[begun:][: request.max_tokens]
         for at, id in enumerate(left):
             if self._dies_after is not None and at == self._dies_after:
                 raise EngineUnavailable("killed")
-            yield TokenDelta([id])
+            if not listener.hear(TokenDelta([id])) and not await listener.wait():
+                return
         if self._dies_after is not None and self._dies_after >= len(left):
             raise EngineUnavailable("killed")
-        yield TokenDelta([], finish="length", cached=self._cached)
+        listener.hear(TokenDelta([], finish="length", cached=self._cached))
 
 
 def _on(*engines: Mortal) -> Served:
@@ -175,11 +176,9 @@ class Refusing(Mortal):
         super().__init__("")
         self._error = error
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.requests.append(request)
-        if request.prompt:
-            raise self._error
-        yield TokenDelta([])
+        raise self._error
 
 
 @pytest.mark.parametrize("error", [Overloaded("no room"), EngineError("500: out of order")])

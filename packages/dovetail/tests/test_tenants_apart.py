@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+from heard import heard
 from http_stage import tiny_model
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.store.memory import MemoryStore
-from dovetail.pipeline import answer
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served
@@ -49,9 +49,9 @@ class Both:
     async def health(self) -> Health:
         return Health(True)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         self.salts.append(request.cache_salt)
-        yield TokenDelta([40], finish="length")
+        listener.hear(TokenDelta([40], finish="length"))
 
     async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
         self.asked.append(request)
@@ -63,8 +63,7 @@ def _play(served: Offered, *requests: Request) -> list[Event]:
     async def main() -> list[Event]:
         told: list[Event] = []
         for request in requests:
-            async for _, events in answer(served, request, lambda: "call"):
-                told += events
+            told += await heard(served, request)
         return told
 
     return asyncio.run(main())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.engines.transformers.child import batching
 from dovetail.engines.transformers.child.batching import BatchingEngine
 from dovetail.engines.transformers.child.sampling import Sampler
@@ -81,6 +82,12 @@ def asked(**fields: Any) -> EngineRequest:
     return EngineRequest("r", array("I", [1, 2, 3]), max_tokens=5, **fields)
 
 
+async def _settle() -> None:
+    """Until all that can go on by itself has gone on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def play(
     manager: Manager, *parts: list[Output], request: EngineRequest | None = None
 ) -> list[TokenDelta]:
@@ -88,10 +95,10 @@ def play(
 
     async def main() -> list[TokenDelta]:
         heard = []
-        async with aclosing(engine(manager).generate(request or asked())) as deltas:
+        async with aclosing(pulled(engine(manager), request or asked())) as deltas:
             for part in parts:
                 hearing = asyncio.ensure_future(anext(deltas))
-                await asyncio.sleep(0)
+                await _settle()
                 manager.hand_over(*part)
                 heard.append(await hearing)
         return heard
@@ -149,8 +156,8 @@ def test_failures(survives: bool, kind: type[EngineError], monkeypatch: pytest.M
 
     async def main() -> None:
         made = engine(manager)
-        hearing = asyncio.ensure_future(anext(made.generate(asked())))
-        await asyncio.sleep(0)
+        hearing = asyncio.ensure_future(anext(pulled(made, asked())))
+        await _settle()
         manager.hand_over(output(4, finished=True, error="out of memory"))
         with pytest.raises(EngineError, match="out of memory") as raised:
             await hearing
@@ -168,7 +175,7 @@ def test_a_loop_that_takes_no_more() -> None:
 
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match="takes no more"):
-            await anext(engine(manager).generate(asked()))
+            await anext(pulled(engine(manager), asked()))
 
     asyncio.run(main())
     assert manager.handlers == {}
@@ -189,7 +196,7 @@ def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: 
         prompt = fields.get("prompt", array("I", [1]))
         rest = {name: value for name, value in fields.items() if name != "prompt"}
         with pytest.raises(kind):
-            await anext(engine(manager).generate(EngineRequest("r", prompt, max_tokens=1, **rest)))
+            await anext(pulled(engine(manager), EngineRequest("r", prompt, max_tokens=1, **rest)))
 
     asyncio.run(main())
     assert manager.requests == []

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 from array import array
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ from dovetail.engines.engine import (
     Constraint,
     EngineRequest,
     Health,
+    Listener,
     TokenDelta,
 )
+from dovetail.engines.pulling import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -162,9 +164,9 @@ def test_hanging_up_frees_the_slot(bench: Bench) -> None:
     async def scene() -> None:
         await bench.idle()
         endless = asked(prompt(40), WINDOW)
-        async with aclosing(bench.engine.generate(endless)) as one:
+        async with aclosing(pulled(bench.engine, endless)) as one:
             await anext(one)
-            async with aclosing(bench.engine.generate(endless)) as other:
+            async with aclosing(pulled(bench.engine, endless)) as other:
                 await anext(other)
                 assert await bench.facts() == (2, 0)
             while (await bench.facts())[0] != 1:
@@ -210,7 +212,7 @@ def test_what_it_cannot_do_is_refused(bench: Bench, fields: dict[str, Any]) -> N
         bench.run(bench.hear(asked(prompt(40), **fields)))
 
 
-class Listener:
+class Overhearing:
     """An engine whose words are noted."""
 
     name = "listener"
@@ -227,15 +229,16 @@ class Listener:
     async def health(self) -> Health:
         return await self.engine.health()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         said: list[int] = []
         cached = None
         try:
-            async with aclosing(self.engine.generate(request)) as deltas:
+            async with aclosing(pulled(self.engine, request)) as deltas:
                 async for delta in deltas:
                     said += delta.ids
                     cached = delta.cached if delta.cached is not None else cached
-                    yield delta
+                    if not listener.hear(delta) and not await listener.wait():
+                        return
         finally:
             self.heard.append((request.prompt.tolist(), said, cached))
 
@@ -244,7 +247,7 @@ class Listener:
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
-    listener = Listener(bench.engine)
+    listener = Overhearing(bench.engine)
     served = Served(names=("tiny",), model=model, preparer=preparer, engine=Pool([listener]))
 
     async def scene() -> list[Any]:
@@ -275,7 +278,7 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
 def test_killed_while_it_speaks_and_brought_back(bench: Bench) -> None:
     async def scene() -> None:
         engine = bench.engine
-        async with aclosing(engine.generate(asked(prompt(40), WINDOW))) as deltas:
+        async with aclosing(pulled(engine, asked(prompt(40), WINDOW))) as deltas:
             await anext(deltas)
             os.kill(engine.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="was killed"):
@@ -331,7 +334,7 @@ def test_memory_that_runs_out_later(bench: Bench, tmp_path: Path) -> None:
 
 
 async def collect(engine: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in engine.generate(request)]
+    return [delta async for delta in pulled(engine, request)]
 
 
 def test_a_gpu_that_is_not_there(bench: Bench) -> None:

@@ -19,6 +19,7 @@ import pytest
 from scripted_stage import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.transformers import TransformersEngine
 from dovetail.engines.transformers.child.sampling import Sampler
@@ -85,7 +86,7 @@ def asked(prompt: str = "hi", **fields: Any) -> EngineRequest:
 
 
 async def collect(made: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in made.generate(request)]
+    return [delta async for delta in pulled(made, request)]
 
 
 def said(deltas: list[TokenDelta]) -> str:
@@ -146,7 +147,7 @@ def test_killed_while_it_speaks_and_brought_back(tmp_path: Path) -> None:
 
     async def main() -> None:
         await made.start()
-        async with aclosing(made.generate(asked())) as deltas:
+        async with aclosing(pulled(made, asked())) as deltas:
             await anext(deltas)
             os.kill(made.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="transformers was killed"):
@@ -180,7 +181,7 @@ def test_stopped_while_it_speaks(tmp_path: Path) -> None:
 
     async def main() -> None:
         await made.start()
-        async with aclosing(made.generate(asked())) as deltas:
+        async with aclosing(pulled(made, asked())) as deltas:
             await anext(deltas)
             await made.stop()
             with pytest.raises(EngineUnavailable):

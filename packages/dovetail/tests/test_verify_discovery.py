@@ -117,15 +117,21 @@ def test_one_api_that_answers_is_enough_to_judge_the_others(play: Play) -> None:
 
 def test_an_api_that_stays_silent_is_given_up() -> None:
     async def judged() -> list[Finding]:
+        connections: set[asyncio.Task[None] | None] = set()
+
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.add(asyncio.current_task())
             await reader.read()
             writer.close()
+            await writer.wait_closed()
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             stage = Stage(Endpoint("127.0.0.1", port), "some-model", timeout=0.05)
             checks = chosen(BLACK_BOX, ["models", "tokens"])
-            return await run(stage, checks, lambda check, finding: None)
+            found = await run(stage, checks, lambda check, finding: None)
+            await asyncio.gather(*filter(None, connections))
+            return found
 
     notes = [finding.note for finding in asyncio.run(judged())]
     asked = [note.startswith("not asked") for note in notes]

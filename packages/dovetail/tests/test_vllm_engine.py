@@ -13,6 +13,7 @@ from scripted_stage import END, TOKENIZER, ids, request
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenEngine
 from dovetail.engines.files import find_files
+from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.probe import PROBES
@@ -120,7 +121,7 @@ def test_a_model_that_is_gone() -> None:
                 await gone.start()
             assert not (await gone.health()).ready
             with pytest.raises(EngineUnavailable, match="not running"):
-                await anext(gone.generate(request()))
+                await anext(pulled(gone, request()))
 
     play(scene)
 
@@ -207,7 +208,7 @@ def test_what_an_operator_can_say() -> None:
             await made.start()
             assert made.abilities.constraints == tuple(PROBES)
             assert made.abilities.context_length == 100
-            deltas = [delta async for delta in made.generate(request())]
+            deltas = [delta async for delta in pulled(made, request())]
             assert [id for delta in deltas for id in delta.ids] == [*ids("hi"), END]
 
     play(scene)

@@ -23,6 +23,7 @@ from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
+from dovetail.engines.pulling import pulled
 from dovetail.engines.vllm import VllmEngine, discover
 from dovetail.engines.vllm.probe import PROBES
 from dovetail.engines.wire import Endpoint
@@ -85,7 +86,7 @@ def test_what_it_says_about_itself(vllm: Vllm, tokenizer: Tokenizer) -> None:
 
 async def said(vllm: Vllm, asked: EngineRequest) -> tuple[list[int], str | None]:
     client, ids, finish = CompletionsClient(endpoint(vllm), NAME), [], None
-    async with aclosing(client.generate(asked)) as deltas:
+    async with aclosing(pulled(client, asked)) as deltas:
         async for delta in deltas:
             ids += delta.ids
             finish = delta.finish
@@ -143,7 +144,7 @@ def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
         client, told = CompletionsClient(endpoint(vllm), NAME), None
         prompt = array("I", range(3000, 3200))
         asked = EngineRequest(f"salt-{salt}", prompt, 2, priority=4, cache_salt=salt)
-        async for delta in client.generate(asked):
+        async for delta in pulled(client, asked):
             told = delta.cached
         return told
 

@@ -138,7 +138,8 @@ async def _asked(scope: Scope, receive: Receive) -> Asked:
 
 def _scope(scope: Scope, asked: Asked) -> Scope:
     headers = {**asked.headers, "content-length": str(len(asked.body))}
-    return {**scope, "headers": [(n.encode(), v.encode()) for n, v in headers.items()]}
+    lines = [(n.encode(), v.encode()) for n, v in headers.items()]
+    return {**scope, "headers": lines, "extensions": {}}  # all of it is to pass through here
 
 
 async def _send(told: Told, send: Send, *, linger: bool) -> None:

@@ -4,30 +4,31 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
                                               └─ record: the finished turn goes into the ledger
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 
+from dovetail.audience import Audience
 from dovetail.preparation import Prepared
 from dovetail.relay import Relay
 from dovetail.service import Offered, Relayed, Served
 from dovetail.speaker import Speaker, Watch
-from dovetail.streams import merged
-from dovetail_model import ContextOverflow, Event, InvalidRequest, Request, Unsupported
+from dovetail.streams import together
+from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported
 
-__all__ = ["Answer", "Watch", "answer", "count_tokens", "tokens_of"]
+__all__ = ["Watch", "answer", "count_tokens", "tokens_of"]
 
 MOST_CHOICES = 16
-Answer = AsyncGenerator[tuple[int, list[Event]]]
 
 
 async def answer(
-    served: Offered, request: Request, new_call_id: Callable[[], str], watch: Watch | None = None
-) -> Answer:
-    """The events of an answer, by choice. Raises before the first ones, is a `Failure` after."""
+    served: Offered,
+    request: Request,
+    new_call_id: Callable[[], str],
+    audience: Audience,
+    watch: Watch | None = None,
+) -> None:
+    """Tells the events of an answer, by choice. Raises before the first ones; a `Failure` after."""
     voices = await _voices(served, request, new_call_id, watch or Watch())
-    async with aclosing(merged([voice.speak() for voice in voices])) as batches:
-        async for choice, events in batches:
-            yield choice, events
+    await together([voice.speak(audience) for voice in voices])
 
 
 async def count_tokens(served: Offered, request: Request) -> int:

@@ -5,11 +5,12 @@ still carries them back. What was sealed is put into the next request in the mod
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 
 import msgspec
 
+from dovetail.audience import Audience
 from dovetail.ledger.entry import Span
 from dovetail.ledger.sealed import Sealed
 from dovetail.service import Relayed
@@ -49,37 +50,43 @@ class Relay:
         self._request = _as_sent(served, request, choice)
         self._new_call_id = new_call_id
         self._watch = watch
+        self._choice = choice
+        self._begun = False  # whether anything was told
         self._thought: list[str] = []
 
-    async def speak(self) -> AsyncGenerator[list[Event]]:
-        """Batches of events, the finish last. Raises before the first, is a `Failure` after."""
-        begun = False
+    async def speak(self, audience: Audience) -> None:
+        """Tells its events, the finish last. Raises before the first; a later fault is told."""
         answer = self._served.engine.answer(self._request)
         self._watch.relayed(sum(turn.role == "assistant" for turn in self._request.turns))
         try:
             async with aclosing(answer), aclosing(held(answer, HOLD)) as batches:
                 async for batch in batches:
-                    told = self._tell(batch if batch is not None else [Usage()])
-                    failure = told.pop() if told and isinstance(told[-1], Failure) else None
-                    if told:
-                        begun = True
-                        yield told
-                        if isinstance(told[-1], Finish):
-                            return  # nothing counts behind it
-                    if isinstance(failure, Failure):
-                        raise error_of(failure)
+                    if await self._pass_on([Usage()] if batch is None else batch, audience):
+                        return  # nothing counts behind it
             raise EngineUnavailable("the upstream ended its answer without a word")
         except DovetailError as error:
-            if not begun:
+            if not self._begun:
                 raise
-            yield [error.failure()]
+            audience.hear(self._choice, [error.failure()])
         except Exception as error:
-            if not begun:
+            if not self._begun:
                 raise
-            yield [InternalError(f"{type(error).__name__}").failure()]
+            audience.hear(self._choice, [InternalError(f"{type(error).__name__}").failure()])
             raise
 
-    def _tell(self, batch: list[Event]) -> list[Event]:
+    async def _pass_on(self, batch: list[Event], audience: Audience) -> bool:
+        """Whether the answer has ended with this batch. Raises the failure that it ends with."""
+        told = self._ours(batch)
+        failure = told.pop() if told and isinstance(told[-1], Failure) else None
+        if told:
+            self._begun = True
+            if not audience.hear(self._choice, told):
+                await audience.room()
+        if isinstance(failure, Failure):
+            raise error_of(failure)
+        return bool(told) and isinstance(told[-1], Finish)
+
+    def _ours(self, batch: list[Event]) -> list[Event]:
         """A batch with what is ours in it, up to the end of the answer or its failure."""
         told: list[Event] = []
         for event in batch:

@@ -1,17 +1,18 @@
 """One choice of an answer: the engine's tokens in, batches of events out."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
+from dovetail.audience import Audience
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.generation import Generation
 from dovetail.guidance import Place
 from dovetail.preparation import Prepared
 from dovetail.service import Served
-from dovetail.streams import held
 from dovetail_model import (
     DovetailError,
     EngineError,
@@ -43,7 +44,9 @@ class Watch:
 
 
 class Speaker:
-    """One choice of an answer."""
+    """One choice of an answer. It is what the engine speaks to."""
+
+    _audience: Audience
 
     def __init__(
         self,
@@ -67,61 +70,92 @@ class Speaker:
         self._moves = 0
         self._moved_at = 0  # how much had been said then
         self._asked = 0  # how often the engine was asked
+        self._begun = False  # whether anything was told
+        self._finished: FinishReason | None = None  # why the engine ended
         self._reason: FinishReason | None = None  # why the answer ended
+        model = served.model
+        # Where a thought cannot be closed for the model, it may go on.
+        self._budget = prepared.request.thinking.budget if model.thought_closing else None
 
-    async def speak(self) -> AsyncGenerator[list[Event]]:
-        """Batches of events: the true input tokens first, the final count and the finish last."""
-        begun = False
+    async def speak(self, audience: Audience) -> None:
+        """Tells its events: the true input tokens first, the final count and the finish last.
+
+        Raises before it has told any; later, what breaks is told.
+        """
+        self._audience = audience
         for note in self._served.demand(self._prepared).notes:
             self._watch.noted(note)
-        finished: FinishReason | None = None
+        hold = asyncio.get_running_loop().call_later(HOLD, self._begin)
         try:
-            async with aclosing(self._deltas()) as deltas, aclosing(held(deltas, HOLD)) as spoken:
-                async for delta in spoken:
-                    events = self._hear(delta) if delta is not None else []
-                    if not begun:
-                        events.insert(0, self._usage())
-                    begun = True
-                    if events:
-                        yield events
-                    if delta is not None and delta.finish is not None:
-                        finished = delta.finish
-            yield self._end(finished)
+            await self._generate()
+            self._tell(self._end())
         except DovetailError as error:
-            if not begun:
+            if not self._begun:
                 raise
-            yield [self._usage(), error.failure()]
+            self._tell([self._usage(), error.failure()])
         except Exception as error:
-            if not begun:
+            if not self._begun:
                 raise
-            yield [self._usage(), InternalError(f"{type(error).__name__}").failure()]
+            self._tell([self._usage(), InternalError(f"{type(error).__name__}").failure()])
             raise
         finally:
+            hold.cancel()
             await self._record()
         self._warm()
 
-    async def _deltas(self) -> AsyncGenerator[TokenDelta]:
-        """The deltas of as many generations as it takes, each going on where the last broke off.
+    def hear(self, delta: TokenDelta) -> bool:
+        """More tokens. This runs for every one of them, in the call that brought it."""
+        if delta.cached is not None and self._asked == 1:  # to a second request, all was cached
+            self._cached = min(delta.cached, len(self._prepared.prompt.ids))
+        if not delta.exact and self._exact:
+            self._exact = False
+            self._watch.inexact()
+        generation = self._generation
+        events = generation.feed(delta.ids)
+        if delta.logprobs:
+            events.insert(0, Logprobs(delta.logprobs))
+        if delta.finish is not None:
+            self._finished = delta.finish
+        if not self._begun:
+            room = self._tell(events)
+        else:
+            room = not events or self._audience.hear(self._choice, events)
+        return room and not generation.stopped and (self._budget is None or not self._is_spent())
+
+    async def wait(self) -> bool:
+        """Waits for who listens. Whether the engine is to go on."""
+        if self._generation.stopped or self._is_spent():
+            return False
+        await self._audience.room()
+        return True
+
+    def _tell(self, events: list[Event]) -> bool:
+        if not self._begun:
+            self._begun = True
+            events.insert(0, self._usage())
+        return self._audience.hear(self._choice, events)
+
+    def _begin(self) -> None:
+        """The engine lets itself be waited for: the answer begins without it."""
+        if not self._begun:
+            self._tell([])
+
+    async def _generate(self) -> None:
+        """As many generations as it takes, each going on where the last broke off.
 
         A thought that has spent its budget is closed for the model. An answer whose replica died
         goes on on another one, or on the only one once that is back.
         """
         closing = list(self._served.model.thought_closing)
-        while True:
+        while not self._is_over():
             self._asked += 1
             try:
-                async with aclosing(self._served.engine.generate(self._engine_request())) as deltas:
-                    async for delta in deltas:
-                        yield delta
-                        if self._generation.stopped or delta.finish is not None:
-                            return
-                        if closing and self._has_thought_enough():
-                            break
-                    else:
-                        return
+                await self._served.engine.generate(self._engine_request(), self)
             except EngineError as fault:
+                if self._is_over():
+                    return  # all was said
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
-                    yield TokenDelta(ids=[], finish="length")  # all was said but the end
+                    self._finished = "length"  # all was said but the end
                     return
                 if not (self._can_move(fault) or await self._comes_back(fault)):
                     raise
@@ -129,11 +163,15 @@ class Speaker:
                 self._moved_at = len(self._generation.ids)
                 self._watch.migrated()
                 continue
-            room = self._limit - len(self._generation.ids)
-            if room <= len(closing):
-                yield TokenDelta(ids=closing[:room], finish="length")
+            if self._is_over() or not self._is_spent():
                 return
-            yield TokenDelta(ids=closing)
+            room = self._limit - len(self._generation.ids)
+            over: Literal["length"] | None = "length" if room <= len(closing) else None
+            self.hear(TokenDelta(ids=closing[:room], finish=over))
+            await self._audience.room()
+
+    def _is_over(self) -> bool:
+        return self._generation.stopped or self._finished is not None
 
     def _can_move(self, fault: DovetailError) -> bool:
         """Whether another replica can go on with what was said so far."""
@@ -161,8 +199,9 @@ class Speaker:
         """In the middle of a form no grammar can be taken up again."""
         return self._place() is not None or self._served.demand(self._prepared).free
 
-    def _has_thought_enough(self) -> bool:
-        budget, generation = self._prepared.request.thinking.budget, self._generation
+    def _is_spent(self) -> bool:
+        """Whether a thought has used its budget up."""
+        budget, generation = self._budget, self._generation
         return budget is not None and generation.thinking and generation.thought_tokens >= budget
 
     def _engine_request(self) -> EngineRequest:
@@ -200,15 +239,6 @@ class Speaker:
             return None
         return "thought" if generation.thinking else "answer"
 
-    def _hear(self, delta: TokenDelta) -> list[Event]:
-        if self._asked == 1 and delta.cached is not None:  # to a second request, all was cached
-            self._cached = min(delta.cached, len(self._prepared.prompt.ids))
-        if not delta.exact and self._exact:
-            self._exact = False
-            self._watch.inexact()
-        events = self._generation.feed(delta.ids)
-        return [Logprobs(delta.logprobs), *events] if delta.logprobs else events
-
     def _usage(self) -> Usage:
         spoken = self._generation.ids
         return Usage(
@@ -218,7 +248,8 @@ class Speaker:
             reasoning_tokens=self._generation.thought_tokens,
         )
 
-    def _end(self, finished: FinishReason | None) -> list[Event]:
+    def _end(self) -> list[Event]:
+        finished = self._finished
         if finished == "length" and self._clamped:
             finished = "context_window"
         *events, finish = self._generation.finish(finished)

@@ -1,9 +1,8 @@
-"""Streams of one answer: held back at the start, and several as one."""
+"""Streams of one answer: held back at the start, and several at once."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -26,42 +25,15 @@ async def held(stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | 
         yield item
 
 
-async def merged(streams: list[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Several streams as one, each item with its place. One alone costs nothing extra."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for item in only:
-                yield 0, item
+async def together(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs them all. The first that fails ends the others, and its error is raised."""
+    if len(parts) == 1:
+        await parts[0]
         return
-    async with aclosing(_pumped(streams)) as items:
-        async for place, item in items:
-            yield place, item
-
-
-async def _pumped(streams: list[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    queue: asyncio.Queue[tuple[int, T | BaseException | None]] = asyncio.Queue(64)
-
-    async def pump(place: int, stream: AsyncGenerator[T]) -> None:
-        try:
-            async with aclosing(stream) as items:
-                async for item in items:
-                    await queue.put((place, item))
-            await queue.put((place, None))
-        except Exception as error:
-            await queue.put((place, error))
-
-    pumps = [asyncio.create_task(pump(at, stream)) for at, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
-        left = len(pumps)
-        while left:
-            place, item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield place, item
+        await asyncio.gather(*tasks)
     finally:
-        for task in pumps:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ import secrets
 import typer
 from rich.console import Console
 
+from dovetail.audience import Viewer
 from dovetail.catalog import CatalogError
 from dovetail.cli.settings import with_settings
 from dovetail.config_sources import Settings
@@ -18,7 +19,6 @@ from dovetail_model import (
     DovetailError,
     Event,
     Failure,
-    Fold,
     Identity,
     ReasoningDelta,
     Request,
@@ -71,12 +71,9 @@ async def _ask() -> str:
 
 
 async def _listen(served: Offered, request: Request) -> Turn:
-    fold = Fold()
-    async for _, events in answer(served, request, lambda: f"call_{secrets.token_hex(12)}"):
-        for event in events:
-            fold.add(event)
-            _show(event)
-    message = fold.message()
+    viewer = Viewer(_show)
+    await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", viewer)
+    message = viewer.message()
     used = message.usage
     _out.print(
         f"\n[dim]{used.input_tokens} tokens in, {used.cached_tokens} cached, "

@@ -1,6 +1,7 @@
 """`dovetail serve`: a server, and what to paste to try it."""
 
 import asyncio
+import gc
 import json
 import shlex
 import socket
@@ -30,6 +31,8 @@ from dovetail.service import Service
 from dovetail.setup import DEFAULT_MODEL, build
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
+
+YOUNG = 10_000  # objects before the collector looks: most of a stream's are gone by then anyway
 
 _err = Console(stderr=True)
 
@@ -101,8 +104,16 @@ async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[]
     """Serves until told to stop. Says when it is ready."""
     task = asyncio.create_task(run_server(serving, [place]))
     if await until_started(serving, task):
+        _settle()
         ready()
     await task
+
+
+def _settle() -> None:
+    """What was loaded by now stays: the collector looks at it no more, in the midst of streams."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG)
 
 
 def _warn(service: Service, exposed: str | None) -> None:

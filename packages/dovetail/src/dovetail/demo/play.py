@@ -6,6 +6,7 @@ from importlib.resources import as_file, files
 
 from rich.console import Console
 
+from dovetail.audience import Viewer
 from dovetail.demo.model import demo_model
 from dovetail.demo.screen import Screen
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, read_script
@@ -16,7 +17,7 @@ from dovetail.pipeline import Watch, answer
 from dovetail.preparation import Prepared, Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served
-from dovetail_model import Fold, Message, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
 
 TURNS = 3
@@ -68,16 +69,11 @@ async def _turn(
     headers = {"x-claude-code-session-id": "demo"}
     request = MESSAGES.decode(json.dumps(body).encode(), headers)
     seen: list[Prepared] = []
-    fold = Fold()
-    batches = answer(
-        served, request, lambda: f"toolu_{secrets.token_hex(12)}", Watch(prepared=seen.append)
-    )
-    async for _, events in batches:
-        for event in events:
-            fold.add(event)
-            screen.show(event)
+    viewer = Viewer(screen.show)
+    watch = Watch(prepared=seen.append)
+    await answer(served, request, lambda: f"toolu_{secrets.token_hex(12)}", viewer, watch)
     screen.close()
-    return seen[0], fold.message()
+    return seen[0], viewer.message()
 
 
 def _tell(console: Console, prepared: Prepared, message: Message, exact: bool, before: int) -> None:

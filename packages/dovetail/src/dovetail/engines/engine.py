@@ -1,8 +1,11 @@
 """The seam to what generates. Token engines take ids and give ids; that is all they are asked.
 
 Rules for an engine:
-- `generate` yields deltas as they come, one or many ids each, and ends after a delta with a
-  `finish`. Closing the iterator cancels the generation within a token.
+- `generate` tells its listener the deltas as they come, one or many ids each, and returns after the
+  one with a `finish`. Cancelling it ends the generation within a token.
+- A listener is spoken to in the very call that brought the tokens: a switch of tasks for each of
+  them would cost more than all that is done with it. One that has no room says so, and is waited
+  for.
 - The token that ended the turn is part of the last delta's ids, if the engine knows it.
 - A failure is an `EngineError` of `dovetail_model`, never a clean end.
 - `cached` is told once, with the first delta, or with the last if the engine learns it late.
@@ -62,6 +65,16 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     exact: bool = True
 
 
+class Listener(Protocol):
+    """Who hears an answer."""
+
+    def hear(self, delta: TokenDelta) -> bool:
+        """Takes a delta. False: `wait` before the next one."""
+
+    async def wait(self) -> bool:
+        """Returns when there is room for more: False where no more is wanted."""
+
+
 @dataclass(frozen=True)
 class Health:
     """Whether an engine can take requests, and what it says about itself."""
@@ -118,7 +131,7 @@ class TokenEngine(Protocol):
     async def start(self) -> None:
         """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]: ...
+    async def generate(self, request: EngineRequest, listener: Listener) -> None: ...
 
     async def health(self) -> Health: ...
 

@@ -24,8 +24,11 @@ class Incoming:
         self.headers: dict[str, str] = {}
         self.status = 0
 
-    def feed(self, data: bytes) -> None:
-        """Takes what was read. Raises `ValueError` with what is wrong with it."""
+    def feed(self, data: bytes) -> bytes:
+        """Takes what was read, and gives the part of the body that is in it.
+
+        Raises `ValueError` with what is wrong with it.
+        """
         if not self.begun:
             self._seen += len(data)
         try:
@@ -35,6 +38,10 @@ class Incoming:
                 raise ValueError(str(fault)) from fault
         if not self.begun and self._seen > LONGEST_HEAD:
             raise ValueError("its head does not end")
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return body
 
     def close(self) -> None:
         """The connection has ended. Raises `ValueError` if the answer has not."""
@@ -42,14 +49,6 @@ class Incoming:
         if not self.begun or (framed and not self.complete):
             raise ValueError("the connection was closed in the middle")
         self.complete = True
-
-    def take(self) -> bytes:
-        """The part of the body that has come since the last time."""
-        parts = self._parts
-        if not parts:
-            return b""
-        self._parts = []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # What the parser calls.
 
@@ -85,6 +84,18 @@ class PayloadReader:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of all events that this piece completes."""
+        if not self._line and not self._data and piece.startswith(b"data: "):
+            whole = piece[6:-2].split(b"\n\ndata: ")
+            # Nothing but whole events of one line each: what nearly every piece is.
+            if (
+                piece.endswith(b"\n\n")
+                and piece.count(b"\n") == 2 * len(whole)
+                and b"\r" not in piece
+            ):
+                return whole
+        return self._take_apart(piece)
+
+    def _take_apart(self, piece: bytes) -> list[bytes]:
         if b"\n" not in piece:
             self._line.append(piece)
             return []

@@ -10,18 +10,17 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import urlsplit
 
 import h11
 
-from dovetail.engines.incoming import Incoming, PayloadReader
+from dovetail.engines.line import Line, Take, Wait
 from dovetail_model import EngineTimeout, EngineUnavailable
 from dovetail_protocols import ServerEvent, SseReader
 
-READ_SIZE = 65536
 LONGEST = 64 << 20  # bytes of an answer that is read whole
 
 
@@ -88,10 +87,10 @@ class Reply:
 
     __slots__ = ("_line", "headers", "status")
 
-    def __init__(self, line: "_Line", status: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
-        self.status = status
-        self.headers = headers
+        self.status = line.status
+        self.headers: Mapping[str, str] = line.headers
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
@@ -106,16 +105,12 @@ class Reply:
                 for event in reader.feed(chunk):
                     yield event
 
-    async def payloads(self) -> AsyncGenerator[list[bytes]]:
-        """The data of server-sent events, those together that came together.
+    async def pour(self, take: Take, wait: Wait) -> None:
+        """The body to `take`, up to its end, each part in the call that brings it.
 
-        Their names are left out. This is the way for streams with a frame for every token.
+        Where `take` returns False, `wait` says whether there is to be more.
         """
-        reader = PayloadReader()
-        while (data := await self._line.body()) is not None:
-            found = reader.feed(data)
-            if found:
-                yield found
+        await self._line.pour(take, wait)
 
     async def read(self) -> bytes:
         """The whole body. A server that never ends is told from one that has much to say."""
@@ -135,7 +130,7 @@ class Lines:
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: set[_Line] = set()
+        self._open: set[Line] = set()
 
     def drop(self) -> None:
         """Whoever reads on, or still waits for an answer, is told that the connection broke."""
@@ -143,7 +138,7 @@ class Lines:
             line.drop()
 
     @contextmanager
-    def holding(self, line: "_Line") -> Iterator[None]:
+    def holding(self, line: Line) -> Iterator[None]:
         self._open.add(line)
         try:
             yield
@@ -157,103 +152,15 @@ async def send(endpoint: Endpoint, call: Call, lines: Lines | None = None) -> As
     """The answer to a call. Leaving the block drops the connection, finished or not."""
     line = await _connect(endpoint, call.patience)
     with (lines or Lines()).holding(line):
-        await line.ask(endpoint, call)
-        yield await line.head()
+        line.ask(_request(str(endpoint), endpoint, call))
+        await line.head()
+        yield Reply(line)
 
 
 async def fetch(endpoint: Endpoint, call: Call) -> tuple[int, bytes]:
     """Status and whole body of a short answer."""
     async with send(endpoint, call) as reply:
         return reply.status, await reply.read()
-
-
-class _Line:
-    """One connection and the one exchange on it. A watch ends it when it has been silent."""
-
-    __slots__ = (
-        "_answer",
-        "_loop",
-        "_name",
-        "_reader",
-        "_silence",
-        "_since",
-        "_waiting",
-        "_watch",
-        "_writer",
-    )
-
-    def __init__(
-        self,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        name: str,
-        silence: float,
-    ) -> None:
-        self._reader, self._writer = streams
-        self._name = name
-        self._silence = silence
-        self._answer = Incoming()
-        self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()
-        self._waiting = True
-        self._watch: asyncio.TimerHandle | None = self._loop.call_later(silence, self._look)
-
-    async def ask(self, endpoint: Endpoint, call: Call) -> None:
-        # A server may refuse before it has read everything: its answer tells more than the fault.
-        with suppress(ConnectionError):
-            self._writer.writelines(_request(self._name, endpoint, call))
-            await self._writer.drain()
-
-    async def head(self) -> Reply:
-        while not self._answer.begun:
-            await self._listen()
-        return Reply(self, self._answer.status, self._answer.headers)
-
-    async def body(self) -> bytes | None:
-        """More of the body; None at its end."""
-        answer = self._answer
-        while True:
-            data = answer.take()
-            if data:
-                return data
-            if answer.complete:
-                return None
-            await self._listen()
-
-    async def _listen(self) -> None:
-        self._since, self._waiting = self._loop.time(), True
-        try:
-            data = await self._reader.read(READ_SIZE)
-        except OSError as fault:
-            raise EngineUnavailable(f"the connection to {self._name} broke") from fault
-        self._waiting = False
-        if self._watch is None:
-            raise EngineTimeout(f"{self._name} was silent for {self._silence:g} s")
-        try:
-            if data:
-                self._answer.feed(data)
-            else:
-                self._answer.close()
-        except ValueError as fault:
-            raise EngineUnavailable(f"{self._name} broke off its answer ({fault})") from fault
-
-    def _look(self) -> None:
-        """One timer for the whole line: setting one for every read would cost more than reading.
-
-        While nobody reads, the silence is not the server's.
-        """
-        now = self._loop.time()
-        until = self._since + self._silence if self._waiting else now + self._silence
-        if now < until:
-            self._watch = self._loop.call_at(until, self._look)
-            return
-        self._watch = None
-        self._writer.transport.abort()
-
-    def drop(self) -> None:
-        """Closes at once: what was not sent yet is not wanted any more."""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._writer.transport.abort()
 
 
 def _request(name: str, endpoint: Endpoint, call: Call) -> list[bytes]:
@@ -293,16 +200,23 @@ def _reason(fault: Exception) -> str:
     return os.strerror(number) if number else type(fault).__name__
 
 
-async def _connect(endpoint: Endpoint, patience: Patience) -> _Line:
+async def _connect(endpoint: Endpoint, patience: Patience) -> Line:
+    loop, name = asyncio.get_running_loop(), str(endpoint)
+
+    def line() -> Line:
+        return Line(name, patience.silence)
+
     try:
         async with asyncio.timeout(patience.connect):
             if endpoint.socket is not None:
-                streams = await asyncio.open_unix_connection(endpoint.socket)
+                _, connected = await loop.create_unix_connection(line, endpoint.socket)
             else:
                 secure = _secure() if endpoint.tls else None
-                streams = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=secure)
+                _, connected = await loop.create_connection(
+                    line, endpoint.host, endpoint.port, ssl=secure
+                )
     except TimeoutError as fault:
-        raise EngineTimeout(f"no connection to {endpoint} in {patience.connect:g} s") from fault
+        raise EngineTimeout(f"no connection to {name} in {patience.connect:g} s") from fault
     except (OSError, ValueError) as fault:
-        raise EngineUnavailable(f"no connection to {endpoint} ({_reason(fault)})") from fault
-    return _Line(streams, str(endpoint), patience.silence)
+        raise EngineUnavailable(f"no connection to {name} ({_reason(fault)})") from fault
+    return connected

@@ -1,6 +1,7 @@
 """The account of one request: what happened to it and when, for metrics, logs and headers."""
 
 from bisect import bisect_left
+from itertools import pairwise
 from time import perf_counter
 
 from dovetail.http.exchange import Exchange
@@ -13,6 +14,7 @@ from dovetail.stability import describe, headers
 from dovetail_model import Diagnostic, DovetailError, Event, Failure, Finish, Request, Usage
 
 HUNG_UP = 499  # no status that anybody gets: the client is gone
+UNCOUNTED = 64  # batches whose times may wait: counted in one go, each costs a fraction
 
 
 class Account:
@@ -25,13 +27,13 @@ class Account:
         "_exchange",
         "_first",
         "_gaps",
-        "_last",
         "_log_prefix",
         "_metrics",
         "_model",
         "_queued",
         "_request",
         "_status",
+        "_times",
         "_told",
         "prepared",
     )
@@ -48,12 +50,12 @@ class Account:
         self._gaps = Gaps()
         self._queued = False
         self._first: float | None = None
-        self._ends: dict[int, list[Event]] = {}  # of each choice, the last events
+        self._ends: list[list[Event]] = []  # of each choice, the last events
         self._error: str | None = None
         self._status: int | None = None
         self._told: dict[str, None] = {}  # what a client hears without asking
         self.prepared: Prepared | None = None
-        self._last = exchange.started  # when something was last heard of the engine
+        self._times = [exchange.started]  # when the engine was heard: the last is not forgotten
 
     def open(self) -> None:
         """The request is counted from now on."""
@@ -64,6 +66,7 @@ class Account:
         self._request = request
         self._model = served.name
         self._gaps = self._metrics.gaps(served.name)
+        self._ends = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
         self._metrics.queued(+1)
 
@@ -94,24 +97,39 @@ class Account:
 
     def heard(self, choice: int, events: list[Event]) -> None:
         """More of the answer. Runs for every batch of tokens, so it does next to nothing."""
-        now = perf_counter()
-        if self._first is None:
-            self._await_first(events, now)
-        else:
-            gaps, gap = self._gaps, now - self._last
-            gaps.counts[bisect_left(GAPS, gap)] += 1
-            gaps.sum += gap
-        self._last = now
+        self._times.append(perf_counter())
         self._ends[choice] = events
+        if (
+            len(events) > 1
+            or type(events[0]) is Diagnostic
+            or self._first is None
+            or len(self._times) > UNCOUNTED
+        ):
+            self._look_closer(events)
+
+    def _look_closer(self, events: list[Event]) -> None:
+        if self._first is None:
+            self._await_first(events)
+        elif len(self._times) > UNCOUNTED:
+            self._count_gaps()
         for event in events:
             if type(event) is Diagnostic:
                 self._metrics.diagnosed(self._model, event.code)
 
-    def _await_first(self, events: list[Event], now: float) -> None:
+    def _await_first(self, events: list[Event]) -> None:
         """The true input tokens are told before the model has said anything."""
+        del self._times[:-1]
         if len(events) > 1 or type(events[0]) is not Usage:
-            self._first = now
+            self._first = self._times[-1]
             self._leave_queue()
+
+    def _count_gaps(self) -> None:
+        """The times between batches, from the first tokens on."""
+        times, counts = self._times, self._gaps.counts
+        for before, now in pairwise(times):
+            counts[bisect_left(GAPS, now - before)] += 1
+        self._gaps.sum += times[-1] - times[0]
+        del times[:-1]
 
     @property
     def silent(self) -> bool:
@@ -125,12 +143,12 @@ class Account:
 
     def silence(self) -> float:
         """Seconds since something was heard."""
-        return perf_counter() - self._last
+        return perf_counter() - self._times[-1]
 
     @property
     def failure(self) -> Failure | None:
         """The failure that the answer ended with, if it did."""
-        ends = (events[-1] for events in self._ends.values())
+        ends = (events[-1] for events in self._ends if events)
         return next((end for end in ends if isinstance(end, Failure)), None)
 
     def headers(self) -> list[tuple[str, str]]:
@@ -158,6 +176,7 @@ class Account:
 
     def close(self) -> None:
         """The request is over."""
+        self._count_gaps()
         self._leave_queue()
         end = self._end()
         self._metrics.ended(end)
@@ -195,12 +214,12 @@ class Account:
         """Why the answer ended; of several choices, the first one's reason."""
         if self.failure is not None:
             return "error"
-        ends = (events[-1] for events in self._ends.values())
+        ends = (events[-1] for events in self._ends if events)
         return next((end.reason for end in ends if isinstance(end, Finish)), None)
 
     def _usage(self) -> Usage | None:
         """The tokens of all choices. Their prompt is one, and counted once."""
-        told = [e for events in self._ends.values() for e in events[-2:] if isinstance(e, Usage)]
+        told = [e for events in self._ends for e in events[-2:] if isinstance(e, Usage)]
         if not told:
             return self._prompt_alone()
         return Usage(

@@ -1,8 +1,9 @@
 """One request and its answer, as ASGI carries them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import perf_counter
+from typing import Any
 from urllib.parse import parse_qsl
 
 from dovetail.http.asgi import Message, Receive, Scope, Send
@@ -23,6 +24,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "extensions",
         "extra",
         "headers",
         "method",
@@ -42,6 +44,7 @@ class Exchange:
         self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         self.query_string: bytes = scope.get("query_string", b"")
         self.headers = _read(scope["headers"])
+        self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
         self.receive: Receive = receive
         self.send: Send = send
         self.status: int | None = None

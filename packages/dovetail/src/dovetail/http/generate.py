@@ -13,7 +13,7 @@ from dovetail.http.lifeline import Lifeline
 from dovetail.http.options import HttpOptions
 from dovetail.http.raw import raw
 from dovetail.http.stream import SSE, Streaming
-from dovetail.http.whole import collect
+from dovetail.http.whole import Whole
 from dovetail.pipeline import Watch, answer, tokens_of
 from dovetail.service import Offered, Served, Service
 from dovetail_model import (
@@ -73,13 +73,15 @@ class Generator:
             migrated=account.on_migrated,
             relayed=account.on_relayed,
         )
-        events = answer(served, request, call_ids(codec.call_id_prefix), watch)
+        new_call_id = call_ids(codec.call_id_prefix)
         if request.stream:
             encoder = codec.stream(request, new_id, time.time)
             streaming = Streaming(exchange, account, codec, encoder, self._options.keep_alive)
-            await streaming.run(events, lifeline)
+            await streaming.run(answer(served, request, new_call_id, streaming, watch), lifeline)
             return
-        body = await collect(events, request, codec, account)
+        whole = Whole(request, codec, account)
+        await answer(served, request, new_call_id, whole, watch)
+        body = whole.body()
         lifeline.release()
         await exchange.answer(200, body, headers=account.headers())
 

@@ -1,19 +1,18 @@
-"""An answer as a stream of frames. `_forward` is the hot path: it runs for every batch of tokens.
+"""An answer as a stream of frames. `hear` is the hot path: it runs for every batch of tokens.
 
-Nothing here switches tasks but the waiting for the engine and, where a client reads slowly, for the
-client: then nothing more is asked of the engine until the client has caught up.
+Nothing here switches tasks, unless a client reads slowly: then nothing more is asked of the engine
+until the client has caught up.
 """
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Awaitable
 
 from dovetail.http.account import Account
-from dovetail.http.asgi import Message
 from dovetail.http.errors import status_of, told
 from dovetail.http.exchange import Exchange, end_of
 from dovetail.http.lifeline import Lifeline
-from dovetail.pipeline import Answer
-from dovetail_model import ReasoningDelta, error_of
+from dovetail.http.outlet import Outlet
+from dovetail_model import Event, ReasoningDelta, error_of
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
 SSE = "text/event-stream; charset=utf-8"
@@ -29,11 +28,12 @@ class Streaming:
 
     __slots__ = (
         "_account",
-        "_beat",
-        "_begun",
         "_codec",
+        "_encode",
         "_encoder",
         "_exchange",
+        "_heard",
+        "_outlet",
         "_pause",
         "_timer",
     )
@@ -51,39 +51,42 @@ class Streaming:
         self._codec = codec
         self._encoder = encoder
         self._pause = keep_alive
-        self._begun = False
         self._timer: asyncio.TimerHandle | None = None
-        self._beat: asyncio.Task[None] | None = None
+        self._outlet = Outlet(exchange, self._begin)
+        self._encode, self._heard = encoder.encode, account.heard
 
-    async def run(self, answer: Answer, lifeline: Lifeline) -> None:
+    async def run(self, answer: Awaitable[None], lifeline: Lifeline) -> None:
         """The whole stream. The body ends as soon as the answer does."""
+        self._wait(self._pause)
         try:
-            async with aclosing(answer):
-                await self._forward(answer)
+            await answer
             self._note_failure()
         except Exception as error:
-            if not self._begun:
+            if not self._outlet.used:
                 raise
-            await self._break_off(error)
+            self._break_off(error)
+        except asyncio.CancelledError:
+            self._outlet.drop()
+            raise
         finally:
             self._stop_beating()
+        await self._outlet.room()
         lifeline.release()
         await self._exchange.send(end_of())
 
-    async def _forward(self, answer: Answer) -> None:
-        encode, send, heard = self._encoder.encode, self._exchange.send, self._account.heard
-        async for choice, events in answer:
-            if not self._begun:
-                await self._begin()
-            heard(choice, events)
-            frames = encode(events, choice)
-            if frames:
-                await send({"type": "http.response.body", "body": frames, "more_body": True})
+    def hear(self, choice: int, events: list[Event]) -> bool:
+        """More of the answer."""
+        self._heard(choice, events)
+        frames = self._encode(events, choice)
+        outlet = self._outlet
+        return outlet.write(frames) if frames or not outlet.used else True
+
+    async def room(self) -> None:
+        """Returns when the client has caught up."""
+        await self._outlet.room()
 
     async def _begin(self) -> None:
-        self._begun = True
         await self._exchange.begin(200, SSE, [*_HEADERS, *self._account.headers()])
-        self._wait(self._pause)
 
     def _note_failure(self) -> None:
         """A failure that the pipeline told as an event counts as the status it would have been."""
@@ -92,30 +95,28 @@ class Streaming:
             error = error_of(failure)
             self._account.failed(error, status_of(error, self._codec))
 
-    async def _break_off(self, error: Exception) -> None:
+    def _break_off(self, error: Exception) -> None:
         """The pipeline has told its own failures; an encoder that has ended says no more."""
         failure = told(error)
         self._account.failed(failure, status_of(failure, self._codec))
         frames = self._encoder.encode([failure.failure()])
         if frames:
-            await self._exchange.send(_more(frames))
+            self._outlet.write(frames)
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Has there been silence for so long that the client needs a sign of life?"""
-        left = self._pause - self._account.silence()
-        if left > 0:
-            self._wait(left)
-        else:
-            self._beat = asyncio.create_task(self._show_life())
+        """Has there been silence for so long that the client needs a sign of life?
 
-    async def _show_life(self) -> None:
-        frames = self._sign_of_life()
-        if frames:
-            await self._exchange.send(_more(frames))
-        self._wait(self._pause)
+        One that does not read what there is would not see it.
+        """
+        left = self._pause - self._account.silence()
+        if left <= 0 and self._outlet.used and not self._outlet.full:
+            frames = self._sign_of_life()
+            if frames:
+                self._outlet.write(frames)
+        self._wait(left if left > 0 else self._pause)
 
     def _sign_of_life(self) -> bytes:
         """Claude Code gives up after 300 s in which nothing but pings came.
@@ -130,9 +131,3 @@ class Streaming:
     def _stop_beating(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._beat is not None:
-            self._beat.cancel()
-
-
-def _more(frames: bytes) -> Message:
-    return {"type": "http.response.body", "body": frames, "more_body": True}

@@ -8,12 +8,11 @@ said, and asks again with it.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from time import monotonic
+from collections.abc import Awaitable, Callable, Sequence
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, TokenEngine
-from dovetail.routing.worker import Worker
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenEngine
+from dovetail.engines.pulling import whole
+from dovetail.routing.worker import Noted, Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered
 LOOK_EVERY = 10.0  # seconds
@@ -76,15 +75,14 @@ class Pool:
         if len(self.workers) > 1 and not self.abilities.local:
             self._looking = asyncio.create_task(self._look_after())
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         """The answer of one replica. Raises what that raises."""
         worker = self._choose(request.session)
         await self._make_way(worker)
+        if self._looking is not None:
+            listener = Noted(worker, listener)
         with worker.working():
-            async with aclosing(worker.engine.generate(request)) as deltas:
-                async for delta in deltas:
-                    worker.heard = monotonic()
-                    yield delta
+            await worker.engine.generate(request, listener)
 
     def warm(self, session: str | None, expected: Expected) -> None:
         """Has a prompt read ahead of its request, until its replica has something better to do."""
@@ -147,9 +145,7 @@ class Pool:
             if request is None or worker.busy or not worker.up:
                 return
             with worker.working():
-                async with aclosing(worker.engine.generate(request)) as deltas:
-                    async for _ in deltas:
-                        pass
+                await whole(worker.engine, request)
             self.warmed += 1
         except Exception as error:  # nobody waits for it, and nobody is the worse for it
             _log.info(

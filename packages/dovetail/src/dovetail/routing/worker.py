@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from dovetail.engines.engine import Health, TokenEngine, health_of
+from dovetail.engines.engine import Health, Listener, TokenDelta, TokenEngine, health_of
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
@@ -141,6 +141,21 @@ class Worker:
     def _fields(self, fault: DovetailError | None) -> dict[str, object]:
         reason = {} if fault is None else {"reason": fault.message}
         return {"fields": {"engine": self.engine.name, "replica": self.number, **reason}}
+
+
+class Noted:
+    """Hears for another, and notes when: a replica that says nothing is looked at."""
+
+    __slots__ = ("_hear", "_worker", "wait")
+
+    def __init__(self, worker: Worker, listener: Listener) -> None:
+        self._worker = worker
+        self._hear = listener.hear
+        self.wait = listener.wait
+
+    def hear(self, delta: TokenDelta) -> bool:
+        self._worker.heard = monotonic()
+        return self._hear(delta)
 
 
 def _told(error: Exception) -> DovetailError:

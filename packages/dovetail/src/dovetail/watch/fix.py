@@ -68,7 +68,8 @@ class FixApp:
         if len(body) > _MOST_BYTES:
             gate.refusal = "the body is too large"
         else:
-            await self._app(scope, _again(body, receive), gate.send)
+            # Written to the connection directly, an answer would not pass through here.
+            await self._app({**scope, "extensions": {}}, _again(body, receive), gate.send)
         if gate.refusal is not None:
             taking.server = "upstream"
             self._fell_back(gate.refusal)

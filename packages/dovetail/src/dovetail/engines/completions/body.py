@@ -7,6 +7,7 @@ import msgspec
 
 from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import EngineRequest, Syntax
+from dovetail.engines.spelling import Spelling
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `structured_outputs` that takes each notation.
@@ -30,7 +31,12 @@ _json = msgspec.json.Encoder()
 
 
 def body(
-    request: EngineRequest, model: str, *, priority: bool, extra: Mapping[str, Any] | None = None
+    request: EngineRequest,
+    spelling: Spelling,
+    model: str,
+    *,
+    priority: bool,
+    extra: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The request as JSON. What sampling leaves open is the server's, or the model's, default.
 
@@ -39,7 +45,7 @@ def body(
     """
     fields: dict[str, Any] = {
         "model": model,
-        "prompt": request.prompt.tolist(),
+        "prompt": spelling.spell(request.prompt, request.session),
         "max_tokens": max(request.max_tokens, 1),
         "request_id": request.id,
         **_FIXED,

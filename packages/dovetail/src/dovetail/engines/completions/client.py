@@ -1,14 +1,15 @@
 """One server of the completions protocol, as a source of deltas."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail.engines.completions.body import body
 from dovetail.engines.completions.faults import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
-from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.engine import EngineRequest, Listener
+from dovetail.engines.spelling import Spelling
+from dovetail.engines.telling import Telling
 from dovetail.engines.wire import Call, Endpoint, Lines, Patience, send
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 
@@ -33,6 +34,7 @@ class CompletionsClient:
         "_model",
         "_patience",
         "_priority",
+        "_spelling",
         "_who",
         "tells_cached",
     )
@@ -52,54 +54,46 @@ class CompletionsClient:
         self._patience = patience
         self._extra = extra or {}
         self._priority = True
+        self._spelling = Spelling()
         self._lines = Lines()
         self.tells_cached: bool | None = None
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        """Deltas as they come. Closing it drops the connection, at which the server stops."""
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """Deltas as they come. Leaving it drops the connection, at which the server stops."""
         with_priority = self._priority and request.priority != 0
         try:
-            async with aclosing(self._answer(request, with_priority)) as deltas:
-                async for delta in deltas:
-                    yield delta
-            return
+            await self._answer(request, listener, with_priority)
         except ClientError as error:
             if not (with_priority and refuses_priority(error)):
                 raise
             self._note_refusal(error)
-        async with aclosing(self._answer(request, False)) as deltas:
-            async for delta in deltas:
-                yield delta
+            await self._answer(request, listener, False)
 
     def drop(self) -> None:
         """Breaks off every answer that still comes: each of them ends with an error."""
         self._lines.drop()
 
     async def _answer(
-        self, request: EngineRequest, with_priority: bool
-    ) -> AsyncGenerator[TokenDelta]:
-        asked = body(request, self._model, priority=with_priority, extra=self._extra)
+        self, request: EngineRequest, listener: Listener, with_priority: bool
+    ) -> None:
+        spelling, extra = self._spelling, self._extra
+        asked = body(request, spelling, self._model, priority=with_priority, extra=extra)
         call = Call("POST", PATH, asked, patience=self._patience)
         reader = FrameReader(request, self._who)
+        telling = Telling(reader.read, listener)
         async with send(self._endpoint, call, self._lines) as reply:
             if reply.status != 200:
                 raise error_of_status(self._who, reply.status, await reply.read())
             try:
-                async with aclosing(reply.payloads()) as batches:
-                    async for payloads in batches:
-                        delta = reader.read(payloads)
-                        if delta is not None:
-                            yield delta
-                            if delta.finish is not None:
-                                return
-                yield reader.end()
+                await reply.pour(telling.take, telling.wait)
             except EngineUnavailable:
                 if not reader.ended:
-                    raise
-                yield reader.end()  # the answer was whole; only what was cached is not known
+                    raise  # else the answer was whole; only what was cached is not known
             finally:
                 if reader.ended:
                     self.tells_cached = reader.cached_told
+            if not telling.over:
+                listener.hear(reader.end())
 
     def _note_refusal(self, error: DovetailError) -> None:
         """Once: a server that does not schedule by priority is not told one again."""

@@ -26,10 +26,12 @@ class Probabilities(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    token_ids: list[int] | None = None
+    """Its fields stand in vLLM's own order: so the decoder finds them fastest."""
+
+    logprobs: Probabilities | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: Probabilities | None = None
+    token_ids: list[int] | None = None
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):

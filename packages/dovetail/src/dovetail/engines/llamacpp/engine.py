@@ -1,12 +1,9 @@
 """llama.cpp as a token engine: ids in, ids out, over the native API of its server."""
 
 import asyncio
-from array import array
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from pathlib import Path
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.llamacpp.completion import body, refusal
 from dovetail.engines.llamacpp.frames import FrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
@@ -14,6 +11,7 @@ from dovetail.engines.llamacpp.process import ServerProcess
 from dovetail.engines.llamacpp.recovery import Recovery
 from dovetail.engines.llamacpp.sizing import SMALLEST, free_memory, trained_window, window
 from dovetail.engines.llamacpp.slots import Slots
+from dovetail.engines.telling import Telling
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
@@ -76,33 +74,28 @@ class LlamaCppEngine:
         self._slots = Slots(self._options.slots)
         self._endpoint = await self._process.start(self._path, length)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        """Deltas as they come. Closing it drops the connection, at which llama.cpp stops."""
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """Deltas as they come. Leaving it drops the connection, at which llama.cpp stops."""
         endpoint, recovery = self._endpoint, self._recovery
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
         check_length(request, self.abilities.context_length)
-        slots, process, said = self._slots, self._process, array(request.prompt.typecode)
+        slots, process = self._slots, self._process
         slot = await slots.take(request.session, request.prompt)
         reader = FrameReader(request, self._tokenizer, recovery)
+        telling = Telling(reader.read, listener)
         try:
             call = Call("POST", "/completion", body(request, slot.number), patience=PATIENCE)
-            async with send(endpoint, call) as reply, aclosing(reply.events()) as events:
+            async with send(endpoint, call) as reply:
                 if reply.status != 200:
                     raise refusal(reply.status, await reply.read())
-                async for event in events:
-                    delta = reader.read(event.data)
-                    if delta is None:
-                        continue
-                    said.extend(delta.ids)
-                    yield delta
-                    if delta.finish is not None:
-                        return
-            raise EngineUnavailable("llama.cpp ended its answer without a word")
+                await reply.pour(telling.take, telling.wait)
+            if not telling.over:
+                raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
             await process.explain(fault)
         finally:
-            slots.give_back(slot, said)
+            slots.give_back(slot, reader.said)
 
     async def health(self) -> Health:
         """Whether the server answers, and its account of slots and of recovered ids."""

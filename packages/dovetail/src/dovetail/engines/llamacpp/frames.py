@@ -1,6 +1,7 @@
 """The stream of `/completion`, frame by frame, as deltas."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -47,7 +48,7 @@ class Frame(msgspec.Struct, frozen=True):
 class FrameReader:
     """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted."""
 
-    __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer")
+    __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "said")
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer, recovery: Recovery) -> None:
         self._request = request
@@ -55,9 +56,22 @@ class FrameReader:
         self._recovery = recovery
         self._count = 0
         self._cached: int | None = None
+        self.said = array(request.prompt.typecode)  # the ids of all deltas
 
-    def read(self, data: str) -> TokenDelta | None:
-        """The delta of a frame; None for one that only tells progress."""
+    def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
+        """The delta of frames that came together; None where they only tell progress."""
+        told: TokenDelta | None = None
+        for payload in payloads:
+            delta = self._read(payload)
+            if delta is not None:
+                told = delta if told is None else _joined(told, delta)
+            if told is not None and told.finish is not None:
+                break
+        if told is not None:
+            self.said.extend(told.ids)
+        return told
+
+    def _read(self, data: bytes) -> TokenDelta | None:
         try:
             frame = msgspec.json.decode(data, type=Frame)
         except msgspec.DecodeError as fault:
@@ -129,3 +143,13 @@ class FrameReader:
             for one in told
         ]
         return (*unknown, *known)
+
+
+def _joined(first: TokenDelta, then: TokenDelta) -> TokenDelta:
+    return TokenDelta(
+        ids=[*first.ids, *then.ids],
+        logprobs=(*first.logprobs, *then.logprobs),
+        finish=then.finish,
+        cached=then.cached if first.cached is None else first.cached,
+        exact=first.exact and then.exact,
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Syntax, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
 from dovetail.engines.scripted.cache import PrefixCache
 from dovetail.engines.scripted.casting import Casting
 from dovetail.engines.scripted.pauses import Pauses
@@ -123,12 +123,13 @@ class ScriptedEngine:
         }
         return Health(broken is None, broken or "", facts)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         """The deltas of the answer."""
         async with aclosing(self.bursts(request)) as bursts:
             async for burst in bursts:
                 for delta in burst:
-                    yield delta
+                    if not listener.hear(delta) and not await listener.wait():
+                        return
 
     async def bursts(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """The same deltas, those that are due together in one list."""

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.serving.model import ServedModel
 from dovetail.engines.serving.request import CompletionRequest
-from dovetail_tokenizers import Detokenizer, Tokenizer
+from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -53,13 +54,13 @@ class Choice(msgspec.Struct):
 class Writer:
     """Deltas to choices and bytes, for one answer."""
 
-    def __init__(
-        self, body: CompletionRequest, request: EngineRequest, tokenizer: Tokenizer, eos: int | None
-    ) -> None:
+    def __init__(self, body: CompletionRequest, request: EngineRequest, model: ServedModel) -> None:
         self.body = body
         self._request = request
-        self._eos = eos
-        self._detokenizer = Detokenizer(tokenizer, keep_controls=not body.skip_special_tokens)
+        self._eos = next(iter(model.eos_ids), None)
+        self._detokenizer = Detokenizer(
+            model.tokenizer, model.texts, keep_controls=not body.skip_special_tokens
+        )
         self._offset = 0
         self.tally = Tally(len(request.prompt))
 

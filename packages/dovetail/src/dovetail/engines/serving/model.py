@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import PlainTexts, Tokenizer, load
 
 MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
 _FILES = ("config", "generation_config", "tokenizer_config")
@@ -20,6 +21,11 @@ class ServedModel:
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...] = ()
     max_model_len: int = MAX_MODEL_LEN
+
+    @cached_property
+    def texts(self) -> PlainTexts:
+        """The texts of its tokens, shared by all answers."""
+        return PlainTexts(self.tokenizer)
 
 
 def read_model(

@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.pulling import pulled
 from dovetail.engines.serving.answer import DONE, Envelope, Writer, merge
 from dovetail.engines.serving.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
 from dovetail.engines.serving.load import Load
@@ -115,7 +116,7 @@ class CompletionsServer:
         request = engine_request(body, prompt, model.eos_ids, room)
         if request.session is None:
             request = msgspec.structs.replace(request, session=exchange.header(SESSION_HEADER))
-        writer = Writer(body, request, model.tokenizer, next(iter(model.eos_ids), None))
+        writer = Writer(body, request, model)
         answer = self._stream if body.stream else self._whole
         await exchange.unless_gone(answer(exchange, request, writer))
 
@@ -166,7 +167,7 @@ class CompletionsServer:
             self._load.end(writer.tally)
 
     async def _singly(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta]]:
-        async with aclosing(self._engine.generate(request)) as deltas:
+        async with aclosing(pulled(self._engine, request)) as deltas:
             async for delta in deltas:
                 yield [delta]
 

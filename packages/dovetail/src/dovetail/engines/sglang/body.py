@@ -8,6 +8,7 @@ import msgspec
 from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.sglang.facts import Polarity
+from dovetail.engines.spelling import Spelling
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `sampling_params` that takes each notation.
@@ -22,7 +23,7 @@ CONSTRAINTS: Mapping[Syntax, str] = {
 _json = msgspec.json.Encoder()
 
 
-def body(request: EngineRequest, rid: str, priority: Polarity | None) -> bytes:
+def body(request: EngineRequest, spelling: Spelling, rid: str, priority: Polarity | None) -> bytes:
     """The request as JSON. `rid` names it to SGLang; `priority` is None where it takes none.
 
     Stop texts are not passed on: who asks watches for them. `session_id` lets SGLang keep what a
@@ -30,7 +31,7 @@ def body(request: EngineRequest, rid: str, priority: Polarity | None) -> bytes:
     """
     fields: dict[str, Any] = {
         "rid": rid,
-        "input_ids": request.prompt.tolist(),
+        "input_ids": spelling.spell(request.prompt, request.session),
         "sampling_params": _sampling_params(request),
         "stream": True,
     }

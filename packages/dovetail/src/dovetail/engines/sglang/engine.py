@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from secrets import token_hex
 
 import msgspec
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.discovery import SERVER_PATHS, ask, health_path
 from dovetail.engines.sglang.facts import Facts, facts_of
 from dovetail.engines.sglang.faults import WHO, refusal
 from dovetail.engines.sglang.frames import FrameReader
 from dovetail.engines.sglang.options import SglangOptions
+from dovetail.engines.spelling import Spelling
+from dovetail.engines.telling import Telling
 from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
@@ -47,6 +47,7 @@ class SglangEngine:
         self._takes_aborts = True
         self._running: set[str] = set()
         self._lines = Lines()
+        self._spelling = Spelling()
         self._aborts: set[asyncio.Task[None]] = set()
         self.abilities = self._abilities()
 
@@ -62,37 +63,28 @@ class SglangEngine:
                 WHO,
             )
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        """Deltas as they come. Closing it drops the connection and tells SGLang to stop."""
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """Deltas as they come. Leaving it drops the connection and tells SGLang to stop."""
         check_length(request, self.abilities.context_length)
         # An abort means every request whose id begins with it, so none may be another's beginning.
         rid = f"{token_hex(8)}-{request.id}"
         reader = FrameReader(request, self._tokenizer)
+        telling = Telling(reader.read, listener)
         patience = Patience(silence=self._options.silence)
-        call = Call(
-            "POST", "/generate", body(request, rid, self._facts.priority), patience=patience
-        )
+        asked = body(request, self._spelling, rid, self._facts.priority)
+        call = Call("POST", "/generate", asked, patience=patience)
         wanted = True
         self._running.add(rid)
         try:
             self._check_running(rid)
-            async with (
-                send(self._endpoint, call, self._lines) as reply,
-                aclosing(reply.payloads()) as batches,
-            ):
+            async with send(self._endpoint, call, self._lines) as reply:
                 self._check_running(rid)
                 if reply.status != 200:
                     wanted = False
                     raise refusal(reply.status, await reply.read())
-                async for payloads in batches:
-                    self._check_running(rid)
-                    delta = reader.read(payloads)
-                    if delta is None:
-                        continue
-                    yield delta
-                    if delta.finish is not None:
-                        return
-            raise EngineUnavailable(f"{WHO} ended its answer without a word")
+                await reply.pour(telling.take, telling.wait)
+            if not telling.over:
+                raise EngineUnavailable(f"{WHO} ended its answer without a word")
         except EngineUnavailable:
             wanted = False
             self._check_running(rid)

@@ -3,13 +3,11 @@
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from dovetail.engines.completions import CompletionsClient
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta, check_length
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch
@@ -73,17 +71,15 @@ class TransformersEngine:
         self._client = CompletionsClient(endpoint, name, who="transformers", patience=PATIENCE)
         self._endpoint, self._ready = endpoint, ready
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        """Deltas as they come. Closing it drops the connection, at which the model stops."""
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """Deltas as they come. Leaving it drops the connection, at which the model stops."""
         client, process = self._client, self._process
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
         check_length(request, self.abilities.context_length)
         self._note_ignored(request.sampling)
         try:
-            async with aclosing(client.generate(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            await client.generate(request, listener)
         except EngineUnavailable as fault:
             await process.explain(fault)
 

@@ -1,14 +1,12 @@
 """vLLM as a token engine: ids in, ids out, over its completions API."""
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.vllm.models import models
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.engines.vllm.probe import PROBES, enforced
@@ -65,13 +63,11 @@ class VllmEngine:
             self.abilities = replace(self.abilities, constraints=tuple(PROBES))
         self._started = True
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        """Deltas as they come. Closing it drops the connection, at which vLLM stops."""
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """Deltas as they come. Leaving it drops the connection, at which vLLM stops."""
         if not self._started:
             raise EngineUnavailable("the engine 'vllm' is not running")
-        async with aclosing(self._client.generate(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+        await self._client.generate(request, listener)
 
     async def health(self) -> Health:
         """Whether the server says that it is well, and what was found out about it."""

@@ -11,11 +11,11 @@ all later ones, and Lark would have it choose another than it would choose for i
 import asyncio
 from array import array
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
+from dovetail.engines.pulling import whole
 from dovetail_model import ClientError, EngineTimeout, Sampling
 from dovetail_tokenizers import Tokenizer
 
@@ -69,11 +69,8 @@ async def _keeps(
         sampling=Sampling(temperature=0.0),
         constraint=Constraint(syntax, grammar),
     )
-    said: list[int] = []
     try:
-        async with aclosing(client.generate(request)) as deltas:
-            async for delta in deltas:
-                said += delta.ids
+        said = await whole(client, request)
     except (ClientError, EngineTimeout):
         return False
     return tokenizer.decode(said).startswith(word)

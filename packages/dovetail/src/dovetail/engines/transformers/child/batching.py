@@ -7,14 +7,13 @@ is. It is asked by the names that its versions from 5.17 on have for things.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
 from dataclasses import fields
 from importlib import import_module
 from math import ceil
 from typing import Any
 from uuid import uuid4
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.engines.transformers.child.loading import Loaded, LoadError, tell
 from dovetail.engines.transformers.child.sampling import PLACEHOLDERS, Sampler
 from dovetail.engines.transformers.options import TransformersOptions
@@ -102,7 +101,7 @@ class BatchingEngine:
         facts = {"running": len(scheduler.active_requests), "waiting": waiting}
         return Health(self._death is None, self._death or "", facts)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
         """Deltas as they come, those that came together in one."""
         self._check(request)
         name, told, finished = uuid4().hex, 0, False
@@ -120,7 +119,9 @@ class BatchingEngine:
                 cached = None if told else self._cached.pop(name, 0)
                 told += len(ids)
                 reason = _finish(ids, request) if finished else None
-                yield TokenDelta(ids, finish=reason, cached=cached)
+                more = listener.hear(TokenDelta(ids, finish=reason, cached=cached))
+                if not (more or finished or await listener.wait()):
+                    return
         finally:
             if not finished:
                 self._cancel(name)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import EngineRequest
+from dovetail.engines.pulling import pulled
 from dovetail.engines.serving import Address, CompletionsServer, listen, read_model, serve
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_manager
 from dovetail.engines.transformers.child.loading import LoadError, load_model, versions
@@ -47,7 +48,8 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
 async def _prove(engine: BatchingEngine) -> None:
     """One token: what cannot be run is known before anybody waits for it."""
     await engine.start()
-    async for delta in engine.generate(EngineRequest("first", array("I", [0]), max_tokens=1)):
+    request = EngineRequest("first", array("I", [0]), max_tokens=1)
+    async for delta in pulled(engine, request):
         if delta.finish is None:
             raise LoadError("the model does not stop where it should")
 

@@ -1,0 +1,169 @@
+"""What is kept of a turn: the entry for the ledger, and the seals that thoughts take with them."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.extents import Extents
+from dovetail.ledger.entry import IDS, Entry, Span
+from dovetail.ledger.seal import Sealer
+from dovetail.ledger.sealed import Sealed, Tail
+from dovetail.ledger.visible import link, see
+from dovetail.rendering.prompt import Prompt
+from dovetail.stability.prefix import common_ids
+from dovetail_model import Fold, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose turn it is: the tenant, the key of its chain, and what seals its thoughts."""
+
+    tenant: str
+    key: bytes
+    sealer: Sealer | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a turn comes from. `thinking` is what was asked about thoughts, as JSON."""
+
+    entry_id: str
+    model: str
+    prompt: Prompt
+    owner: Owner
+    thinking: bytes
+
+
+class TurnRecord:
+    """The record of one turn, whose ids and extents others write."""
+
+    __slots__ = ("_extents", "_ids", "_origin", "_sealed", "_thoughts", "own_ids")
+
+    def __init__(self, origin: Origin, ids: "array[int]", extents: Extents) -> None:
+        self._origin = origin
+        self._ids = ids
+        self._extents = extents
+        self.own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
+        self._thoughts = 0
+        self._sealed = (0, 0)  # ids and spans that the turn's seals hold so far
+
+    def entry(self, message: Message, stop: int | None, over: bool, created: float) -> Entry:
+        """The turn as the ledger keeps it. One that is not `over` broke off."""
+        origin, prompt = self._origin, self._origin.prompt
+        parent, keep, suffix = _growth(prompt)
+        blocks = message.blocks[: self._whole_blocks(over)]
+        spans = self._spans(blocks)
+        shown = see(Turn("assistant", blocks))
+        before = prompt.recalled.chain
+        return Entry(
+            id=origin.entry_id,
+            tenant=origin.owner.tenant,
+            model=origin.model,
+            parent=parent,
+            keep=keep,
+            suffix=suffix,
+            generated=self._ids[: self._kept(spans, over)].tobytes(),
+            stop=stop,
+            spans=spans,
+            before=before,
+            chain=link(origin.owner.key, before, shown.digest),
+            head=prompt.head.whole,
+            finish=message.finish,
+            created=created,
+            line=prompt.recalled.line,
+            opening=prompt.opening,
+            thinking=origin.thinking,
+        )
+
+    def seal(self, fold: Fold) -> str | None:
+        """The seal of the thought that has just ended, with the turn since the seal before it."""
+        origin, prompt = self._origin, self._origin.prompt
+        self._thoughts += 1
+        if origin.owner.sealer is None:
+            return None
+        recalled = prompt.recalled
+        blocks = fold.message().blocks
+        ids, spans = self._sealed
+        reach = self._extents.reach[-1]
+        sealed = Sealed(
+            entry=origin.entry_id,
+            parent=recalled.parent.id if recalled.parent is not None else None,
+            generated=self._ids[ids:reach].tobytes(),
+            spans=self._spans(blocks)[spans:],
+            before=recalled.chain,
+            head=prompt.head.whole,
+            thought=self._thoughts - 1,
+            previous=_tail(recalled.parent) if self._thoughts == 1 else None,
+            start=ids,
+            opening=prompt.opening,
+        )
+        self._sealed = (reach, len(blocks))
+        return origin.owner.sealer.seal(sealed, origin.owner.tenant, origin.model)
+
+    def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[Span, ...]:
+        whole = len(self._ids)
+        reaches = self._extents.reach[: len(blocks)]
+        return tuple(
+            self._span(block, reach or whole) for block, reach in zip(blocks, reaches, strict=True)
+        )
+
+    def _span(self, block: OutputBlock, reach: int) -> Span:
+        match block:
+            case TextBlock(text=text, raw=raw):
+                return Span("text", raw, text, reach)
+            case ReasoningBlock(text=text, raw=raw):
+                return Span("reasoning", raw, text, reach)
+            case call:
+                return Span(
+                    "call",
+                    call.raw,
+                    call.arguments,
+                    reach,
+                    call.name,
+                    call.id,
+                    self.own_ids.get(call.id),
+                    call.namespace,
+                    call.custom,
+                    call.complete,
+                )
+
+    def _whole_blocks(self, over: bool) -> int:
+        """How many blocks stay with the turn: of one that broke off, those that clients keep.
+
+        A thought that never ended is not among them, unless there is nothing else.
+        """
+        blocks = len(self._extents.reach)
+        open_thought = self._extents.in_thought and not over
+        return blocks - 1 if open_thought and blocks > 1 else blocks
+
+    def _kept(self, spans: Sequence[Span], over: bool) -> int:
+        """How many tokens stay with the turn: of one that broke off, those that were told.
+
+        Behind a whole block may be half a marker, which the client has never seen.
+        """
+        last = spans[-1] if spans else None
+        if over or last is None or last.kind == "text" or not last.complete:
+            return len(self._ids)
+        return last.tokens
+
+
+def _growth(prompt: Prompt) -> tuple[str | None, int, bytes]:
+    """The prompt as what it adds to the parent's whole."""
+    ids, recalled = prompt.ids, prompt.recalled
+    if recalled.parent is None or recalled.whole is None:
+        return None, 0, ids.tobytes()
+    keep = len(recalled.whole)
+    if prompt.how != "grown":
+        keep = common_ids(recalled.whole, ids)
+    return recalled.parent.id, keep, ids[keep:].tobytes()
+
+
+def _tail(parent: Entry | None) -> Tail | None:
+    """What the previous turn said behind its last seal."""
+    if parent is None:
+        return None
+    sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]
+    last = sealed[-1] if sealed else -1
+    start = parent.spans[last].tokens if sealed else 0
+    ids = parent.generated[start * array(IDS).itemsize :]
+    return Tail(parent.id, start, ids, parent.spans[last + 1 :], parent.stop)

@@ -1,0 +1,26 @@
+"""The answer of the pipeline, kept batch by batch."""
+
+from dovetail.pipeline import answer
+from dovetail.service import Offered
+from dovetail_model import Event, Request
+
+
+class Heard:
+    """An audience that keeps what it hears, and always has room."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, list[Event]]] = []
+
+    def hear(self, choice: int, events: list[Event]) -> bool:
+        self.batches.append((choice, list(events)))
+        return True
+
+    async def room(self) -> None:
+        """There always is."""
+
+
+async def heard(served: Offered, request: Request, call: str = "call") -> list[Event]:
+    """All events of an answer with one choice."""
+    audience = Heard()
+    await answer(served, request, lambda: call, audience)
+    return [event for _, events in audience.batches for event in events]

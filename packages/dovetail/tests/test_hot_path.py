@@ -1,0 +1,117 @@
+"""What one more token costs between the engine's ids and its events: counted, never timed.
+
+Engines send one token at a time, and each finds the caches cold. So what counts is how many
+functions are called for it, and that this does not grow with what was said before.
+"""
+
+import json
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, cycle, islice
+
+import pytest
+from models_at_hand import PAIRS, model, require
+
+from dovetail.generation import Generation, Owner, Voice
+from dovetail.ledger.recall import Recalled
+from dovetail.rendering.prompt import Head, Prompt
+from dovetail_model import Request, ToolSpec
+
+QWEN3 = next(pair for pair in PAIRS if pair.name == "Qwen3")
+TOOL = ToolSpec("write", "", {"type": "object", "properties": {"content": {"type": "string"}}})
+PROSE = 'The fox (a young one, 3 years old) ran; it\'s gone now. "Where to?" Nobody knows, naïve.\n'
+CODE = 'def f(x: str) -> int:\n    """Count."""\n    return len([c for c in x if c != "a"])\n\n'
+JSON = '<tool_call>\n{"name": "write", "arguments": {"content": "'
+TAGS = "<tool_call>\n<function=write>\n<parameter=content>\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An answer that opens with a text and goes on with another; the most calls for a token."""
+
+    id: str
+    tool_parser: str
+    opening: str
+    text: str
+    most: float
+
+
+CASES = [
+    Case("text", "hermes", "So", PROSE, 22),
+    Case("thought", "hermes", "<think>\nSo", PROSE, 22),
+    Case("arguments_in_json", "hermes", JSON, json.dumps(CODE)[1:-1], 26),
+    Case("arguments_in_tags", "qwen3_coder", TAGS, CODE, 32),
+]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one token: calls of functions, and blocks of memory that stay."""
+
+    calls: float
+    blocks: float
+
+
+def costs(case: Case, sizes: Sequence[int]) -> list[Cost]:
+    """Of the tokens up to each size, as one answer grows."""
+    made, ids = _answer(case)
+    _feed(made, ids, 2000)  # the first ones fill what all streams share
+    made, ids = _answer(case)
+    found, done = [], 0
+    for size in sizes:
+        found.append(_feed(made, ids, size - done))
+        done = size
+    return found
+
+
+def _answer(case: Case) -> tuple[Generation, "cycle[int]"]:
+    require(QWEN3)
+    real = model(QWEN3)
+    voice = Voice(real.tokenizer, real.stop_ids, case.tool_parser, "qwen3", "m")
+    head = Head(b"s", b"t", b"w", b"head")
+    prompt = Prompt(array("I", [1]), "cold", False, head, Recalled(chain=b"c" * 16))
+    numbers = count()
+    made = Generation(
+        voice,
+        prompt,
+        Owner("t", b"key"),
+        Request("m", tools=(TOOL,)),
+        entry_id="e",
+        new_call_id=lambda: f"call_{next(numbers)}",
+    )
+    for id in real.tokenizer.encode(case.opening):
+        made.feed([id])
+    return made, cycle(real.tokenizer.encode_plain(case.text))
+
+
+def _feed(made: Generation, ids: "cycle[int]", size: int) -> Cost:
+    calls = 0
+
+    def hook(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    fed = [[id] for id in islice(ids, size)]
+    before = sys.getallocatedblocks()
+    sys.setprofile(hook)
+    try:
+        for one in fed:
+            made.feed(one)
+    finally:
+        sys.setprofile(None)
+    return Cost(calls / size, (sys.getallocatedblocks() - before) / size)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_token_costs_a_few_calls(case: Case) -> None:
+    (cost,) = costs(case, [2000])
+    assert cost.calls < case.most
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_token_costs_the_same_however_much_was_said(case: Case) -> None:
+    _, short, _, long = costs(case, [1000, 2000, 84_000, 85_000])
+    assert long.calls < 1.1 * short.calls
+    assert long.blocks < 0.1, "what was said is kept in long strings, not token by token"

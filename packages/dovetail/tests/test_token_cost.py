@@ -1,0 +1,79 @@
+"""The hot path stays short: calls per token are counted, through the whole server, never timed.
+
+Limits are generous: they are to catch a second parser, a queue or a task switch for every token,
+not a line more.
+"""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from http_stage import run, tiny_model
+from token_stage import ASKED, Tap, counting, tapped
+
+PYTHON_CALLS = 32  # for a token; 20 when this was written
+ALL_CALLS = 70  # with those of C; 45 then
+FLAT = 1.1
+STEPS = 20
+OPENING = '<tool_call>\n{"name": "write", "arguments": {"content": "'
+TEXTS = {"text": "Well, ", "thought": "<think>\nLet me see", "call": OPENING + "a"}
+
+
+async def say(tap: Tap, text: str, at_once: int = 1 << 20) -> bytes:
+    ids = tiny_model().tokenizer.encode(text)
+    told = [await tap.pass_on(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
+    return b"".join(told)
+
+
+async def cost(tap: Tap) -> Counter[str]:
+    """The calls of some tokens, each by itself, in the midst of a stream."""
+    letter = tiny_model().tokenizer.encode("x")
+    for _ in range(3):
+        await tap.pass_on(letter)
+    with counting() as seen:
+        for _ in range(STEPS):
+            await tap.pass_on(letter)
+    return seen
+
+
+@pytest.mark.parametrize("begun", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("path", ASKED)
+def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
+    async def scene() -> None:
+        async with tapped(path) as tap:
+            await say(tap, begun)
+            seen = await cost(tap)
+            python = sum(count for name, count in seen.items() if not name.startswith(" "))
+            listed = "\n".join(f"{count / STEPS:5.1f} {name}" for name, count in seen.items())
+            assert python <= PYTHON_CALLS * STEPS, listed
+            assert sum(seen.values()) <= ALL_CALLS * STEPS, listed
+            switches = {name for name in seen if "_wake" in name or "create_task" in name}
+            assert not switches, listed
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -> None:
+    async def scene() -> None:
+        async with tapped(path) as tap:
+            await say(tap, OPENING + "x" * 1_000)
+            short = await cost(tap)
+            for _ in range(84):
+                await say(tap, "x" * 1_000)
+            long = await cost(tap)
+            assert long.total() <= FLAT * short.total(), long - short
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_an_argument_leaves_with_the_token_that_brings_it(path: str) -> None:
+    async def scene() -> None:
+        async with tapped(path) as tap:
+            await say(tap, OPENING)
+            for letter in "QZ":
+                async with asyncio.timeout(10):
+                    assert letter.encode() in await say(tap, letter)
+
+    run(scene)

@@ -1,0 +1,145 @@
+"""What one token costs on its way through the whole server, counted and not timed.
+
+The engine is a socket that sends one token when the test says so, in vLLM's own frames; the client
+is a socket too. Between them runs the real server. Counted are the calls that our code and the HTTP
+server's make, of Python functions and of C ones.
+"""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from completions_stage import MODEL
+from http_stage import NAME, serving, tiny_model
+
+import dovetail
+import dovetail_model
+import dovetail_parsers
+import dovetail_protocols
+import dovetail_tokenizers
+from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.vllm import VllmEngine
+from dovetail.engines.vllm.options import VllmOptions
+from dovetail.engines.wire import Endpoint
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+
+OURS = tuple(
+    str(Path(module.__file__ or "").parent)
+    for module in (
+        dovetail,
+        dovetail_model,
+        dovetail_parsers,
+        dovetail_protocols,
+        dovetail_tokenizers,
+        uvicorn,
+    )
+)
+TOOL = {"type": "object", "properties": {"content": {"type": "string"}}}
+MESSAGES = [{"role": "user", "content": "Go."}]
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": {"name": "write", "parameters": TOOL}}],
+    },
+    "/v1/messages": {
+        "messages": MESSAGES,
+        "max_tokens": 500_000,
+        "tools": [{"name": "write", "input_schema": TOOL}],
+    },
+    "/v1/responses": {
+        "input": "Go.",
+        "tools": [{"type": "function", "name": "write", "parameters": TOOL}],
+    },
+}
+
+
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Counts the calls of our code while the block runs."""
+    seen: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event not in ("call", "c_call") or not frame.f_code.co_filename.startswith(OURS):
+            return
+        code = frame.f_code
+        name = code.co_qualname if event == "call" else f"  {code.co_qualname}: {arg!r}"
+        seen[name.split(" at 0x")[0]] += 1
+
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+class Tap:
+    """The engine's end of the line and the client's: what goes in at one comes out at the other."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.engine: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
+        self.client: asyncio.StreamReader = asyncio.StreamReader()
+        self._begun = False
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """What the engine does with a request: it begins its answer, and waits to be told more."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0] or 0))
+        if "/v1/models" in head:
+            body = json.dumps({"object": "list", "data": [{"id": MODEL}]}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.engine.set_result(writer)
+
+    async def pass_on(self, ids: Sequence[int]) -> bytes:
+        """Has the engine say these tokens in one frame; what the client got for them."""
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
+        choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": list(ids)}
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
+        frame = b"data: %b\n\n" % json.dumps({**head, "choices": [choice]}).encode()
+        (await self.engine).write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        if not self._begun:
+            self._begun = bool(await self.client.readuntil(b"\r\n\r\n"))
+        size = int(await self.client.readuntil(b"\r\n"), 16)
+        return (await self.client.readexactly(size + 2))[:-2]
+
+
+@asynccontextmanager
+async def tapped(path: str) -> AsyncIterator[Tap]:
+    """A stream of the server at `path` that has begun."""
+    tap = Tap()
+    listening = await asyncio.start_server(tap.answer, "127.0.0.1", 0)
+    model = tiny_model()
+    endpoint = Endpoint("127.0.0.1", listening.sockets[0].getsockname()[1])
+    engine = VllmEngine(
+        endpoint,
+        RemoteModel(MODEL, context_length=1 << 20),
+        model.tokenizer,
+        options=VllmOptions(probe=False),
+    )
+    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+    served = Served((NAME,), model, preparer, Pool([engine]), max_context=1 << 20)
+    async with listening, serving(offered=Service([served], {})) as stage:
+        body = json.dumps({"model": NAME, "stream": True, **ASKED[path]}).encode()
+        tap.client, writer = await stage.connect()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        try:
+            yield tap
+        finally:
+            writer.close()
+            (await tap.engine).close()
