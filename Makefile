@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,12 @@ golden: docs  ## rewrite every generated file that is kept in the repository; re
 
 bench: .venv/.dev  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-prepare: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## what preparing a turn costs, beside Dynamo's frontend; ARGS="--write"
+	$(BIN)/python -m benchmarks.prepare --against dynamo $(ARGS)
+
+bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## CPU per streamed token, beside Dynamo's frontend; ARGS="--quick", "--against vllm", "--write"
+	$(BIN)/python -m benchmarks.frontend --against dynamo $(ARGS)
 
 fuzz: .venv/.dev .cache/.tokenizers  ## throw mutated model output at every family, mutated requests at every codec
 	$(BIN)/python tools/fuzz.py

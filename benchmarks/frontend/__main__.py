@@ -1,0 +1,165 @@
+"""What does a streamed token cost in the frontend, beside other frontends, in one run?"""
+
+import argparse
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import report
+from benchmarks.frontend import cases, cpu, latency, many_streams, rounds, tables
+from benchmarks.frontend.findings import ENGINE, Findings
+from benchmarks.frontend.limits import raise_file_limit
+from benchmarks.frontend.load import Ask, missing, wrk
+from benchmarks.frontend.parts import Author
+from benchmarks.frontend.plot import plot
+from benchmarks.frontend.requests import APIS
+from benchmarks.frontend.servers import (
+    Frontend,
+    dovetail_frontend,
+    dynamo_frontend,
+    model_folder,
+    vllm_frontend,
+)
+from dovetail_tokenizers import load
+
+#: Many streams come first: what a process has once taken it does not give back.
+PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency")
+PAGE = report.PAGE.parent / tables.PLOT
+QUICK = 0.2  # of the usual time
+
+
+class Bench:
+    """One run: the servers that are up, and what was found so far."""
+
+    def __init__(self, options: argparse.Namespace, author: Author) -> None:
+        self._options = options
+        self._author = author
+        self._parts = {part.name: part for part in cases.parts(author)}
+        self._scale = QUICK if options.quick else 1.0
+        self.rounds = 1 if options.quick else options.rounds
+        self._frontends: list[Frontend] = []
+        self.found = Findings([])
+
+    def run(self, scratch: Path) -> None:
+        """Everything that was asked for, on servers that are started for it."""
+        parts, model = list(self._parts.values()), scratch / "model"
+        with ExitStack() as stack:
+            start = stack.enter_context
+            self._frontends = [start(dovetail_frontend(parts, model, scratch))]
+            if "dynamo" in self._options.against:
+                self._frontends.append(start(dynamo_frontend(parts, self._author, scratch)))
+            self.found.servers = [frontend.name for frontend in self._frontends]
+            for name in self._options.only:
+                print(f"{name}:", flush=True)
+                getattr(self, f"_{name}")()
+
+    def _paced(self) -> None:
+        self._drive(cases.PACED)
+
+    def _saturated(self) -> None:
+        self._drive(cases.SATURATED)
+
+    def _turns(self) -> None:
+        self._drive((cases.TURNS,))
+
+    def _drive(self, told: tuple[cases.Case, ...]) -> None:
+        rounds.drive(self.found.costs, self._frontends, told, self.rounds, self._scale)
+        rounds.frames(self.found.costs, self._frontends, told)
+
+    def _lengths(self) -> None:
+        rounds.lengths(self.found.costs, self._frontends, self.rounds, self._scale)
+
+    def _latency(self) -> None:
+        for _ in range(self.rounds):
+            self._time(ENGINE, self._frontends[0].engine or 0, "completions")
+            for frontend in self._frontends:
+                for api in APIS:
+                    self._time(frontend.name, frontend.port, api)
+        step = self._parts["call-step"]
+        for frontend in self._frontends:
+            for api in APIS:
+                behind = latency.tokens_behind(frontend, api, step, self._author)
+                self.found.behind[frontend.name, api] = behind
+
+    def _time(self, server: str, port: int, api: str) -> None:
+        paced = Ask(api, self._parts["plain-paced"].cue, round(cases.PLAIN * self._scale))
+        short = Ask(api, self._parts["short"].cue)
+        self.found.note_late(server, api, latency.late(port, paced, short, cases.MANY))
+
+    def _many(self) -> None:
+        slow = [part for name, part in self._parts.items() if name.startswith("slow-")]
+        streams = 50 if self._options.quick else self._options.streams
+        ours = self._frontends[0]
+        for api in APIS[:1] if self._options.quick else APIS:
+            self.found.slow.append((ours.name, api, many_streams.slow(ours, api, slow, streams)))
+            few = max(1, streams // 20)
+            seen = many_streams.unread(ours, api, self._parts["long"], few)
+            self.found.unread.append((ours.name, api, seen))
+        for other in self._frontends[1:]:
+            seen = many_streams.slow(other, APIS[0], slow, streams)
+            self.found.slow.append((other.name, APIS[0], seen))
+
+    def beside_vllm(self, scratch: Path) -> None:
+        """vLLM's own server, as fast as its tiny model on the CPU goes: one workload, for scale."""
+        (case,) = (c for c in cases.SATURATED if (c.part, c.streams) == ("plain", cases.FOR_SCALE))
+        self.found.servers.append("vllm")
+        with vllm_frontend(scratch) as frontend:
+            for api in case.apis:
+                ask = Ask(api, self._parts[case.part].cue, cases.PLAIN)
+                seconds = max(2, round(cases.VLLM_SECONDS * self._scale))
+                cost = wrk(frontend, ask, case.streams, seconds)
+                self.found.costs.add((frontend.name, case.name, api), cost)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _read(arguments)
+    lacking = missing()
+    if lacking:
+        print(lacking, file=sys.stderr)
+        return 2
+    raise_file_limit()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
+    before = cpu.load()
+    with TemporaryDirectory(prefix="dovetail-bench-") as folder:
+        scratch = Path(folder)
+        bench = Bench(options, Author(load(model_folder(scratch / "model"))))
+        bench.run(scratch)
+        if "vllm" in options.against:
+            bench.beside_vllm(scratch)
+    told = tables.result(bench.found, bench.rounds, f"{before}; {cpu.load()}")
+    print(f"\n{told.numbers}\n{report.stamp()}")
+    if options.write:
+        report.write([told])
+        _write_plot(bench.found)
+    return 0
+
+
+def _write_plot(found: Findings) -> None:
+    curves = {
+        name: points for api in APIS[:2] for name, points in tables.curves(found, api).items()
+    }
+    if curves:
+        title = "Frontend CPU per token inside a tool call"
+        PAGE.write_text(plot(title, "tokens of the call", "µs a token", curves), "utf-8")
+
+
+def _read(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.frontend", description=__doc__)
+    add = parser.add_argument
+    add("--against", action="append", default=[], choices=("dynamo", "vllm"), help="repeatable")
+    add("--only", action="append", choices=PARTS, help="of all parts, these (repeatable)")
+    add("--rounds", type=int, default=3, help="of which the best counts")
+    add("--streams", type=int, default=2_000, help="slow ones at once")
+    add("--quick", action="store_true", help="everything short: the numbers mean little")
+    add("--write", action="store_true", help="put the results into RESULTS.md, and the plot")
+    options = parser.parse_args(arguments)
+    if options.write and options.only:
+        parser.error("--write puts a whole run into the page: it does not go with --only")
+    options.only = options.only or PARTS
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The workloads: what is streamed, to how many, how fast."""
+
+from dataclasses import dataclass
+
+from benchmarks.frontend.parts import Author, Part, call, interleaved, plain, thought
+from benchmarks.frontend.requests import APIS
+
+PLAIN = 500  # tokens
+SHORT = 20
+LENGTHS = (1_000, 4_500, 20_000, 85_000)
+MANY = 64  # paced streams
+FOR_SCALE = 32  # streams of the workload that vLLM gets too
+VLLM_SECONDS = 15
+INSIDE = 4_500  # tokens of the call in which paced streams are
+PACE = 50.0  # tokens a second, as people have them
+FAST = 200.0
+LONG = 20_000  # tokens of plain text, for clients that do not read them
+SLOW = 1.0
+SLOW_TOKENS = 30
+SLOW_TEXTS = 8
+STEP = 20.0  # slow enough to tell one token from the next by the time
+STEP_TOKENS = 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many streams of a part. `seconds` is how long they are driven; 0: to their ends."""
+
+    title: str
+    part: str
+    streams: int
+    seconds: int
+    apis: tuple[str, ...] = APIS
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} x {self.streams}"
+
+
+PACED = (
+    Case("500 plain tokens, 64 streams at 50 tokens/s", "plain-paced", MANY, 11),
+    Case("inside a call of 4.5k tokens, 64 streams at 50 tokens/s", "call-paced", MANY, 11),
+    Case("inside a call of 4.5k tokens, 16 streams at 200 tokens/s", "call-fast", 16, 11),
+)
+SATURATED = (
+    Case("500 plain tokens, 1 stream", "plain", 1, 3),
+    Case("500 plain tokens, 32 streams", "plain", FOR_SCALE, 3),
+    Case("500 plain tokens, 256 streams", "plain", 256, 4),
+    Case("thought, then text, 32 streams", "thought", 32, 3),
+    Case("thought, call, thought, call, text, 32 streams", "interleaved", 32, 3),
+    Case("inside a call of 4.5k tokens, 32 streams", "call-4500", 32, 4),
+    Case("inside a call of 4.5k tokens, 256 streams", "call-4500", 256, 4),
+)
+TURNS = Case(f"short turns of {SHORT} tokens, 32 streams", "short", 32, 3)
+
+
+def parts(author: Author) -> list[Part]:
+    """Everything that is played in any workload."""
+    words = author.cut(PLAIN, plain(8))
+    inside = author.sized(INSIDE, call)
+    told = [
+        Part("plain", words),
+        Part("plain-paced", words, PACE),
+        Part("long", author.cut(LONG, plain(200))),
+        Part("short", author.cut(SHORT, words)),
+        Part("thought", author.sized(PLAIN, thought)),
+        Part("interleaved", author.sized(2 * PLAIN, interleaved)),
+        Part("call-paced", inside, PACE),
+        Part("call-fast", inside, FAST),
+        Part("call-step", author.sized(STEP_TOKENS, call), STEP),
+    ]
+    told += [Part(f"call-{length}", author.sized(length, call)) for length in LENGTHS]
+    slow = [author.cut(SLOW_TOKENS, words[50 * number :]) for number in range(SLOW_TEXTS)]
+    return [*told, *(Part(f"slow-{at}", text, SLOW) for at, text in enumerate(slow))]

@@ -1,0 +1,123 @@
+"""A worker for Dynamo's frontend that plays token ids by itself, as fast as the script says.
+
+It runs in the interpreter that has Dynamo, where nothing of Dovetail is installed. The tokens are
+counted in a file that the benchmark maps too.
+"""
+
+import argparse
+import asyncio
+import json
+import mmap
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from dynamo.common.utils.runtime import create_runtime  # type: ignore[import-not-found]
+from dynamo.llm import (  # type: ignore[import-not-found]
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerType,
+    register_model,
+)
+
+PLANES = ("file", "tcp", "zmq")
+BURST = 16  # tokens that leave together before others may run, as in the scripted engine
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is played to a prompt in which `marker` is found. A rate of 0 is as fast as it goes."""
+
+    marker: str
+    ids: list[int]
+    rate: float
+
+
+class Player:
+    """Plays parts, and counts the tokens that left."""
+
+    def __init__(self, script: Path, counter: Path) -> None:
+        told = json.loads(script.read_bytes())
+        self._parts = [Part(_spelled(one["marker"]), one["ids"], one["rate"]) for one in told]
+        with counter.open("r+b") as file:
+            self._counted = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+
+    async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[Any]:
+        """One yield for each token."""
+        part = self._part(request["token_ids"])
+        most = (request.get("stop_conditions") or {}).get("max_tokens") or len(part.ids)
+        ids, last = part.ids[:most], min(most, len(part.ids)) - 1
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        for at, id in enumerate(ids):
+            await _pace(at, part.rate, begun - clock())
+            self._counted[0] += 1
+            if at == last:
+                yield _end(id, len(request["token_ids"]), len(ids))
+            else:
+                yield {"index": 0, "token_ids": [id]}
+
+    def _part(self, prompt: list[int]) -> Part:
+        spelled = _spelled(prompt)
+        return next((part for part in self._parts if part.marker in spelled), self._parts[0])
+
+
+async def _pace(at: int, rate: float, early: float) -> None:
+    """Waits until a token is due."""
+    wait = at / rate + early if rate else 0.0
+    if wait > 0:
+        await asyncio.sleep(wait)
+    elif not rate and at % BURST == 0:
+        await asyncio.sleep(0)
+
+
+def _spelled(ids: list[int]) -> str:
+    return f",{','.join(map(str, ids))},"
+
+
+def _end(id: int, prompt: int, said: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+    return {"index": 0, "token_ids": [id], "finish_reason": "stop", "completion_usage": usage}
+
+
+async def serve(given: argparse.Namespace) -> None:
+    """Registers the model and answers until it is ended."""
+    runtime, _ = create_runtime(*PLANES)
+    endpoint = runtime.endpoint("bench.backend.generate")
+    config = ModelRuntimeConfig()
+    config.context_length = given.context_length
+    config.tool_call_parser = given.tool_call_parser
+    config.reasoning_parser = given.reasoning_parser
+    await register_model(
+        ModelInput.Tokens,
+        ModelType.Chat | ModelType.Completions,
+        endpoint,
+        given.model,
+        given.name,
+        worker_type=WorkerType.Aggregated,
+        kv_cache_block_size=16,
+        runtime_config=config,
+        ignore_weights=True,
+    )
+    await endpoint.serve_endpoint(Player(given.script, given.counter).generate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--script", type=Path, required=True, help="JSON: marker, ids, rate of each"
+    )
+    parser.add_argument("--counter", type=Path, required=True, help="a file of 8 bytes")
+    parser.add_argument("--model", required=True, help="folder with the tokenizer and template")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--context-length", type=int, required=True)
+    parser.add_argument("--tool-call-parser", required=True)
+    parser.add_argument("--reasoning-parser", required=True)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

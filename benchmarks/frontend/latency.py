@@ -1,0 +1,62 @@
+"""How late tokens are: with the engine alone, and with a frontend between."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from benchmarks.frontend import client
+from benchmarks.frontend.client import Seen
+from benchmarks.frontend.load import Ask
+from benchmarks.frontend.parts import BEGINS, VALUE, Author, Part
+from benchmarks.frontend.servers import Frontend
+
+EDGE = 8  # events at both ends of a stream that are not tokens
+
+
+TURNS = 20  # single requests, one after the other
+
+
+@dataclass(frozen=True)
+class Late:
+    """Milliseconds between the tokens of many streams, and until the first ones of a single one."""
+
+    median: float
+    p99: float
+    first_byte: float
+    first_token: float
+
+
+def late(port: int, paced: Ask, short: Ask, streams: int) -> Late:
+    """Streams at their pace, all of them to their ends; then short turns, one at a time."""
+    many = client.run(paced.plan(port, streams, spread=1.0))
+    gaps = sorted(gap for one in many for gap in one.gaps[EDGE:-EDGE])
+    single = client.run(short.plan(port, times=TURNS, keep=True))
+    first = sorted(one.first for one in single)
+    tokens = sorted(arrived(one, BEGINS) - one.asked for one in single)
+    return Late(_at(gaps, 0.5), _at(gaps, 0.99), _at(first, 0.5), _at(tokens, 0.5))
+
+
+def arrived(seen: Seen, word: str) -> int:
+    """When a word was there."""
+    found = re.search(rf"\b{word}\b".encode(), seen.raw)
+    if found is None:
+        raise ValueError(f"{word!r} never came")
+    reads = zip(seen.times, accumulate(seen.sizes), strict=True)
+    return next(time for time, end in reads if end >= found.end())
+
+
+def tokens_behind(frontend: Frontend, api: str, part: Part, author: Author) -> int:
+    """How many tokens the engine gave between a value's first one and its arrival at the client.
+
+    The engine's tokens are far apart in time, and the last one is what ends the stream.
+    """
+    seen = client.run(Ask(api, part.cue).plan(frontend.port, keep=True))[0]
+    total = len(author.ids(part.text)) + 1  # the end of the turn is a token too
+    starts = len(author.ids(part.text[: part.text.index(VALUE)]))
+    left = (seen.times[-1] - arrived(seen, VALUE)) / 1e9 * part.rate
+    return max(0, round(total - 1 - left) - starts)
+
+
+def _at(values: Sequence[int], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] / 1e6

@@ -1,0 +1,103 @@
+"""Thousands of slow streams at once: does every event arrive, and what does a stream take?"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from tools.running import NAME
+
+from benchmarks.frontend import client, cpu
+from benchmarks.frontend.client import Plan, Seen
+from benchmarks.frontend.parts import Part
+from benchmarks.frontend.requests import PATHS, body, said
+from benchmarks.frontend.servers import Frontend
+
+SPREAD = 10.0  # seconds over which streams begin, so that their phases differ
+HOLD = 6.0  # seconds for which clients that read slowly do not read
+_LOOK = 0.25  # seconds between looks at the memory
+
+
+@dataclass(frozen=True)
+class Many:
+    """How many streams there were, what was wrong with them, and the frontend's memory."""
+
+    streams: int
+    lost: int
+    first_fault: str
+    kilobytes: float  # for a stream, at the most
+    us: float  # of processor time for a token
+
+
+def slow(
+    frontend: Frontend, api: str, parts: Sequence[Part], streams: int, spread: float = SPREAD
+) -> Many:
+    """Streams of a token a second. Texts differ, so that one cannot pass for another."""
+    bodies = tuple(body(api, NAME, part.cue).decode() for part in parts)
+    plan = Plan(frontend.port, PATHS[api], bodies, streams, spread=spread, keep=True)
+    return _watched(frontend, api, plan, parts)
+
+
+def unread(frontend: Frontend, api: str, part: Part, streams: int) -> Many:
+    """A long answer as fast as the engine gives it, to clients that do not read for a while.
+
+    The memory is that of the time when nobody reads: it may not grow with what is still to come.
+    """
+    text = body(api, NAME, part.cue).decode()
+    plan = Plan(frontend.port, PATHS[api], (text,), streams, spread=1.0, hold=HOLD, keep=True)
+    return _watched(frontend, api, plan, (part,), HOLD)
+
+
+def _watched(
+    frontend: Frontend, api: str, plan: Plan, parts: Sequence[Part], seconds: float = inf
+) -> Many:
+    before, begun = frontend.settled(), cpu.spent(frontend.pid)
+    with Memory(frontend.pid, seconds) as memory:
+        seen = client.run(plan)
+    tokens = frontend.settled() - before
+    spent = cpu.spent(frontend.pid).since(begun)
+    faults = [fault for one in seen if (fault := _fault(api, one, parts[one.body]))]
+    return Many(
+        plan.streams,
+        len(faults),
+        faults[0] if faults else "",
+        memory.grown(frontend.fresh) / 1024 / plan.streams,
+        spent.total / max(1, tokens) * 1e6,
+    )
+
+
+def _fault(api: str, seen: Seen, part: Part) -> str:
+    """What is wrong with a stream, if anything."""
+    if client.status(seen.raw) != 200:
+        return f"status {client.status(seen.raw)}"
+    text, ended = said(api, client.dechunked(seen.raw))
+    if not ended:
+        return f"no end, after {len(text)} of {len(part.text)} characters"
+    return "" if text == part.text else f"not the text of {part.name}: {text[:80]!r}"
+
+
+class Memory:
+    """The most that a process has grown while the block runs, in its first seconds."""
+
+    def __init__(self, pid: int, seconds: float = inf) -> None:
+        self._pid = pid
+        self._until = time.monotonic() + seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._most = cpu.resident(pid)
+
+    def grown(self, before: int) -> int:
+        return self._most - before
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK) and time.monotonic() < self._until:
+            self._most = max(self._most, cpu.resident(self._pid))
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()

@@ -1,0 +1,96 @@
+"""Every case on every server by turns, several rounds of it, and the best that each has done."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.frontend import client
+from benchmarks.frontend.cases import LENGTHS, Case
+from benchmarks.frontend.load import Ask, Cost, whole, wrk
+from benchmarks.frontend.parts import cue
+from benchmarks.frontend.requests import APIS
+from benchmarks.frontend.servers import Frontend
+
+FEW = 4  # streams of long calls
+TOKENS = 200_000  # of long calls in a round, for each length: short ones are made more often
+SLACK = 0.2  # by which a call may be shorter than it is called
+SAMPLE = 120  # tokens of each stream whose events are counted
+
+Key = tuple[str, str, str]  # server, workload, API
+
+
+@dataclass
+class Costs:
+    """All that was measured. The best counts: what disturbs a run only ever makes it dearer."""
+
+    runs: dict[Key, list[Cost]] = field(default_factory=dict)
+    joined: dict[Key, float] = field(default_factory=dict)
+
+    def add(self, key: Key, cost: Cost) -> None:
+        self.runs.setdefault(key, []).append(cost)
+        print(f"  {' '.join(key):48} {cost.us:7.1f} µs/token, {cost.tokens} tokens", flush=True)
+
+    def best(self, server: str, workload: str, api: str) -> Cost | None:
+        return min(
+            self.runs.get((server, workload, api), ()), key=lambda cost: cost.us, default=None
+        )
+
+    def ratio(self, server: str, other: str, workload: str, api: str) -> float | None:
+        """What a token costs on a server, over what it costs on another."""
+        ours, theirs = self.best(server, workload, api), self.best(other, workload, api)
+        return ours.us / theirs.us if ours and theirs else None
+
+    def growth(self, server: str, api: str) -> float | None:
+        """What a token costs at the end of the longest call, over one in the shortest.
+
+        What a request costs by itself would hide it: only tokens beyond a shorter call count.
+        """
+        best = [self.best(server, f"whole call {length}", api) for length in LENGTHS]
+        measured = [cost for cost in best if cost is not None]
+        if len(measured) < len(LENGTHS):
+            return None
+        one, two, *_, last_but_one, last = measured
+        return last.beyond(last_but_one) / two.beyond(one)
+
+
+def drive(
+    costs: Costs, frontends: Sequence[Frontend], cases: Iterable[Case], rounds: int, scale: float
+) -> None:
+    """Cases that are driven by wrk for their time. `scale` makes the time shorter."""
+    for case in cases:
+        for _ in range(rounds):
+            for api in case.apis:
+                for frontend in frontends:
+                    seconds = max(1, round(case.seconds * scale))
+                    ask = Ask(api, cue(case.part))
+                    key = (frontend.name, case.name, api)
+                    costs.add(key, wrk(frontend, ask, case.streams, seconds))
+
+
+def lengths(costs: Costs, frontends: Sequence[Frontend], rounds: int, scale: float) -> None:
+    """Calls of growing length, all of them read to their ends."""
+    for _ in range(rounds):
+        for api in APIS:
+            for length in LENGTHS:
+                for frontend in frontends:
+                    times = max(1, round(TOKENS * scale / length / FEW))
+                    ask = Ask(api, cue(f"call-{length}"))
+                    key = (frontend.name, f"whole call {length}", api)
+                    cost = whole(frontend, ask, FEW, times)
+                    if cost.length < (1 - SLACK) * length:
+                        raise RuntimeError(
+                            f"{frontend.name} cut a call at {cost.length:.0f} tokens"
+                        )
+                    costs.add(key, cost)
+
+
+def frames(costs: Costs, frontends: Iterable[Frontend], cases: Iterable[Case]) -> None:
+    """How many tokens share an event, by a look at a few streams under the same load."""
+    for case in cases:
+        for api in case.apis:
+            for frontend in frontends:
+                before = frontend.settled()
+                ask = Ask(api, cue(case.part), SAMPLE)
+                seen = client.run(ask.plan(frontend.port, case.streams))
+                tokens = frontend.settled() - before
+                events = sum(sum(one.frames) for one in seen)
+                costs.joined[frontend.name, case.name, api] = tokens / max(1, events)

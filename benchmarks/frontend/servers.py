@@ -1,0 +1,113 @@
+"""The frontends that are measured, each with its engine: Dovetail, Dynamo's, vLLM's own."""
+
+import json
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+# First: it says where the modules of the tests are.
+from tools.running import NAME, PARSERS, dynamo, scripted_engine, vllm
+
+# isort: split
+from served import qwen_folder, served
+from tiny_qwen3 import tiny_qwen3
+
+from benchmarks.frontend.cpu import resident, spent
+from benchmarks.frontend.parts import Author, Part, write_ids, write_script
+
+CONTEXT = 200_000
+WORKER = Path(__file__).with_name("dynamo_worker.py")
+END = 151_645  # Qwen3's <|im_end|>
+MOST_STREAMS = 8_192
+_STILL = 0.3  # seconds without a token, in which the frontend takes less than _IDLE seconds
+_IDLE = 0.03
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """A server that takes requests: its process, its port, and the tokens its engine gave it.
+
+    `fresh` is the memory that it had before its first request, `engine` the port of an engine that
+    can be asked without the frontend.
+    """
+
+    name: str
+    pid: int
+    port: int
+    tokens: Callable[[], int]
+    fresh: int
+    engine: int | None = None
+
+    def settled(self) -> int:
+        """The tokens, once no more are given and the frontend has nothing left to do."""
+        count, busy = self.tokens(), spent(self.pid).total
+        while True:
+            time.sleep(_STILL)
+            before, worked = count, busy
+            count, busy = self.tokens(), spent(self.pid).total
+            if count == before and busy - worked < _IDLE:
+                return count
+
+
+def model_folder(folder: Path) -> Path:
+    """Qwen3's tokenizer and template, and a window that has room for long calls."""
+    config = qwen_folder(folder) / "config.json"
+    told = json.loads(config.read_bytes())
+    config.write_text(json.dumps({**told, "max_position_embeddings": CONTEXT}), "utf-8")
+    return folder
+
+
+@contextmanager
+def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator[Frontend]:
+    """Dovetail in front of the scripted engine, which speaks vLLM's completions protocol."""
+    script = write_script(parts, scratch / "script.json")
+    with scripted_engine(script, model, scratch) as port:
+        engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
+        most = ("--max-concurrent-requests", str(MOST_STREAMS))
+        with served(*engine, "--tokenizer", model, *PARSERS, *most) as running:
+            http = int(running.url.rpartition(":")[2])
+            pid = running.process.pid
+            yield Frontend("dovetail", pid, http, lambda: _generated(port), resident(pid), port)
+
+
+@contextmanager
+def dynamo_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator[Frontend]:
+    """Dynamo's frontend, and a worker that plays the same ids in the same time."""
+    script = write_ids(parts, author, END, scratch / "ids.json")
+    counter = scratch / "tokens"
+    counter.write_bytes(bytes(8))
+    worker = [str(WORKER), "--script", str(script), "--counter", str(counter), "--name", NAME]
+    worker += ["--model", str(scratch / "model"), "--context-length", str(CONTEXT), *PARSERS]
+    with (
+        counter.open("r+b") as file,
+        mmap.mmap(file.fileno(), 8) as counted,
+        dynamo(worker, scratch) as (process, port),
+    ):
+        pid = process.pid
+        yield Frontend(
+            "dynamo", pid, port, lambda: int.from_bytes(counted[:8], "little"), resident(pid)
+        )
+
+
+@contextmanager
+def vllm_frontend(scratch: Path) -> Iterator[Frontend]:
+    """vLLM's API server. Its engine is a process of its own, with a tiny model on the CPU."""
+    with vllm(tiny_qwen3(scratch / "tiny"), scratch) as server:
+        pid, count = server.process.pid, server.metric
+        yield Frontend(
+            "vllm", pid, server.port, lambda: int(count("generation_tokens_total")), resident(pid)
+        )
+
+
+def _generated(port: int) -> int:
+    """Tokens of the answers that an engine has ended or that were called off, if none is going."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line[0] != "#"]
+    values = {line.partition("{")[0]: float(line.split()[-1]) for line in lines}
+    # An answer counts when it is over: while one is going, the count has to look unsettled.
+    going = values["vllm:num_requests_running"]
+    return int(values["vllm:generation_tokens_total"]) if not going else -time.monotonic_ns()

@@ -1,0 +1,145 @@
+"""The page: tables of what was found, and what they say."""
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.frontend.cases import LENGTHS, PACED, SATURATED, TURNS, Case
+from benchmarks.frontend.findings import Findings
+from benchmarks.frontend.load import Cost
+from benchmarks.frontend.many_streams import Many
+from benchmarks.frontend.requests import APIS
+from benchmarks.frontend.targets import OURS, THEIRS, targets
+from benchmarks.report import Result, table
+
+PLOT = "frontend/call-length.svg"
+INTRO = """\
+Microseconds of processor time (user and system, all threads, fields 14 and 15 of /proc/PID/stat, in
+ticks of 10 ms) that the frontend's process takes for a streamed token: its engine and its client
+are other processes. The template and tokenizer are Qwen3's, the parsers `hermes` and `qwen3`, and
+every request has a tool. Dovetail stands in front of the scripted engine, which speaks vLLM's
+completions protocol; Dynamo's frontend in front of a worker that plays the same tokens at the same
+pace, one yield a token. The client is wrk, for whole calls, latency and many streams a lean one of
+ours. Servers are driven by turns, and the best round of each counts. *Tokens a frame*: how many
+share an event of the stream, by a sample. Inside a call Dynamo writes nothing until the call is
+complete, Dovetail writes each token. As fast as it goes, Dovetail is driven by an engine that gives
+100,000 tokens/s and more, Dynamo by a worker that gives about a third of that through its bindings:
+events come less densely there, so that less is shared between them.
+"""
+GROWTH = f"""
+Growth: a token from 20k to 85k over one from 1k to 4.5k, so that what a request costs is left out.
+
+![Cost of a token by the length of the call]({PLOT})
+"""
+
+
+def result(found: Findings, rounds: int, busy: str) -> Result:
+    """The part of RESULTS.md."""
+    sections = {
+        "Paced, one frame a token": costs(found, PACED),
+        "As fast as it goes": costs(found, SATURATED),
+        "Calls by their length, 4 streams, read to their ends": by_length(found),
+        "Short turns": turns(found),
+        "Latency in milliseconds": lateness(found),
+        "Many streams": many(found),
+        "Targets": wanted(found),
+    }
+    parts = [INTRO, f"Rounds: {rounds}. Load of the machine before and after: {busy}.\n"]
+    for title, text in sections.items():
+        if text:
+            parts += [f"### {title}\n", text]
+    return Result("frontend", "A streamed token in the frontend", "\n".join(parts), "")
+
+
+def costs(found: Findings, cases: Iterable[Case]) -> str:
+    """Each workload and API: every server, the ratio to Dynamo's, and the frames."""
+    ratio = [f"{OURS} / {other}" for other in found.servers[1:]]
+    head = ["workload", "API", *found.servers, *ratio]
+    head += [f"tokens a frame, {server}" for server in found.servers]
+    rows = []
+    for case in cases:
+        for api in case.apis:
+            best = [found.costs.best(server, case.name, api) for server in found.servers]
+            if not any(best):
+                continue
+            joined = [found.costs.joined.get((s, case.name, api)) for s in found.servers]
+            ratios = [found.costs.ratio(OURS, s, case.name, api) for s in found.servers[1:]]
+            rows.append([case.title, api, *map(_us, best), *map(_number, ratios)])
+            rows[-1] += map(_number, joined)
+    return _table(head, rows)
+
+
+def by_length(found: Findings) -> str:
+    head = ["server", "API", *(f"{n:,}" for n in LENGTHS), "growth"]
+    rows = []
+    for server in found.servers:
+        for api in APIS:
+            best = [found.costs.best(server, f"whole call {n}", api) for n in LENGTHS]
+            if any(best):
+                growth = found.costs.growth(server, api)
+                rows.append([server, api, *map(_us, best), _number(growth)])
+    return _table(head, rows) + GROWTH if rows else ""
+
+
+def turns(found: Findings) -> str:
+    head = ["server", "API", "requests/s", "µs of the frontend a request"]
+    rows = []
+    for server in found.servers:
+        for api in APIS:
+            best = found.costs.best(server, TURNS.name, api)
+            if best and best.answers:
+                each = best.spent.total / best.answers * 1e6
+                rows.append([server, api, f"{best.answers / best.seconds:.0f}", f"{each:.0f}"])
+    return _table(head, rows)
+
+
+def lateness(found: Findings) -> str:
+    """Between the tokens of 64 streams at 50 tokens/s, and to the first of single requests."""
+    head = ["server", "API", "between tokens, p50", "p99", "added p99", "first byte", "first token"]
+    head += ["tokens between a value's start and its arrival"]
+    rows = []
+    for (server, api), late in found.late.items():
+        added, behind = found.added(server, api), found.behind.get((server, api))
+        rows.append([server, api, f"{late.median:.2f}", f"{late.p99:.2f}", _number(added)])
+        rows[-1] += [f"{late.first_byte:.2f}", f"{late.first_token:.2f}"]
+        rows[-1] += ["" if behind is None else f"{behind}"]
+    return _table(head, rows)
+
+
+def many(found: Findings) -> str:
+    head = ["streams", "server", "API", "lost", "KB a stream", "µs a token"]
+    rows = [_many("a token a second", *one) for one in found.slow]
+    rows += [_many("of 20k tokens, not read for a while", *one) for one in found.unread]
+    return _table(head, rows)
+
+
+def wanted(found: Findings) -> str:
+    words = {True: "yes", False: "**no**", None: "not measured"}
+    rows = [[one.wanted, one.measured, words[one.holds]] for one in targets(found)]
+    return table(["target", "measured", "holds"], rows)
+
+
+def curves(found: Findings, api: str) -> dict[str, list[tuple[float, float]]]:
+    """Cost against length of a call, for the plot."""
+    told = {}
+    for server in (OURS, THEIRS):
+        best = [(n, found.costs.best(server, f"whole call {n}", api)) for n in LENGTHS]
+        if all(cost for _, cost in best):
+            told[f"{server.capitalize()}, {api}"] = [(float(n), c.us) for n, c in best if c]
+    return told
+
+
+def _many(what: str, server: str, api: str, one: Many) -> Sequence[str]:
+    numbers = [str(one.lost), f"{one.kilobytes:.0f}", f"{one.us:.0f}"]
+    return [f"{one.streams:,}, {what}", server, api, *numbers]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Nothing where nothing was measured."""
+    return table(head, rows) if rows else ""
+
+
+def _us(cost: Cost | None) -> str:
+    return "" if cost is None else f"{cost.us:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,160 @@
+"""What clients of the three APIs send: histories, replays of answers, results, bodies."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool, whichever API it is offered in."""
+
+    name: str
+    description: str
+    parameters: Json
+
+    @property
+    def function(self) -> Json:
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What every request of a session repeats."""
+
+    model: str
+    system: str
+    tools: tuple[Tool, ...]
+
+
+class Messages:
+    """As Claude Code writes them: its billing line changes with every request."""
+
+    codec: ClassVar[Codec] = MESSAGES
+    path: ClassVar[str] = "/v1/messages"
+    headers: ClassVar[Mapping[str, str]] = {"anthropic-version": "2023-06-01"}
+    session: ClassVar[str] = "x-claude-code-session-id"
+
+    def body(self, offer: Offer, items: list[Json]) -> Json:
+        billing = f"x-anthropic-billing-header: cc_version=2.1.197.{len(items)};"
+        return {
+            "model": offer.model,
+            "messages": items,
+            "system": [{"type": "text", "text": text} for text in (billing, offer.system)],
+            "tools": [
+                {"name": t.name, "description": t.description, "input_schema": t.parameters}
+                for t in offer.tools
+            ],
+            "max_tokens": 32000,
+            "thinking": {"type": "adaptive"},
+            "stream": False,
+        }
+
+    def question(self, text: str) -> list[Json]:
+        return [{"role": "user", "content": text}]
+
+    def called(self, text: str, id: str, tool: str, arguments: Json) -> list[Json]:
+        call = {"type": "tool_use", "id": id, "name": tool, "input": arguments}
+        return [{"role": "assistant", "content": [{"type": "text", "text": text}, call]}]
+
+    def result(self, id: str, text: str) -> list[Json]:
+        result = {"type": "tool_result", "tool_use_id": id, "content": text}
+        return [{"role": "user", "content": [result]}]
+
+    def replay(self, answer: Json) -> list[Json]:
+        return [{"role": "assistant", "content": answer["content"]}]
+
+    def call_ids(self, answer: Json) -> Iterator[str]:
+        return (block["id"] for block in answer["content"] if block["type"] == "tool_use")
+
+
+class Chat:
+    """As agents on the chat API write them: thoughts are sent back beside the content."""
+
+    codec: ClassVar[Codec] = CHAT
+    path: ClassVar[str] = "/v1/chat/completions"
+    headers: ClassVar[Mapping[str, str]] = {}
+    session: ClassVar[str] = "x-session-id"
+
+    def body(self, offer: Offer, items: list[Json]) -> Json:
+        return {
+            "model": offer.model,
+            "messages": [{"role": "system", "content": offer.system}, *items],
+            "tools": [{"type": "function", "function": tool.function} for tool in offer.tools],
+            "max_tokens": 32000,
+            "stream": False,
+        }
+
+    def question(self, text: str) -> list[Json]:
+        return [{"role": "user", "content": text}]
+
+    def called(self, text: str, id: str, tool: str, arguments: Json) -> list[Json]:
+        function = {"name": tool, "arguments": msgspec.json.encode(arguments).decode()}
+        call = {"id": id, "type": "function", "function": function}
+        return [{"role": "assistant", "content": text, "tool_calls": [call]}]
+
+    def result(self, id: str, text: str) -> list[Json]:
+        return [{"role": "tool", "tool_call_id": id, "content": text}]
+
+    def replay(self, answer: Json) -> list[Json]:
+        message = answer["choices"][0]["message"]
+        return [{name: value for name, value in message.items() if value is not None}]
+
+    def call_ids(self, answer: Json) -> Iterator[str]:
+        calls = answer["choices"][0]["message"].get("tool_calls") or ()
+        return (call["id"] for call in calls)
+
+
+class Responses:
+    """As Codex writes them: items of the answer come back as they were."""
+
+    codec: ClassVar[Codec] = RESPONSES
+    path: ClassVar[str] = "/v1/responses"
+    headers: ClassVar[Mapping[str, str]] = {}
+    session: ClassVar[str] = "session_id"
+
+    def body(self, offer: Offer, items: list[Json]) -> Json:
+        return {
+            "model": offer.model,
+            "instructions": offer.system,
+            "input": items,
+            "tools": [{"type": "function", **tool.function} for tool in offer.tools],
+            "include": ["reasoning.encrypted_content"],
+            "store": False,
+            "stream": False,
+        }
+
+    def question(self, text: str) -> list[Json]:
+        part = {"type": "input_text", "text": text}
+        return [{"type": "message", "role": "user", "content": [part]}]
+
+    def called(self, text: str, id: str, tool: str, arguments: Json) -> list[Json]:
+        said = {"type": "output_text", "text": text}
+        spelled = msgspec.json.encode(arguments).decode()
+        return [
+            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "function_call", "call_id": id, "name": tool, "arguments": spelled},
+        ]
+
+    def result(self, id: str, text: str) -> list[Json]:
+        return [{"type": "function_call_output", "call_id": id, "output": text}]
+
+    def replay(self, answer: Json) -> list[Json]:
+        return list(answer["output"])
+
+    def call_ids(self, answer: Json) -> Iterator[str]:
+        return (item["call_id"] for item in answer["output"] if item["type"] == "function_call")
+
+
+Dialect = Messages | Chat | Responses
+DIALECTS: dict[str, Dialect] = {
+    "messages": Messages(),
+    "chat": Chat(),
+    "responses": Responses(),
+}

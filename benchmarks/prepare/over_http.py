@@ -1,0 +1,193 @@
+"""The same conversations over HTTP, to Dovetail and to Dynamo's frontend: CPU of each process.
+
+What a request costs there is more than its preparation: its body is received, the prompt goes to
+the engine as JSON or over Dynamo's own plane, an answer of a few dozen tokens is parsed, written
+and, here, recorded. Nothing of that is subtracted, on either side.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from benchmarks.frontend.parts import Author, Part
+from benchmarks.frontend.servers import CONTEXT, Frontend, dovetail_frontend, dynamo_frontend
+from benchmarks.prepare.dialects import DIALECTS, Dialect, Json
+from benchmarks.prepare.inside import SIZES, TARGET, TOKENIZER
+from benchmarks.prepare.matter import TOOL, Matter
+from benchmarks.report import Result, table
+
+# Behind what says where the modules of the tests are.
+# isort: split
+from served import qwen_folder
+
+from dovetail_tokenizers import load
+
+APIS = ("messages", "chat")
+COLD, STEPS = 3, 24
+PATIENCE = 120.0
+# Characters of a token in these sessions; of system and tools; of a step besides its result.
+CHARACTERS, HEAD, STEP = 3.4, 35_000, 450
+ANSWER = Part(
+    "step",
+    "<think>\nThe file is not what it was.\n</think>\n\nI look at the next one.\n<tool_call>\n"
+    f'{{"name": "{TOOL}", "arguments": {{"command": "read the next file of the list"}}}}'
+    "\n</tool_call>",
+)
+INTRO = f"""\
+Milliseconds of processor time of the frontend's process for a request, answer and all, from the
+same conversations over HTTP (the mean of {STEPS} tool steps, each with 36 lines of code that are
+new, or of {COLD} conversations that nobody has seen before). In it on both sides: receiving the
+body, handing the prompt to the engine, and an answer of about 45 tokens with a thought and a call,
+not streamed.
+"""
+
+
+@dataclass
+class Cost:
+    """Milliseconds of CPU for a request that was never seen before, and for one that goes on."""
+
+    api: str
+    size: int
+    cold: dict[str, float] = field(default_factory=dict)
+    grown: dict[str, float] = field(default_factory=dict)
+
+
+class Talk:
+    """A conversation with a server, which begins with a history that nobody knows."""
+
+    def __init__(self, frontend: Frontend, dialect: Dialect, tokens: int, seed: int) -> None:
+        self._frontend = frontend
+        self._dialect = dialect
+        self._headers = {**dialect.headers, dialect.session: f"talk-{seed}-{tokens}"}
+        self._headers["content-type"] = "application/json"
+        self._matter, self._items = begun(dialect, tokens, seed)
+
+    def step(self) -> None:
+        """The model calls a tool and gets its result."""
+        answer = self._post(written(self._dialect, self._matter, self._items))
+        (id,) = self._dialect.call_ids(answer)
+        self._items += self._dialect.replay(answer)
+        self._items += self._dialect.result(id, self._matter.result())
+
+    def _post(self, body: bytes) -> dict[str, Any]:
+        connection = HTTPConnection("127.0.0.1", self._frontend.port, timeout=PATIENCE)
+        connection.request("POST", self._dialect.path, body, self._headers)
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        if response.status != 200:
+            raise RuntimeError(f"{self._frontend.name}: {response.status} {answer[:300]!r}")
+        return msgspec.json.decode(answer)  # type: ignore[no-any-return]
+
+
+def begun(dialect: Dialect, tokens: int, seed: int) -> tuple[Matter, list[Json]]:
+    """A history of about so many tokens that no server has made, and what goes on with it."""
+    matter = Matter(seed)
+    items = dialect.question(ANSWER.cue)
+    room = tokens * CHARACTERS - HEAD
+    for number in count():
+        if room <= 0:
+            return matter, items
+        id, result = f"call_{seed}_{number}", matter.result()
+        items += dialect.called(matter.prose(), id, TOOL, dict(matter.command()))
+        items += dialect.result(id, result)
+        room -= len(result) + STEP
+    raise AssertionError
+
+
+def written(dialect: Dialect, matter: Matter, items: list[Json]) -> bytes:
+    return msgspec.json.encode(dialect.body(matter.offer, items))
+
+
+def run(*, against_dynamo: bool) -> Result:
+    costs = [Cost(api, size) for api in APIS for size in SIZES]
+    with TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        model = _wide(qwen_folder(scratch / "model"))
+        with _dovetail(model, scratch) as frontend:
+            _measure(frontend, costs)
+        if against_dynamo:
+            with _dynamo(scratch) as frontend:
+                _measure(frontend, costs)
+    return Result("prepare_http", "A whole request", f"{INTRO}\n{_table(costs)}", _reading(costs))
+
+
+def _measure(frontend: Frontend, costs: list[Cost]) -> None:
+    Talk(frontend, DIALECTS["chat"], 1000, 0).step()  # nothing is measured that is done but once
+    for cost in costs:
+        dialect, cold = DIALECTS[cost.api], []
+        for seed in range(1, COLD + 1):
+            talk = Talk(frontend, dialect, cost.size, seed + 10 * APIS.index(cost.api))
+            cold.append(_milliseconds(frontend, talk, 1))
+        talk.step()
+        cost.cold[frontend.name] = sum(cold) / COLD
+        cost.grown[frontend.name] = _milliseconds(frontend, talk, STEPS)
+        told = f"cold {cost.cold[frontend.name]:.1f}, grown {cost.grown[frontend.name]:.2f}"
+        print(f"  {frontend.name} {cost.api} {cost.size}: {told}", flush=True)
+
+
+def _milliseconds(frontend: Frontend, talk: Talk, steps: int) -> float:
+    before = _used(frontend.pid)
+    for _ in range(steps):
+        talk.step()
+    time.sleep(0.1)  # what is written down behind an answer counts too
+    return (_used(frontend.pid) - before) / steps / 1e6
+
+
+def _used(pid: int) -> int:
+    """Nanoseconds that the threads of a process have run. One request is less than a tick."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text("ascii").split()[0]) for thread in threads)
+
+
+def _wide(model: Path) -> Path:
+    """The folder with a window for the longest conversation."""
+    path = model / "config.json"
+    config = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**config, "max_position_embeddings": CONTEXT}))
+    return model
+
+
+@contextmanager
+def _dovetail(model: Path, scratch: Path) -> Iterator[Frontend]:
+    with dovetail_frontend([ANSWER], model, scratch) as frontend:
+        yield frontend
+
+
+@contextmanager
+def _dynamo(scratch: Path) -> Iterator[Frontend]:
+    with dynamo_frontend([ANSWER], Author(load(TOKENIZER)), scratch) as frontend:
+        yield frontend
+
+
+def _table(costs: list[Cost]) -> str:
+    names = list(costs[0].cold)
+    head = ["API", "tokens, about"]
+    for what in ("grown", "cold"):
+        head += [f"{what}, {name}" for name in names]
+        head += [f"{what}, ratio"] if len(names) > 1 else []
+    rows = []
+    for cost in costs:
+        row = [cost.api, f"{cost.size:,}"]
+        for spent, digits in ((cost.grown, 2), (cost.cold, 1)):
+            row += [f"{spent[name]:.{digits}f}" for name in names]
+            row += [f"{spent[names[0]] / spent[names[1]]:.2f}"] if len(names) > 1 else []
+        rows.append(row)
+    return table(head, rows)
+
+
+def _reading(costs: list[Cost]) -> str:
+    cost = next(one for one in costs if (one.api, one.size) == (APIS[0], TARGET))
+    told = [
+        f"{name} {cost.grown[name]:.2f} ms grown, {cost.cold[name]:.1f} ms cold"
+        for name in cost.cold
+    ]
+    return f"Messages, {TARGET // 1000}k tokens: {'; '.join(told)}.\n"
