@@ -14,11 +14,13 @@ PAGE = ROOT / "benchmarks" / "RESULTS.md"
 INTRO = """\
 # Results
 
-Made by `python -m benchmarks --write`; do not edit. Every part says where it was measured.
+Made by `python -m benchmarks`, `make bench-frontend` and `make bench-prepare`, each with `--write`;
+do not edit. Every part says where it was measured.
 
-Times are microseconds of processor time for one chunk of 4 characters: all chunks of an output fed
-to a fresh parser, divided by their number, the best of several rounds in every window of chunks.
-The machines are noisy: compare columns of one table, not tables of different runs.
+Where a part does not say otherwise, times are microseconds of processor time for one chunk of 4
+characters: all chunks of an output fed to a fresh parser, divided by their number, the best of
+several rounds in every window of chunks. The machines are noisy: compare columns of one table, not
+tables of different runs.
 """
 
 

@@ -38,9 +38,11 @@ class Case:
 
 
 PACED = (
-    Case("500 plain tokens, 64 streams at 50 tokens/s", "plain-paced", MANY, 11),
-    Case("inside a call of 4.5k tokens, 64 streams at 50 tokens/s", "call-paced", MANY, 11),
-    Case("inside a call of 4.5k tokens, 16 streams at 200 tokens/s", "call-fast", 16, 11),
+    Case("500 plain tokens, 64 streams at 50 tokens/s", "plain-paced", MANY, 8),
+    Case("the same, all in step, as a batch is decoded", "plain-steps", MANY, 8),
+    Case("inside a call of 4.5k tokens, 64 streams at 50 tokens/s", "call-paced", MANY, 8),
+    Case("the same, all in step", "call-steps", MANY, 8),
+    Case("inside a call of 4.5k tokens, 16 streams at 200 tokens/s", "call-fast", 16, 8),
 )
 SATURATED = (
     Case("500 plain tokens, 1 stream", "plain", 1, 3),
@@ -61,11 +63,13 @@ def parts(author: Author) -> list[Part]:
     told = [
         Part("plain", words),
         Part("plain-paced", words, PACE),
+        Part("plain-steps", words, PACE, in_step=True),
         Part("long", author.cut(LONG, plain(200))),
         Part("short", author.cut(SHORT, words)),
         Part("thought", author.sized(PLAIN, thought)),
         Part("interleaved", author.sized(2 * PLAIN, interleaved)),
         Part("call-paced", inside, PACE),
+        Part("call-steps", inside, PACE, in_step=True),
         Part("call-fast", inside, FAST),
         Part("call-step", author.sized(STEP_TOKENS, call), STEP),
     ]

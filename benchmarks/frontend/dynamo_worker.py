@@ -10,6 +10,7 @@ import json
 import mmap
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Part:
     marker: str
     ids: list[int]
     rate: float
+    in_step: bool
 
 
 class Player:
@@ -41,7 +43,7 @@ class Player:
 
     def __init__(self, script: Path, counter: Path) -> None:
         told = json.loads(script.read_bytes())
-        self._parts = [Part(_spelled(one["marker"]), one["ids"], one["rate"]) for one in told]
+        self._parts = [Part(_spelled(one.pop("marker")), **one) for one in told]
         with counter.open("r+b") as file:
             self._counted = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
@@ -52,6 +54,8 @@ class Player:
         ids, last = part.ids[:most], min(most, len(part.ids)) - 1
         clock = asyncio.get_running_loop().time
         begun = clock()
+        if part.in_step:
+            begun = ceil(begun * part.rate) / part.rate
         for at, id in enumerate(ids):
             await _pace(at, part.rate, begun - clock())
             self._counted[0] += 1

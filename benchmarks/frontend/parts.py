@@ -28,11 +28,15 @@ Write = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Part:
-    """A text, the tokens a second at which a stream gets it (0: as fast as possible)."""
+    """A text, the tokens a second at which a stream gets it (0: as fast as possible).
+
+    `in_step`: all streams get their tokens at the same moments, as engines decode in batches.
+    """
 
     name: str
     text: str
     rate: float = 0.0
+    in_step: bool = False
 
     @property
     def cue(self) -> str:
@@ -93,7 +97,7 @@ def write_script(parts: Iterable[Part], path: Path) -> Path:
     for part in parts:
         file = path.with_name(f"{part.name}.txt")
         file.write_text(part.text, "utf-8")
-        delay = {"between": 1 / part.rate} if part.rate else {}
+        delay = {"between": 1 / part.rate, "in_step": part.in_step} if part.rate else {}
         rules.append({"when": {"text": part.cue}, "file": file.name, "delay": delay})
     rules.append({"text": "ok"})  # for whoever only looks whether the engine is there
     path.write_text(json.dumps({"rules": rules}), "utf-8")
@@ -103,7 +107,12 @@ def write_script(parts: Iterable[Part], path: Path) -> Path:
 def write_ids(parts: Iterable[Part], author: Author, end: int, path: Path) -> Path:
     """The parts for Dynamo's worker, each with the token that ends a turn."""
     told = [
-        {"marker": author.ids(part.cue), "ids": [*author.ids(part.text), end], "rate": part.rate}
+        {
+            "marker": author.ids(part.cue),
+            "ids": [*author.ids(part.text), end],
+            "rate": part.rate,
+            "in_step": part.in_step,
+        }
         for part in parts
     ]
     path.write_text(json.dumps(told), "utf-8")

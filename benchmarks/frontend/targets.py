@@ -11,7 +11,7 @@ OURS, THEIRS = "dovetail", "dynamo"
 HALF, QUARTER, FLAT = 0.5, 0.25, 1.1
 ADDED = 1.0  # milliseconds
 BEHIND = 1  # tokens
-IN_CALLS = frozenset({"call-paced", "call-fast", "call-4500"})
+IN_CALLS = frozenset({"call-paced", "call-steps", "call-fast", "call-4500"})
 RATED = ("plain", "plain-paced", *IN_CALLS)
 
 

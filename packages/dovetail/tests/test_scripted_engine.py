@@ -184,6 +184,21 @@ def test_the_times_that_script_and_rates_ask_for(
     assert run_jumping(timed(engine(script, **options), request("p" * 32))) == times
 
 
+def test_answers_that_are_decoded_together_go_on_together() -> None:
+    playing = engine("[{text: abc, delay: {between: 10, in_step: true}}]")
+
+    async def later() -> list[tuple[float, int]]:
+        await asyncio.sleep(4)
+        return await timed(playing, request("p"))
+
+    async def main() -> list[list[tuple[float, int]]]:
+        return list(await asyncio.gather(timed(playing, request("p")), later()))
+
+    first, second = run_jumping(main())
+    assert [at for at, _ in first] == [0, 10, 20, 30]
+    assert [at for at, _ in second] == [4, 20, 30, 40]
+
+
 def test_what_is_cached_needs_no_prefill() -> None:
     playing = engine("[{text: a}]", prefill_rate=1)
 

@@ -5,6 +5,7 @@ caches forgot us. So a lone delta that goes on with the run has a way of its own
 be: what is around its text was made when the run began.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ NO_RUN = Run(None, b"", b"")
 """Nothing is open, or what goes on with it needs a second thought."""
 
 
-class RunStream:
+class RunStream(ABC):
     """A stream that goes on with its run at the least cost.
 
     `_encode` has to say by `_run`, each time, what a lone delta that comes next may go on with:
@@ -75,6 +76,6 @@ class RunStream:
                 return run.frame(event.text)
         return self._encode(events, choice)
 
+    @abstractmethod
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Any events, the first delta of a run among them."""
-        raise NotImplementedError

@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,15 @@ from dovetail.engines.scripted.casting import Casting
 from dovetail.engines.scripted.pauses import Pauses
 from dovetail.engines.scripted.record import Record
 from dovetail.engines.scripted.reel import Reel
-from dovetail.engines.scripted.script import Break, Count, ErrorKind, Number, Script, Seconds
+from dovetail.engines.scripted.script import (
+    Break,
+    Count,
+    Delay,
+    ErrorKind,
+    Number,
+    Script,
+    Seconds,
+)
 from dovetail.engines.scripted.takes import Take, Takes
 from dovetail_model import (
     ContextOverflow,
@@ -144,7 +153,7 @@ class ScriptedEngine:
         try:
             await self._prefill(len(request.prompt) - cached, take)
             self.cache.add(request.prompt, request.cache_salt)
-            begun = clock()
+            begun = _begin(clock(), take.answer.delay)
             while not reel.done:
                 if reel.begun:
                     await self._pauses.wait(reel.due - (clock() - begun))
@@ -181,6 +190,13 @@ class ScriptedEngine:
         if how.manner == "hang":
             await self._pauses.wait(None)
         raise ERRORS[how.kind](how.message)
+
+
+def _begin(now: float, delay: Delay) -> float:
+    """When an answer begins: now, or with the next step of all answers."""
+    if not delay.in_step or not delay.between:
+        return now
+    return ceil(now / delay.between) * delay.between
 
 
 def _fitted(request: EngineRequest, window: int) -> EngineRequest:

@@ -40,10 +40,14 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds to wait, beyond what the engine's rates ask for."""
+    """Seconds to wait, beyond what the engine's rates ask for.
+
+    `in_step` has all answers go on at the same moments, as those that are decoded in one batch do.
+    """
 
     first: Seconds = 0.0
     between: Seconds = 0.0
+    in_step: bool = False
 
 
 NO_DELAY = Delay()
