@@ -4,10 +4,10 @@ It runs in the interpreter that has Dynamo, where nothing of Dovetail is install
 counted in a file that the benchmark maps too.
 """
 
-import argparse
 import asyncio
 import json
 import mmap
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from math import ceil
@@ -15,16 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from dynamo.common.utils.runtime import create_runtime  # type: ignore[import-not-found]
-from dynamo.llm import (  # type: ignore[import-not-found]
-    ModelInput,
-    ModelRuntimeConfig,
-    ModelType,
-    WorkerType,
-    register_model,
-)
 
-PLANES = ("file", "tcp", "zmq")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.dynamo_registration import arguments, serve
+
 BURST = 16  # tokens that leave together before others may run, as in the scripted engine
 
 
@@ -87,40 +82,14 @@ def _end(id: int, prompt: int, said: int) -> dict[str, Any]:
     return {"index": 0, "token_ids": [id], "finish_reason": "stop", "completion_usage": usage}
 
 
-async def serve(given: argparse.Namespace) -> None:
-    """Registers the model and answers until it is ended."""
-    runtime, _ = create_runtime(*PLANES)
-    endpoint = runtime.endpoint("bench.backend.generate")
-    config = ModelRuntimeConfig()
-    config.context_length = given.context_length
-    config.tool_call_parser = given.tool_call_parser
-    config.reasoning_parser = given.reasoning_parser
-    await register_model(
-        ModelInput.Tokens,
-        ModelType.Chat | ModelType.Completions,
-        endpoint,
-        given.model,
-        given.name,
-        worker_type=WorkerType.Aggregated,
-        kv_cache_block_size=16,
-        runtime_config=config,
-        ignore_weights=True,
-    )
-    await endpoint.serve_endpoint(Player(given.script, given.counter).generate)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument(
         "--script", type=Path, required=True, help="JSON: marker, ids, rate of each"
     )
     parser.add_argument("--counter", type=Path, required=True, help="a file of 8 bytes")
-    parser.add_argument("--model", required=True, help="folder with the tokenizer and template")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--context-length", type=int, required=True)
-    parser.add_argument("--tool-call-parser", required=True)
-    parser.add_argument("--reasoning-parser", required=True)
-    uvloop.run(serve(parser.parse_args()))
+    given = parser.parse_args()
+    uvloop.run(serve(given, Player(given.script, given.counter).generate))
 
 
 if __name__ == "__main__":

@@ -8,51 +8,29 @@ nothing of Dovetail is installed.
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
-from dynamo.common.utils.runtime import create_runtime  # type: ignore[import-not-found]
-from dynamo.llm import (  # type: ignore[import-not-found]
-    ModelInput,
-    ModelRuntimeConfig,
-    ModelType,
-    WorkerType,
-    register_model,
-)
 from dynamo.llm.exceptions import InvalidArgument  # type: ignore[import-not-found]
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.dynamo_registration import arguments, serve
+
 LONGEST_LINE = 1 << 26
-PLANES = ("file", "tcp", "zmq")
 
 
-async def serve(given: argparse.Namespace) -> None:
-    """Registers the model and answers until it is ended."""
-    runtime, _ = create_runtime(*PLANES)
-    endpoint = runtime.endpoint("verify.backend.generate")
-    config = ModelRuntimeConfig()
-    config.context_length = given.context_length
-    config.tool_call_parser = given.tool_call_parser
-    config.reasoning_parser = given.reasoning_parser
-    await register_model(
-        ModelInput.Tokens,
-        ModelType.Chat | ModelType.Completions,
-        endpoint,
-        given.model,
-        given.name,
-        worker_type=WorkerType.Aggregated,
-        kv_cache_block_size=16,
-        runtime_config=config,
-        ignore_weights=True,
-    )
-
+async def serve_model(given: argparse.Namespace) -> None:
     async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         engine = Engine(given.engine, given.context_length, context)
         async for choice in answer(engine, request):
             yield choice
 
-    await endpoint.serve_endpoint(generate)
+    await serve(given, generate)
 
 
 @dataclass(frozen=True)
@@ -144,14 +122,9 @@ async def hang_up(context: Any, writer: asyncio.StreamWriter) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--engine", type=int, required=True, help="port of the scripted engine")
-    parser.add_argument("--model", required=True, help="folder with the tokenizer and template")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--context-length", type=int, default=40960)
-    parser.add_argument("--tool-call-parser", required=True)
-    parser.add_argument("--reasoning-parser", required=True)
-    uvloop.run(serve(parser.parse_args()))
+    uvloop.run(serve_model(parser.parse_args()))
 
 
 if __name__ == "__main__":
