@@ -42,7 +42,8 @@ def result(found: Findings, rounds: int, busy: str) -> Result:
         "Many streams": many(found),
         "Targets": wanted(found),
     }
-    parts = [INTRO, f"Rounds: {rounds}. Load of the machine before and after: {busy}.\n"]
+    loads = f"Load of the machine before and after: {busy}."
+    parts = [INTRO, f"Rounds: {rounds}, of paced loads {2 * rounds}. {loads}\n"]
     for title, text in sections.items():
         if text:
             parts += [f"### {title}\n", text]

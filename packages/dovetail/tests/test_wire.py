@@ -1,63 +1,16 @@
 """The engines' HTTP client against a server that answers byte by byte as the test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wire_stage import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
 
-from dovetail.engines import line, wire
-from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
+from dovetail.engines import wire
+from dovetail.engines.wire import Call, Endpoint, Lines, fetch, send
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-POST = Call("POST", "/x", b"{}")
-SHORT = Call("POST", "/x", b"{}", patience=Patience(connect=5.0, silence=0.05))
-
-
-@asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[Endpoint]:
-    """A server for one kind of answer. It closes each connection when the answer returns."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-        finally:
-            writer.close()
-
-    running = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        host, port = running.sockets[0].getsockname()
-        yield Endpoint(host, port, headers={"authorization": "Bearer k"})
-    finally:
-        running.close()
-
-
-async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    length = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
-    return head, await reader.readexactly(length)
-
-
-def saying(*pieces: bytes) -> Answer:
-    """Reads the request, then writes the pieces one by one."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-
-    return answer
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 ANSWERS = [
     ("length", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"], b"hello"),
     ("chunked", [CHUNKED, chunk(b"he"), chunk(b"llo"), b"0\r\n\r\n"], b"hello"),
@@ -101,18 +54,6 @@ def test_what_is_sent() -> None:
     assert nothing == b""
 
 
-def test_events() -> None:
-    sse = 'data: {"a":1}\n\n: alive\n\nevent: b\ndata: é漢\n\n'.encode()
-    pieces = [CHUNKED, *(chunk(sse[n : n + 3]) for n in range(0, len(sse), 3)), b"0\r\n\r\n"]
-
-    async def main() -> list[tuple[str, str]]:
-        async with server(saying(*pieces)) as endpoint, send(endpoint, POST) as reply:
-            assert reply.headers["transfer-encoding"] == "chunked"
-            return [(event.event, event.data) async for event in reply.events()]
-
-    assert asyncio.run(main()) == [("", '{"a":1}'), ("b", "é漢")]
-
-
 def test_leaving_closes_the_connection() -> None:
     async def main() -> None:
         gone = asyncio.Event()
@@ -144,19 +85,6 @@ def test_refusal_before_the_body_is_read() -> None:
             return await fetch(endpoint, Call("POST", "/", b"x" * 3_000_000))
 
     assert asyncio.run(main()) == (413, b"no")
-
-
-FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
-    ("nothing", [], EngineUnavailable, "broke off its answer"),
-    ("half a head", [b"HTTP/1.1 200"], EngineUnavailable, "broke off"),
-    ("not http", [b"garbage\r\n\r\n"], EngineUnavailable, "broke off"),
-    ("short", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"], EngineUnavailable, "broke"),
-    ("half a chunk", [CHUNKED, b"5\r\nab"], EngineUnavailable, "broke off"),
-    ("no last chunk", [CHUNKED, chunk(b"ab")], EngineUnavailable, "broke off"),
-    ("bad chunk", [CHUNKED, b"zz\r\n"], EngineUnavailable, "broke off"),
-    ("endless head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 60000], EngineUnavailable, "head"),
-    ("upgrade", [b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n"], EngineUnavailable, "broke off"),
-]
 
 
 @pytest.mark.parametrize(("pieces", "kind", "words"), [f[1:] for f in FAULTS])
@@ -300,123 +228,3 @@ def test_lines_are_broken_off_before_their_answers_begin_and_after(begun: bytes)
                 await task
 
     asyncio.run(main())
-
-
-class Poured:
-    """Takes parts of a body, and has no room after each of those named."""
-
-    def __init__(self, full_after: frozenset[int] = frozenset(), wanted: int = 1 << 30) -> None:
-        self.parts: list[bytes] = []
-        self._full_after = full_after
-        self._wanted = wanted
-        self.waited = 0
-
-    def take(self, data: bytes) -> bool:
-        self.parts.append(data)
-        return len(self.parts) not in self._full_after
-
-    async def wait(self) -> bool:
-        self.waited += 1
-        await asyncio.sleep(0)
-        return len(self.parts) < self._wanted
-
-
-def pouring(answer: Answer, poured: Poured, call: Call = POST) -> None:
-    async def main() -> None:
-        async with server(answer) as endpoint, send(endpoint, call) as reply:
-            await reply.pour(poured.take, poured.wait)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("full_after", [[], [1], [1, 2, 3]])
-def test_a_body_is_poured_out_to_its_end(full_after: list[int]) -> None:
-    poured = Poured(frozenset(full_after))
-    pieces = [CHUNKED, *(chunk(b"%d " % n) for n in range(50)), b"0\r\n\r\n"]
-    pouring(saying(*pieces), poured)
-    assert b"".join(poured.parts).split() == [b"%d" % n for n in range(50)]
-    assert poured.waited == len([at for at in full_after if at <= len(poured.parts)])
-
-
-def test_what_came_with_the_head_is_poured_too() -> None:
-    poured = Poured()
-    pouring(saying(CHUNKED + chunk(b"all of it") + b"0\r\n\r\n"), poured)
-    assert poured.parts == [b"all of it"]
-
-
-def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "ENOUGH_UNREAD", 1 << 10)
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
-        await asyncio.sleep(SHORT.patience.silence / 4)
-        writer.write(chunk(b"y") + b"0\r\n\r\n")
-
-    async def main() -> None:
-        async with server(answer) as endpoint, send(endpoint, SHORT) as reply:
-            await asyncio.sleep(SHORT.patience.silence / 2)  # nobody reads yet
-            await reply.pour(poured.take, poured.wait)
-
-    poured = Poured()
-    asyncio.run(main())
-    assert b"".join(poured.parts) == b"x" * 5_000 + b"y"
-
-
-def test_nothing_is_poured_that_is_not_wanted() -> None:
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(CHUNKED)
-        with suppress(ConnectionError):
-            while not writer.is_closing():
-                writer.write(chunk(b"more"))
-                await writer.drain()
-                await asyncio.sleep(0)
-
-    poured = Poured(frozenset([3]), wanted=3)
-    pouring(endless, poured)
-    assert len(poured.parts) == 3
-
-
-@pytest.mark.parametrize("ended", [b"", b"0\r\n\r\n"])
-def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
-    class Fussy(Poured):
-        def take(self, data: bytes) -> bool:
-            raise LookupError("not this one")
-
-    with pytest.raises(LookupError, match="not this one"):
-        pouring(saying(CHUNKED + chunk(b"a") + ended), Fussy())
-
-
-@pytest.mark.parametrize(
-    ("pieces", "kind", "words"), [f[1:] for f in FAULTS if f[1] and f[1][0] == CHUNKED]
-)
-def test_faults_while_pouring(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        pouring(saying(*pieces), Poured())
-
-
-def test_silence_while_pouring() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED, chunk(b"a"))(reader, writer)
-        await reader.read()
-
-    poured = Poured()
-    with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
-        pouring(silent, poured, SHORT)
-    assert poured.parts == [b"a"]
-
-
-def test_who_has_no_room_does_not_make_the_server_silent() -> None:
-    class Slow(Poured):
-        async def wait(self) -> bool:
-            await asyncio.sleep(3 * SHORT.patience.silence)
-            return await super().wait()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED, chunk(b"a"))(reader, writer)
-        await asyncio.sleep(SHORT.patience.silence / 2)
-        writer.write(chunk(b"b") + b"0\r\n\r\n")
-
-    poured = Slow(frozenset([1]))
-    pouring(answer, poured, SHORT)
-    assert b"".join(poured.parts) == b"ab"

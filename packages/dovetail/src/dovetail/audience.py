@@ -25,7 +25,7 @@ class Viewer:
 
     __slots__ = ("_fold", "_show")
 
-    def __init__(self, show: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(self, show: Callable[[Event], None]) -> None:
         self._fold = Fold()
         self._show = show
 

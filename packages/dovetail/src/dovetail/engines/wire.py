@@ -19,7 +19,6 @@ import h11
 
 from dovetail.engines.line import Line, Take, Wait
 from dovetail_model import EngineTimeout, EngineUnavailable
-from dovetail_protocols import ServerEvent, SseReader
 
 LONGEST = 64 << 20  # bytes of an answer that is read whole
 
@@ -96,14 +95,6 @@ class Reply:
         """The body as it comes."""
         while (data := await self._line.body()) is not None:
             yield data
-
-    async def events(self) -> AsyncGenerator[ServerEvent]:
-        """The body as server-sent events."""
-        reader = SseReader()
-        async with aclosing(self.chunks()) as chunks:
-            async for chunk in chunks:
-                for event in reader.feed(chunk):
-                    yield event
 
     async def pour(self, take: Take, wait: Wait) -> None:
         """The body to `take`, up to its end, each part in the call that brings it.

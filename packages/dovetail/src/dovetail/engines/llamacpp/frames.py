@@ -60,16 +60,15 @@ class FrameReader:
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
         """The delta of frames that came together; None where they only tell progress."""
-        told: TokenDelta | None = None
+        deltas: list[TokenDelta] = []
         for payload in payloads:
             delta = self._read(payload)
             if delta is not None:
-                told = delta if told is None else _joined(told, delta)
-            if told is not None and told.finish is not None:
-                break
-        if told is not None:
-            self.said.extend(told.ids)
-        return told
+                deltas.append(delta)
+                self.said.extend(delta.ids)
+                if delta.finish is not None:
+                    break
+        return deltas[0] if len(deltas) == 1 else _joined(deltas) if deltas else None
 
     def _read(self, data: bytes) -> TokenDelta | None:
         try:
@@ -145,11 +144,11 @@ class FrameReader:
         return (*unknown, *known)
 
 
-def _joined(first: TokenDelta, then: TokenDelta) -> TokenDelta:
+def _joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
     return TokenDelta(
-        ids=[*first.ids, *then.ids],
-        logprobs=(*first.logprobs, *then.logprobs),
-        finish=then.finish,
-        cached=then.cached if first.cached is None else first.cached,
-        exact=first.exact and then.exact,
+        ids=[id for delta in deltas for id in delta.ids],
+        logprobs=tuple(token for delta in deltas for token in delta.logprobs),
+        finish=deltas[-1].finish,
+        cached=next((delta.cached for delta in deltas if delta.cached is not None), None),
+        exact=all(delta.exact for delta in deltas),
     )

@@ -1,0 +1,146 @@
+"""Bodies that are poured out: each part taken in the call that brings it."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from wire_stage import CHUNKED, FAULTS, POST, SHORT, Answer, chunk, read_request, saying, server
+
+from dovetail.engines import line
+from dovetail.engines.incoming import PayloadReader
+from dovetail.engines.wire import Call, send
+from dovetail_model import DovetailError, EngineTimeout
+
+
+class Poured:
+    """Takes parts of a body, and has no room after each of those named."""
+
+    def __init__(self, full_after: frozenset[int] = frozenset(), wanted: int = 1 << 30) -> None:
+        self.parts: list[bytes] = []
+        self._full_after = full_after
+        self._wanted = wanted
+        self.waited = 0
+
+    def take(self, data: bytes) -> bool:
+        self.parts.append(data)
+        return len(self.parts) not in self._full_after
+
+    async def wait(self) -> bool:
+        self.waited += 1
+        await asyncio.sleep(0)
+        return len(self.parts) < self._wanted
+
+
+def pouring(answer: Answer, poured: Poured, call: Call = POST) -> None:
+    async def main() -> None:
+        async with server(answer) as endpoint, send(endpoint, call) as reply:
+            await reply.pour(poured.take, poured.wait)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("full_after", [[], [1], [1, 2, 3]])
+def test_a_body_is_poured_out_to_its_end(full_after: list[int]) -> None:
+    poured = Poured(frozenset(full_after))
+    pieces = [CHUNKED, *(chunk(b"%d " % n) for n in range(50)), b"0\r\n\r\n"]
+    pouring(saying(*pieces), poured)
+    assert b"".join(poured.parts).split() == [b"%d" % n for n in range(50)]
+    assert poured.waited == len([at for at in full_after if at <= len(poured.parts)])
+
+
+def test_what_came_with_the_head_is_poured_too() -> None:
+    poured = Poured()
+    pouring(saying(CHUNKED + chunk(b"all of it") + b"0\r\n\r\n"), poured)
+    assert poured.parts == [b"all of it"]
+
+
+def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "ENOUGH_UNREAD", 1 << 10)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
+        await asyncio.sleep(SHORT.patience.silence / 4)
+        writer.write(chunk(b"y") + b"0\r\n\r\n")
+
+    async def main() -> None:
+        async with server(answer) as endpoint, send(endpoint, SHORT) as reply:
+            await asyncio.sleep(SHORT.patience.silence / 2)  # nobody reads yet
+            await reply.pour(poured.take, poured.wait)
+
+    poured = Poured()
+    asyncio.run(main())
+    assert b"".join(poured.parts) == b"x" * 5_000 + b"y"
+
+
+def test_nothing_is_poured_that_is_not_wanted() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(CHUNKED)
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(chunk(b"more"))
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    poured = Poured(frozenset([3]), wanted=3)
+    pouring(endless, poured)
+    assert len(poured.parts) == 3
+
+
+@pytest.mark.parametrize("ended", [b"", b"0\r\n\r\n"])
+def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
+    class Fussy(Poured):
+        def take(self, data: bytes) -> bool:
+            raise LookupError("not this one")
+
+    with pytest.raises(LookupError, match="not this one"):
+        pouring(saying(CHUNKED + chunk(b"a") + ended), Fussy())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "words"), [f[1:] for f in FAULTS if f[1] and f[1][0] == CHUNKED]
+)
+def test_faults_while_pouring(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        pouring(saying(*pieces), Poured())
+
+
+def test_silence_while_pouring() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(CHUNKED, chunk(b"a"))(reader, writer)
+        await reader.read()
+
+    poured = Poured()
+    with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
+        pouring(silent, poured, SHORT)
+    assert poured.parts == [b"a"]
+
+
+def test_who_has_no_room_does_not_make_the_server_silent() -> None:
+    class Slow(Poured):
+        async def wait(self) -> bool:
+            await asyncio.sleep(3 * SHORT.patience.silence)
+            return await super().wait()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(CHUNKED, chunk(b"a"))(reader, writer)
+        await asyncio.sleep(SHORT.patience.silence / 2)
+        writer.write(chunk(b"b") + b"0\r\n\r\n")
+
+    poured = Slow(frozenset([1]))
+    pouring(answer, poured, SHORT)
+    assert b"".join(poured.parts) == b"ab"
+
+
+def test_events() -> None:
+    sse = 'data: {"a":1}\n\n: alive\n\nevent: b\ndata: é漢\n\n'.encode()
+    pieces = [CHUNKED, *(chunk(sse[n : n + 3]) for n in range(0, len(sse), 3)), b"0\r\n\r\n"]
+    reader, found = PayloadReader(), list[bytes]()
+
+    class Reading(Poured):
+        def take(self, data: bytes) -> bool:
+            found.extend(reader.feed(data))
+            return True
+
+    pouring(saying(*pieces), Reading())
+    assert found == [b'{"a":1}', "é漢".encode()]

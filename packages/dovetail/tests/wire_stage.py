@@ -1,0 +1,66 @@
+"""A server that answers the engines' HTTP client byte by byte as a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from dovetail.engines.wire import Call, Endpoint, Patience
+from dovetail_model import DovetailError, EngineUnavailable
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+POST = Call("POST", "/x", b"{}")
+SHORT = Call("POST", "/x", b"{}", patience=Patience(connect=5.0, silence=0.05))
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[Endpoint]:
+    """A server for one kind of answer. It closes each connection when the answer returns."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        host, port = running.sockets[0].getsockname()
+        yield Endpoint(host, port, headers={"authorization": "Bearer k"})
+    finally:
+        running.close()
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
+    return head, await reader.readexactly(length)
+
+
+def saying(*pieces: bytes) -> Answer:
+    """Reads the request, then writes the pieces one by one."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+
+    return answer
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
+    ("nothing", [], EngineUnavailable, "broke off its answer"),
+    ("half a head", [b"HTTP/1.1 200"], EngineUnavailable, "broke off"),
+    ("not http", [b"garbage\r\n\r\n"], EngineUnavailable, "broke off"),
+    ("short", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"], EngineUnavailable, "broke"),
+    ("half a chunk", [CHUNKED, b"5\r\nab"], EngineUnavailable, "broke off"),
+    ("no last chunk", [CHUNKED, chunk(b"ab")], EngineUnavailable, "broke off"),
+    ("bad chunk", [CHUNKED, b"zz\r\n"], EngineUnavailable, "broke off"),
+    ("endless head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 60000], EngineUnavailable, "head"),
+    ("upgrade", [b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n"], EngineUnavailable, "broke off"),
+]
