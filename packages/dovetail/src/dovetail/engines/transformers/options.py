@@ -1,6 +1,6 @@
 """What an operator can say about the transformers engine."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,9 +12,14 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     `python` is the interpreter that has torch; None is the one that runs the server. `device_map`
     is a device (`cpu`, `cuda`, `cuda:1`) or `auto`, `dtype` and `attention` are transformers' own
-    names. `max_batch` generations run at once, the others wait. A prompt is read `max_batch_tokens`
-    at a time; between two of those a generation can be cancelled. `cache_tokens` is the room for
-    the keys and values of all of them, in pages of `page_size` tokens, which are also the units in
+    names; `attention` may also be `dovetail`, our own kernels, which are what None chooses on a GPU
+    where the model allows them. `load_format` `dummy` makes random weights from the config alone,
+    for measurements. `cuda_graphs` replays a step of single tokens instead of launching it anew,
+    where our kernels run.
+
+    `max_batch` generations run at once, the others wait. A prompt is read `max_batch_tokens` at a
+    time; between two of those a generation can be cancelled. `cache_tokens` is the room for the
+    keys and values of all of them, in pages of `page_size` tokens, which are also the units in
     which prefixes are shared. `logs` passes on what the process says; `tcp` makes it listen on a
     loopback port, as it must where there are no unix sockets.
     """
@@ -22,7 +27,9 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     python: str | None = None
     device_map: str | None = None
     dtype: str | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
     attention: str | None = None
+    cuda_graphs: bool = True
     max_batch: Count = 64
     max_batch_tokens: Count | None = None
     cache_tokens: Count | None = None

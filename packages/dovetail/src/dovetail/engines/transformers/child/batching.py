@@ -19,8 +19,8 @@ from dovetail.engines.transformers.child.sampling import PLACEHOLDERS, Sampler
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
 
-CPU_PAGE, PAGE = 32, 256  # tokens
-CPU_BATCH_TOKENS = 512
+CPU_PAGE, PAGE, OWN_PAGE = 32, 256, 64  # tokens
+CPU_BATCH_TOKENS, OWN_BATCH_TOKENS = 512, 8192
 SHARE = 0.5  # of this machine's memory, for a cache on the CPU
 LAST_STEPS = 40  # looks at a loop that may be ending
 GLANCE = 0.05  # seconds between two of them
@@ -33,16 +33,50 @@ def make_manager(loaded: Loaded, options: TransformersOptions, window: int) -> t
     generation = import_module("transformers").GenerationConfig(
         do_sample=True, eos_token_id=NO_END, **PLACEHOLDERS
     )
-    page = options.page_size or (CPU_PAGE if loaded.device == "cpu" else PAGE)
+    page = options.page_size or _page(loaded)
     try:
         manager = loaded.model.init_continuous_batching(
             generation_config=generation,
             continuous_batching_config=_config(loaded, options, window, page),
         )
-        manager.warmup()  # makes the cache, here, where a failure can be told
+        _warm_up(manager, loaded, ceil(window / page))  # here, where a failure can be told
     except (RuntimeError, ValueError, MemoryError) as fault:
         raise LoadError(tell(fault)) from fault
     return manager, manager.batch_processor.cache.num_blocks * page
+
+
+def _page(loaded: Loaded) -> int:
+    if loaded.device == "cpu":
+        return CPU_PAGE
+    return OWN_PAGE if loaded.own_attention else PAGE
+
+
+def _warm_up(manager: Any, loaded: Loaded, pages: int) -> None:
+    """Makes the cache, and the graphs of batches of single tokens.
+
+    The library would also run a batch as long as the whole cache, which takes long and tells
+    nothing.
+    """
+    if not loaded.own_attention:
+        manager.warmup()
+        return
+    # It knows this way of single tokens only of the flash-attention package.
+    manager.continuous_batching_config.max_blocks_per_request = pages
+    manager.batch_processor = processor = manager._create_batch_processor()
+    runner, cache = processor.model_runner, processor.cache
+    attention = import_module("dovetail.engines.transformers.child.attention")
+    heads = manager.model.config.get_text_config().num_attention_heads
+    attention.compile_kernels(attention.pages_of(cache, 0), heads)
+    with import_module("torch").no_grad():
+        runner.run_one_warmup(manager.model, cache.max_batch_tokens, 0)
+        if runner.use_cuda_graph_decode:
+            most, requests = manager.continuous_batching_config.max_requests_per_batch, 1
+            while requests < 2 * most:
+                runner.run_one_warmup(manager.model, min(requests, most), None)
+                requests *= 2
+    if hasattr(cache, "reset"):
+        cache.reset()  # what the warm-up took of it
+    manager.warmed_up = True
 
 
 def _config(loaded: Loaded, options: TransformersOptions, window: int, page: int) -> Any:
@@ -54,13 +88,24 @@ def _config(loaded: Loaded, options: TransformersOptions, window: int, page: int
     wanted = {
         "page_size" if "page_size" in known else "block_size": page,
         "num_blocks": ceil(tokens / page) if tokens is not None else None,
-        "max_batch_tokens": options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else None),
+        "max_batch_tokens": options.max_batch_tokens or _batch_tokens(loaded),
         "max_requests_per_batch": options.max_batch,
         "allow_block_sharing": True,
         "per_request_processors": True,
         "auto_switch_to_flash": False,  # `attention` says what is wanted
+        "use_cuda_graph": (False, loaded.own_attention and options.cuda_graphs),
+        "use_async_batching": False,  # what a constraint allows depends on the token before
+        # A batch that is not replayed needs no padding, and cannot be without any.
+        "q_padding_interval_size": 16,
+        "kv_padding_interval_size": page,
     }
     return form(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _batch_tokens(loaded: Loaded) -> int | None:
+    if loaded.device == "cpu":
+        return CPU_BATCH_TOKENS
+    return OWN_BATCH_TOKENS if loaded.own_attention else None
 
 
 def _cpu_tokens(loaded: Loaded, window: int, page: int) -> int:

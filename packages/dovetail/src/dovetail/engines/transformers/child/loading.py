@@ -1,9 +1,10 @@
 """Weights from a folder onto a device, by transformers."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from dovetail.engines.transformers.options import TransformersOptions
 
 SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # over several devices
+OURS = "dovetail"
 LONGEST = 1 << 20  # tokens, where a model does not say
 #: Text needs none of them, and one that does not fit torch breaks the import of transformers.
 UNWANTED = ("torchaudio", "torchcodec", "torchvision")
@@ -32,6 +34,7 @@ class Loaded:
     cache_bytes: int
     defaults: Mapping[str, Any]
     facts: Mapping[str, str]
+    own_attention: bool = False
 
 
 def load_model(folder: Path, options: TransformersOptions) -> Loaded:
@@ -43,7 +46,8 @@ def load_model(folder: Path, options: TransformersOptions) -> Loaded:
         torch.set_num_threads(options.threads)
     device = _device(torch, options.device_map)
     try:
-        model = _read(transformers, folder, device, options)
+        model = _load(transformers, folder, device, options)
+        own = _attend(model, options.attention)
     except (RuntimeError, MemoryError) as fault:
         raise LoadError(tell(fault)) from fault
     config = model.config.get_text_config()
@@ -57,8 +61,9 @@ def load_model(folder: Path, options: TransformersOptions) -> Loaded:
         facts={
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
-            "attention": str(model.config._attn_implementation),
+            "attention": OURS if own else str(model.config._attn_implementation),
         },
+        own_attention=own,
     )
 
 
@@ -86,18 +91,70 @@ def _device(torch: Any, wanted: str | None) -> str:
     return wanted
 
 
-def _read(transformers: Any, folder: Path, device: str, options: TransformersOptions) -> Any:
-    given: dict[str, Any] = {
-        # Half precision is slower than single on most processors that have no GPU beside them.
-        "dtype": options.dtype or ("float32" if device == "cpu" else "auto"),
-        "attn_implementation": options.attention or "sdpa",
-    }
+def _load(transformers: Any, folder: Path, device: str, options: TransformersOptions) -> Any:
+    # Half precision is slower than single on most processors that have no GPU beside them.
+    dtype = options.dtype or ("float32" if device == "cpu" else "auto")
+    attention = options.attention if options.attention not in (None, OURS) else "sdpa"
+    if options.load_format == "dummy":
+        return _make(
+            transformers, folder, device, {"dtype": dtype, "attn_implementation": attention}
+        )
+    given: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     # Accelerate puts weights on their device as they are read.
     at_once = device in SPREAD or importlib.util.find_spec("accelerate") is not None
     if at_once:
         given["device_map"] = device
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **given)
     return (model if at_once else model.to(device)).eval()
+
+
+def _make(transformers: Any, folder: Path, device: str, given: dict[str, Any]) -> Any:
+    """A model of random weights, made where it runs."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if given["dtype"] == "auto":
+        given["dtype"] = config.dtype or "bfloat16"
+    with import_module("torch").device(device):
+        return transformers.AutoModelForCausalLM.from_config(config, **given).eval()
+
+
+def _attend(model: Any, wanted: str | None) -> bool:
+    """Lets a model use our kernels, where they were asked for or suit it. Tells whether it does."""
+    if wanted not in (None, OURS):
+        return False
+    missing = _unsuited(model)
+    if missing is not None:
+        if wanted == OURS:
+            raise LoadError(f"attention is {OURS!r}, and {missing}")
+        return False
+    attention = import_module("dovetail.engines.transformers.child.attention")
+    name = attention.NAME if batching_knows("auto_switch_to_flash") else attention.OLD_NAME
+    import_module("transformers").AttentionInterface.register(name, attention.paged_attention)
+    # Set past the library's checks: they would look for the flash-attention package.
+    for config in (model.config, model.config.get_text_config()):
+        config._attn_implementation = name
+    return True
+
+
+def batching_knows(name: str) -> bool:
+    """Whether the library's batching has a setting of this name: its versions differ."""
+    module = import_module("transformers.generation.configuration_utils")
+    return name in {field.name for field in fields(module.ContinuousBatchingConfig)}
+
+
+def _unsuited(model: Any) -> str | None:
+    """Why our kernels cannot serve a model; None if they can."""
+    config = model.config.get_text_config()
+    if model.device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+        return f"the model is on {model.device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "there is no triton"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return "the model's layers do not all attend to everything"
+    if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
+        return "the model attends within a window"
+    if getattr(config, "attn_logit_softcapping", None) or hasattr(config, "kv_lora_rank"):
+        return "the model's attention is of another kind"
+    return None
 
 
 def _cache_bytes(config: Any, item: int) -> int:

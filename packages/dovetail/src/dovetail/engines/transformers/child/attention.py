@@ -1,0 +1,218 @@
+"""The attention of a paged batch, as transformers asks for it, by our own kernels.
+
+Without the flash-attention package the library's own way gathers the cache anew in every layer and
+masks one sequence against all others. Ours reads each key once, where it lies. Long runs of new
+tokens, of which each key serves many, are left to torch's flash attention: it multiplies faster.
+"""
+
+from functools import cache as remembered
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from dovetail.engines.transformers.child import kernels
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None
+
+#: The library takes a name with "flash" in it for one that needs no mask. Its older versions want
+#: to be told that it is for pages.
+NAME, OLD_NAME = "dovetail_flash", "paged|dovetail_flash"
+
+TILE, SINGLE_TILE = 64, 16  # rows of queries and heads
+KEYS = 64  # of a step
+PROGRAMS = 4  # that a processor of the GPU should have to do
+SPLITS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
+LEAST_KEYS = 128  # of a split
+LONG_RUN = 1024  # new tokens
+
+
+class New(NamedTuple):
+    """What a layer made of the new tokens, each of the shape [heads, tokens, size]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+class Pages(NamedTuple):
+    """A layer's part of the cache: a row for each slot, `page` of them together.
+
+    `group` is the place of its kind of layers in the lists of a batch, `trash` a slot that padding
+    is written to.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page: int
+    group: int = 0
+    trash: int = 0
+
+
+class Batch(NamedTuple):
+    """Where the sequences of a batch lie, among the queries and in the cache.
+
+    With a `table` of pages every sequence has one query. Otherwise `slots` says for each position
+    of each sequence where it is, and `written` where the new ones go. `longest` is the length of
+    the longest sequence and of its new part.
+    """
+
+    starts_q: torch.Tensor
+    starts_k: torch.Tensor
+    table: torch.Tensor | None
+    slots: torch.Tensor
+    written: torch.Tensor
+    longest: tuple[int, int]
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: torch.Tensor | None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stores the new keys and values and attends to all. Tensors are [1, heads, tokens, size]."""
+    pages = pages_of(given["cache"], module.layer_idx)
+    scale = given.get("scaling")
+    out = attend(
+        New(query[0], key[0], value[0]),
+        pages,
+        _batch(given, pages.group),
+        scale if scale is not None else query.shape[-1] ** -0.5,
+    )
+    return out[None], None
+
+
+def _batch(given: dict[str, Any], group: int) -> Batch:
+    table, written, read = given["block_table"], given["write_index"], given["read_index"]
+    return Batch(
+        given["cu_seq_lens_q"],
+        _full(given["cu_seq_lens_k"]),
+        table[group] if table is not None else None,
+        read[group] if read[group].numel() else written[group],  # nothing but new tokens
+        written[group],
+        (_length(given, "k"), _length(given, "q")),
+    )
+
+
+def pages_of(cache: Any, layer: int) -> Pages:
+    """Where the library keeps a layer's keys and values, by the two layouts that it has had."""
+    if hasattr(cache, "layer_to_allocator"):
+        allocator = cache.layer_to_allocator[layer]
+        keys, values = allocator._kv_token_views[layer]
+        trash = allocator.write_trash_index
+        return Pages(keys, values, allocator.tokens_per_page, allocator.index, trash)
+    group, place = cache.layer_index_to_group_indices[layer]
+    keys, values = cache.key_cache[place], cache.value_cache[place]
+    return Pages(keys, values, cache.block_size, group, cache.write_trash_index)
+
+
+def attend(
+    new: New, pages: Pages, batch: Batch, scale: float, splits: int | None = None
+) -> torch.Tensor:
+    """What the new tokens find, [tokens, heads, size]. `splits` are chosen to fill the GPU."""
+    _store(new, pages, batch)
+    query = new.query
+    if batch.table is None and batch.longest[1] >= LONG_RUN and varlen_attn is not None:
+        return _attend_long(query, pages, batch, scale)
+    heads, tokens, size = query.shape
+    kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.table is not None
+    group = heads // kv_heads
+    rows = max(SINGLE_TILE if single else TILE, triton.next_power_of_2(group))
+    tiles = sequences if single else tokens // (rows // group) + sequences
+    if splits is None:
+        splits = _splits(tiles * kv_heads, None if single else batch.longest[0], query.device)
+    table = batch.table if batch.table is not None else batch.slots
+    block = _block(size)
+    out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
+    parts, levels = out, out
+    if splits > 1:
+        parts = out.new_empty((tokens, heads, splits, block), dtype=torch.float32)
+        levels = out.new_empty((tokens, heads, splits), dtype=torch.float32)
+    kernels.attend[(tiles, kv_heads, splits)](
+        query, pages.keys, pages.values, out, parts, levels, table, batch.slots,
+        batch.starts_q, batch.starts_k, sequences, scale,
+        query.stride(0), query.stride(1), pages.keys.stride(0), table.stride(0),
+        PAGE=pages.page, HEADS=kv_heads, GROUP=group, DIM=size,
+        BLOCK_M=rows, BLOCK_N=KEYS, BLOCK_D=block, SPLITS=splits, SINGLE=single,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        kernels.combine[(tokens * heads,)](
+            parts, levels, out, DIM=size, BLOCK_D=block, SPLITS=splits, num_warps=2
+        )
+    return out
+
+
+def compile_kernels(pages: Pages, heads: int) -> None:
+    """Has every kernel that may be needed compiled, which takes seconds the first time."""
+    kv_heads, size = pages.keys.shape[1:]
+    with torch.device(pages.keys.device):
+        new = torch.zeros((1, heads + 2 * kv_heads, size), dtype=pages.keys.dtype).transpose(0, 1)
+        parts = New(*new.split((heads, kv_heads, kv_heads)))
+        starts, slot = torch.tensor([0, 1], dtype=torch.int32), torch.full((1,), pages.trash)
+        table = (slot // pages.page).to(torch.int32).expand(1, 16)
+        for splits in (*SPLITS, 1):
+            for single in (table, None):
+                batch = Batch(starts, starts, single, slot, slot, (1, 1))
+                attend(parts, pages, batch, 1.0, splits)
+
+
+def _store(new: New, pages: Pages, batch: Batch) -> None:
+    key, value = new.key, new.value
+    kv_heads, tokens, size = key.shape
+    table = batch.table if batch.table is not None else batch.slots
+    kernels.store[(tokens,)](
+        key, value, pages.keys, pages.values, table, batch.written, batch.starts_k,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        pages.keys.stride(0), table.stride(0),
+        PAGE=pages.page, HEADS=kv_heads, DIM=size, BLOCK_H=triton.next_power_of_2(kv_heads),
+        BLOCK_D=_block(size), SINGLE=batch.table is not None,
+    )  # fmt: skip
+
+
+def _attend_long(query: torch.Tensor, pages: Pages, batch: Batch, scale: float) -> torch.Tensor:
+    keys = pages.keys.index_select(0, batch.slots)
+    values = pages.values.index_select(0, batch.slots)
+    longest_k, longest_q = batch.longest
+    found: torch.Tensor = varlen_attn(
+        query.transpose(0, 1).contiguous(), keys, values,
+        batch.starts_q.to(torch.int32), batch.starts_k.to(torch.int32), longest_q, longest_k,
+        scale=scale, window_size=(-1, 0),
+    )  # fmt: skip
+    return found
+
+
+def _splits(programs: int, longest: int | None, device: torch.device) -> int:
+    """Into how many parts the keys are split."""
+    wanted = PROGRAMS * _processors(device) // max(1, programs)
+    if longest is not None:
+        wanted = min(wanted, longest // LEAST_KEYS)
+    return next((splits for splits in SPLITS if splits <= wanted), 1)
+
+
+@remembered
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _block(size: int) -> int:
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def _full(lengths: Any) -> Any:
+    """Of the layers that attend to everything, where several kinds are told apart."""
+    return lengths["full_attention"] if isinstance(lengths, dict) else lengths
+
+
+def _length(given: dict[str, Any], of: str) -> int:
+    """Of the longest sequence, by the two names that the library has had for it."""
+    name = f"max_length_{of}"
+    return int(_full(given[name] if name in given else given[f"max_seqlen_{of}"]))

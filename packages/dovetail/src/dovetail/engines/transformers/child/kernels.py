@@ -1,0 +1,181 @@
+"""Attention over a paged cache of keys and values, in Triton.
+
+Three kernels: new keys and values are stored, queries attend, and what the splits of a long cache
+found is combined. A query tile holds all heads that share one head of keys, so that these are read
+once. Where few queries meet a long cache, the cache is split over the processors of the GPU.
+
+The sequences of a batch lie one behind the other: `starts_q` and `starts_k` (cumulative lengths)
+say where. Where the key at a position of a sequence lies in the cache is told in one of two ways.
+In a batch of single queries by `table`, the pages of each sequence; in any other by `slots`, a
+place for each position.
+"""
+
+# ruff: noqa: PLR0913, PLR0915
+# A kernel takes what it needs one by one; what is known when it is compiled is spelled in capitals.
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def store(
+    k, v, k_cache, v_cache, table, slots, starts_k,
+    k_head, k_token, v_head, v_token, cache_token, table_row,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """Puts the keys and values of one token where the cache has room for them."""
+    token = tl.program_id(0)
+    if SINGLE:
+        last = tl.load(starts_k + token + 1) - tl.load(starts_k + token) - 1
+        if last < 0:
+            return
+        page = tl.load(table + token * table_row + last // PAGE).to(tl.int64)
+        slot = page * PAGE + last % PAGE
+    else:
+        slot = tl.load(slots + token).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    inside = (head < HEADS) & (dim < DIM)
+    target = slot * cache_token + head * DIM + dim
+    tl.store(k_cache + target, tl.load(k + head * k_head + token * k_token + dim, inside), inside)
+    tl.store(v_cache + target, tl.load(v + head * v_head + token * v_token + dim, inside), inside)
+
+
+@triton.jit
+def _sequence_of(tile, starts_q, sequences, TOKENS: tl.constexpr):
+    """The sequence that a tile belongs to. Each sequence begins a new tile."""
+    low, high = 0, sequences
+    while low < high:
+        middle = (low + high) // 2
+        first = tl.load(starts_q + middle) // TOKENS + middle
+        if first <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _over_keys(
+    best, total, found, q, position, first, last,
+    k_cache, v_cache, row, head, cache_token,
+    PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SINGLE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One pass over the keys from `first` to `last`, softmax and all."""
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    for start in range(first, last, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        known = key < last
+        if SINGLE:
+            page = tl.load(row + key // PAGE, known, other=0).to(tl.int64)
+            slot = page * PAGE + key % PAGE
+        else:
+            slot = tl.load(row + key, known, other=0).to(tl.int64)
+        place = slot[:, None] * cache_token + head * DIM + dim
+        if MASKED or DIM != BLOCK_D:
+            inside = known[:, None] & (dim < DIM)
+            keys = tl.load(k_cache + place, inside, other=0.0)
+            values = tl.load(v_cache + place, inside, other=0.0)
+        else:
+            keys = tl.load(k_cache + place)
+            values = tl.load(v_cache + place)
+        score = tl.dot(q, tl.trans(keys))
+        if MASKED:
+            seen = (key[None, :] <= position[:, None]) & known[None, :]
+            score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(score - level[:, None])
+        shrink = tl.exp2(best - level)
+        total = total * shrink + tl.sum(weight, 1)
+        found = found * shrink[:, None] + tl.dot(weight.to(values.dtype), values)
+        best = higher
+    return best, total, found
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def attend(
+    q, k_cache, v_cache, out, parts, levels, table, slots, starts_q, starts_k,
+    sequences, scale, q_head, q_token, cache_token, table_row,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries against one split of the keys before them."""
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if SINGLE:
+        sequence, tile_token = tile, 0
+    else:
+        sequence = _sequence_of(tile, starts_q, sequences, TOKENS)
+        tile_token = (tile - tl.load(starts_q + sequence) // TOKENS - sequence) * TOKENS
+    start_q = tl.load(starts_q + sequence)
+    queries = tl.load(starts_q + sequence + 1) - start_q
+    if tile_token >= queries:
+        return
+    start_k = tl.load(starts_k + sequence)
+    keys = tl.load(starts_k + sequence + 1) - start_k
+
+    line = tl.arange(0, BLOCK_M)
+    token = tile_token + line // GROUP
+    asked = (line < TOKENS * GROUP) & (token < queries)
+    position = keys - queries + token
+    head = kv_head * GROUP + line % GROUP
+    dim = tl.arange(0, BLOCK_D)
+    inside = asked[:, None] & (dim < DIM)[None, :]
+    q_place = head[:, None] * q_head + (start_q + token)[:, None] * q_token + dim[None, :]
+    loaded = tl.load(q + q_place, inside, other=0.0)
+    scaled = (loaded.to(tl.float32) * (scale * LOG2_E)).to(loaded.dtype)
+
+    before = keys - queries + tile_token  # every query of the tile sees the keys up to this one
+    end = tl.minimum(keys, before + TOKENS)
+    chunk = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_N) * BLOCK_N
+    first = split * chunk
+    last = tl.minimum(first + chunk, end)
+    whole = tl.maximum(first, tl.minimum(last, before + 1) // BLOCK_N * BLOCK_N)
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    row = table + sequence * table_row if SINGLE else slots + start_k
+    best, total, found = _over_keys(
+        best, total, found, scaled, position, first, whole,
+        k_cache, v_cache, row, kv_head, cache_token,
+        PAGE, DIM, BLOCK_N, BLOCK_D, SINGLE, False,
+    )  # fmt: skip
+    best, total, found = _over_keys(
+        best, total, found, scaled, position, whole, last,
+        k_cache, v_cache, row, kv_head, cache_token,
+        PAGE, DIM, BLOCK_N, BLOCK_D, SINGLE, True,
+    )  # fmt: skip
+    found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = ((start_q + token) * HEADS * GROUP + head).to(tl.int64)
+    if SPLITS == 1:
+        tl.store(out + place[:, None] * DIM + dim[None, :], found, inside)
+    else:
+        part = place * SPLITS + split
+        tl.store(parts + part[:, None] * BLOCK_D + dim[None, :], found, inside)
+        tl.store(levels + part, best + tl.log2(total), asked)
+
+
+@triton.jit
+def combine(
+    parts, levels, out,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """What the splits found for one query and head, weighed by what they saw."""
+    place = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    dim = tl.arange(0, BLOCK_D)
+    level = tl.load(levels + place * SPLITS + split)
+    best = tl.max(level, 0)
+    weight = tl.exp2(level - tl.where(best == float("-inf"), 0.0, best))
+    found = tl.load(parts + (place * SPLITS + split)[:, None] * BLOCK_D + dim[None, :])
+    found = tl.where(weight[:, None] > 0.0, found, 0.0)  # a split that saw nothing left it unset
+    total = tl.sum(weight, 0)
+    mixed = tl.sum(found * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + place * DIM + dim, mixed, dim < DIM)

@@ -1,0 +1,105 @@
+"""Our attention kernels, in Triton's interpreter: alone, and under transformers' batching."""
+
+import asyncio
+import json
+import os
+import subprocess
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch_at_hand import PYTHON, build, need_torch
+
+from dovetail.engines.engine import EngineRequest
+from dovetail.engines.pulling import pulled
+from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.engines.transformers.process import sources
+from dovetail_model import EngineUnavailable, Sampling
+
+pytestmark = pytest.mark.transformers
+
+HEADS = {"heads": 8, "kv_heads": 2, "size": 32, "page": 16}
+TRIALS: dict[str, dict[str, Any]] = {
+    "single tokens": {"sequences": [(1, 70), (1, 5), (1, 130)], "single": True, **HEADS},
+    "single tokens, split and padded": {
+        "sequences": [(1, 700), (1, 5)], "single": True, "splits": 16, "padding": 2, **HEADS,
+    },
+    "runs of tokens": {"sequences": [(5, 70), (33, 33), (1, 130)], "single": False, **HEADS},
+    "runs of tokens, split and padded": {
+        "sequences": [(5, 770), (33, 33), (1, 130)], "single": False, "splits": 8, "padding": 4,
+        **HEADS,
+    },
+    "a page longer than a tile, an odd size": {
+        "sequences": [(20, 20), (7, 150)], "heads": 6, "kv_heads": 2, "size": 24, "page": 64,
+        "single": False,
+    },
+    "seven heads to a key": {
+        "sequences": [(40, 300)], "heads": 7, "kv_heads": 1, "size": 64, "page": 64,
+        "single": False, "splits": 4,
+    },
+}  # fmt: skip
+PROMPTS = [list(range(100, 140)), list(range(500, 650)), [*range(100, 140), *range(9, 60)]]
+ANSWER = 6  # tokens
+
+
+def test_kernels_find_what_plain_sums_find() -> None:
+    need_torch()
+    done = subprocess.run(
+        [PYTHON, str(Path(__file__).with_name("attention_trials.py"))],
+        input=json.dumps(list(TRIALS.values())) + "\n",
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sources())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    errors = dict(zip(TRIALS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
+
+
+def test_batches_answer_as_the_model_does_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in several steps, single tokens by pages, and a prefix that is found again."""
+    need_torch()
+    wanted = build(tmp_path, [(prompt, ANSWER) for prompt in PROMPTS])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    engine = TransformersEngine(
+        tmp_path,
+        options=TransformersOptions(
+            python=PYTHON, attention="dovetail", cache_tokens=4096, page_size=16,
+            max_batch_tokens=64, threads=1,
+        ),
+    )  # fmt: skip
+
+    async def answers() -> list[tuple[Any, ...]]:
+        await engine.start()
+        try:
+            facts = (await engine.health()).facts or {}
+            assert facts["attention"] == "dovetail"
+            first = await _answer(engine, PROMPTS[0])
+            return [first, *await asyncio.gather(*[_answer(engine, ids) for ids in PROMPTS])]
+        finally:
+            await engine.stop()
+
+    found = asyncio.run(answers())
+    assert [ids for ids, _ in found] == [wanted[0], *wanted]
+    assert [cached for _, cached in found] == [0, 32, 0, 32]
+
+
+def test_asked_for_where_there_is_no_gpu_they_are_refused(tmp_path: Path) -> None:
+    need_torch()
+    build(tmp_path, [])
+    options = TransformersOptions(python=PYTHON, attention="dovetail", threads=1)
+    engine = TransformersEngine(tmp_path, options=options)
+    with pytest.raises(EngineUnavailable, match="attention is 'dovetail', and the model is on cpu"):
+        asyncio.run(engine.start())
+
+
+async def _answer(engine: TransformersEngine, prompt: list[int]) -> tuple[Any, ...]:
+    request = EngineRequest(
+        f"{len(prompt)}", array("I", prompt), max_tokens=ANSWER, sampling=Sampling(temperature=0.0)
+    )
+    deltas = [delta async for delta in pulled(engine, request)]
+    cached = [delta.cached for delta in deltas if delta.cached is not None]
+    return [id for delta in deltas for id in delta.ids], *cached
