@@ -118,6 +118,21 @@ FLOWS = [
         [],
     ),
     Flow(
+        "a_thought_ends_where_a_call_may_begin",
+        "qwen3_coder",
+        "qwen3",
+        [
+            ("<think>", []),
+            ("hm", ["thought hm"]),
+            ("</think>", []),
+            ("\n\n", []),
+            ("<tool_call>", ["end reasoning"]),
+            ("\n<function=write_file>\n", []),
+            ("<parameter=", ["open 0 write_file"]),
+        ],
+        ["note cut_call"],
+    ),
+    Flow(
         "a_number_waits_for_its_end",
         "glm47",
         None,

@@ -251,6 +251,8 @@ class Machine:
         if state.channel is Channel.REASONING:
             if target.channel is Channel.HEADER:
                 self._spans.close_thought()
+        elif state.channel is Channel.TEXT and target.channel is not Channel.HEADER:
+            self._spans.end_thought()
         elif state.channel is not Channel.TEXT and state.name != self._grammar.entry:
             self._spans.end_frame()
         self._origin = state

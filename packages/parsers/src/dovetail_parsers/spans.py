@@ -70,6 +70,11 @@ class Spans:
             self._closed, self.delta = True, None
             self._end_raw = self.take_raw()
 
+    def end_thought(self) -> None:
+        """What may be a call begins: call or text, a thought that was closed does not go on."""
+        if self._closed:
+            self.end()
+
     def end(self) -> None:
         """A call begins: the open span has ended, and white space before the call is framing."""
         if self._open is not None:
