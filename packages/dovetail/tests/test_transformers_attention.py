@@ -1,4 +1,4 @@
-"""Our attention kernels, in Triton's interpreter: alone, and under transformers' batching."""
+"""Our kernels, in Triton's interpreter: alone, in models, and under transformers' batching."""
 
 import asyncio
 import json
@@ -39,22 +39,26 @@ TRIALS: dict[str, dict[str, Any]] = {
         "single": False, "splits": 4,
     },
 }  # fmt: skip
-PROMPTS = [list(range(100, 140)), list(range(500, 650)), [*range(100, 140), *range(9, 60)]]
+PROMPTS = [list(range(100, 140)), list(range(1500, 1650)), [*range(100, 140), *range(9, 60)]]
 ANSWER = 6  # tokens
 
 
 def test_kernels_find_what_plain_sums_find() -> None:
-    need_torch()
-    done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name("attention_trials.py"))],
-        input=json.dumps(list(TRIALS.values())) + "\n",
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sources())},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    errors = dict(zip(TRIALS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    found = _run("attention_trials.py", json.dumps(list(TRIALS.values())))
+    errors = dict(zip(TRIALS, found, strict=True))
     assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
+
+
+def test_small_steps_are_fused_where_that_changes_nothing() -> None:
+    """Gemma's norm adds one to its weights, GLM turns neighbours instead of halves: not ours."""
+    found = _run("fusing_trials.py")
+    assert {name: error for name in found if not (error := found[name].pop("error")) < 1e-5} == {}
+    assert found == {
+        "Qwen3": {"norms": 9, "rotations": 1},
+        "Llama": {"norms": 5, "rotations": 1},
+        "Gemma2": {"norms": 0, "rotations": 1},
+        "Glm4": {"norms": 9, "rotations": 0},
+    }
 
 
 def test_batches_answer_as_the_model_does_alone(
@@ -94,6 +98,20 @@ def test_asked_for_where_there_is_no_gpu_they_are_refused(tmp_path: Path) -> Non
     engine = TransformersEngine(tmp_path, options=options)
     with pytest.raises(EngineUnavailable, match="attention is 'dovetail', and the model is on cpu"):
         asyncio.run(engine.start())
+
+
+def _run(script: str, given: str = "") -> Any:
+    """What a script says in the interpreter that has torch."""
+    need_torch()
+    done = subprocess.run(
+        [PYTHON, str(Path(__file__).with_name(script))],
+        input=given + "\n",
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sources())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 async def _answer(engine: TransformersEngine, prompt: list[int]) -> tuple[Any, ...]:

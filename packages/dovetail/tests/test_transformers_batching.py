@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.pulling import pulled
 from dovetail.engines.transformers.child import batching
 from dovetail.engines.transformers.child.batching import BatchingEngine
+from dovetail.engines.transformers.child.constraints import Constraints
+from dovetail.engines.transformers.child.prefixes import Prefixes
 from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 
@@ -74,7 +77,8 @@ class Manager:
 
 
 def engine(manager: Manager) -> BatchingEngine:
-    return BatchingEngine(manager, Sampler({}, VOCABULARY), 64)
+    constraints = Constraints(Path("nowhere"), VOCABULARY, (9,))
+    return BatchingEngine(manager, Sampler({}, VOCABULARY), 64, constraints)
 
 
 def asked(**fields: Any) -> EngineRequest:
@@ -126,15 +130,14 @@ def test_an_end_without_a_stop_id_is_the_limit() -> None:
 def test_what_the_library_is_asked() -> None:
     manager = Manager()
     play(manager, [output(9, finished=True)], request=asked(sampling=Sampling(temperature=0.0)))
+    draw = manager.requests[0].pop("draw")
+    assert (draw.temperature, draw.guide) == (0.0, None)
     assert manager.requests == [
         {
             "input_ids": [1, 2, 3],
             "max_new_tokens": 5,
             "streaming": True,
             "eos_token_id": [8, 9],
-            "temperature": 1.0,
-            "top_k": 1,
-            "top_p": 1.0,
         }
     ]
     play(manager, [output(9, finished=True)], request=asked(stop_ids=frozenset()))
@@ -200,3 +203,18 @@ def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: 
 
     asyncio.run(main())
     assert manager.requests == []
+
+
+def test_a_full_cache_gives_up_what_was_used_longest_ago() -> None:
+    """The library's own order, up to 5.18, is the other way round."""
+    blocks = SimpleNamespace(_init_block_ids={}, compute_hash=lambda *_: 0)
+
+    def free(ids: list[int], shareable: bool) -> None:
+        blocks._init_block_ids.update(dict.fromkeys(ids))
+
+    blocks.free_blocks = free
+    Prefixes(SimpleNamespace(_block_manager=blocks))
+    blocks.free_blocks([1, 2, 3], True)
+    blocks.free_blocks([4, 5], True)
+    given_up = [blocks._init_block_ids.popitem()[0] for _ in range(5)]
+    assert given_up == [3, 2, 1, 5, 4]  # of each sequence its end first

@@ -260,16 +260,15 @@ def test_the_last_complaint_of_a_log() -> None:
 @pytest.mark.parametrize(
     ("defaults", "sampling", "expected"),
     [
-        ({}, Sampling(), (1.0, 1000, 1.0)),
+        ({}, Sampling(), (1.0, 0, 1.0)),
         ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, Sampling(), (0.6, 20, 0.95)),
-        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=1, top_k=-1), (1.0, 1000, 1.0)),
-        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=0.0, top_p=0.1), (1.0, 1, 1.0)),
-        ({"temperature": None}, Sampling(top_k=5000, top_p=2.0), (1.0, 1000, 1.0)),
+        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=1, top_k=-1), (1.0, 0, 1.0)),
+        ({"temperature": 0.6, "top_k": 20}, Sampling(temperature=0.0, top_p=0.1), (0.0, 0, 1.0)),
+        ({"temperature": None}, Sampling(top_k=5000, top_p=2.0), (1.0, 0, 1.0)),
     ],
 )
 def test_sampling(
     defaults: dict[str, Any], sampling: Sampling, expected: tuple[float, int, float]
 ) -> None:
-    made = Sampler(defaults, 1000).arguments(sampling)
-    assert (made["temperature"], made["top_k"], made["top_p"]) == expected
-    assert [type(value) for value in made.values()] == [float, int, float]
+    draw = Sampler(defaults, 1000).draw(sampling)
+    assert (draw.temperature, draw.top_k, draw.top_p) == expected

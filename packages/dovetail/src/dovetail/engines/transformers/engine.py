@@ -1,7 +1,6 @@
 """transformers as a token engine: the model in a process of its own, asked as vLLM is asked."""
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,12 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, 
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch
-from dovetail_model import DovetailError, EngineUnavailable, Sampling
+from dovetail_model import DovetailError, EngineUnavailable
 
 #: A long prompt is read without a sign of life.
 PATIENCE = Patience(connect=10.0, silence=600.0)
 HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
-IGNORED = ("min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
-
-_log = logging.getLogger(__name__)
 
 
 class TransformersEngine:
@@ -44,7 +40,6 @@ class TransformersEngine:
         self._endpoint: Endpoint | None = None
         self._client: CompletionsClient | None = None
         self._ready: Ready | None = None
-        self._noted: set[str] = set()
         window = context_length or likely_window(folder)
         self.abilities = Abilities(context_length=window, local=True)
 
@@ -65,7 +60,10 @@ class TransformersEngine:
         self._process = ModelProcess(self._options)
         endpoint, ready = await self._process.start(self._folder, self._wanted_length)
         self.abilities = Abilities(
-            cached_tokens=ready.cached_tokens, context_length=ready.context_length, local=True
+            constraints=ready.constraints,
+            cached_tokens=ready.cached_tokens,
+            context_length=ready.context_length,
+            local=True,
         )
         name = self._folder.resolve().name
         self._client = CompletionsClient(endpoint, name, who="transformers", patience=PATIENCE)
@@ -77,7 +75,6 @@ class TransformersEngine:
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
         check_length(request, self.abilities.context_length)
-        self._note_ignored(request.sampling)
         try:
             await client.generate(request, listener)
         except EngineUnavailable as fault:
@@ -103,14 +100,6 @@ class TransformersEngine:
         """Ends the process, and with it everything that runs there."""
         self._endpoint = self._client = None
         await self._process.stop()
-
-    def _note_ignored(self, sampling: Sampling) -> None:
-        """Says once what transformers cannot do for one request of a batch."""
-        asked = {name for name in IGNORED if getattr(sampling, name) is not None} - self._noted
-        if asked:
-            self._noted |= asked
-            fields = {"engine": self.name, "fields": sorted(asked)}
-            _log.warning("sampling_ignored", extra={"fields": fields})
 
 
 def likely_window(folder: Path) -> int | None:

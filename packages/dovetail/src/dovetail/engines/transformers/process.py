@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dovetail.engines.engine import Syntax
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
 from dovetail.engines.wire import Endpoint
@@ -30,6 +31,7 @@ class Ready(msgspec.Struct, frozen=True):
     address: str
     context_length: int
     cached_tokens: bool = False
+    constraints: tuple[Syntax, ...] = ()
     facts: dict[str, str | int] = {}
 
 

@@ -124,9 +124,10 @@ def attend(
     kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.table is not None
     group = heads // kv_heads
     rows = max(SINGLE_TILE if single else TILE, triton.next_power_of_2(group))
-    tiles = sequences if single else tokens // (rows // group) + sequences
+    full = sequences if single else tokens // (rows // group) + 1
+    tiles = sequences if single else full + sequences  # a sequence begins a tile, if it has any
     if splits is None:
-        splits = _splits(tiles * kv_heads, None if single else batch.longest[0], query.device)
+        splits = _splits(full * kv_heads, None if single else batch.longest[0], query.device)
     table = batch.table if batch.table is not None else batch.slots
     block = _block(size)
     out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)

@@ -13,9 +13,8 @@ import msgspec
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.pulling import pulled
 from dovetail.engines.serving import Address, CompletionsServer, listen, read_model, serve
-from dovetail.engines.transformers.child.batching import BatchingEngine, make_manager
+from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loading import LoadError, load_model, versions
-from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail.engines.transformers.options import Order
 
 
@@ -24,9 +23,8 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
     order = msgspec.convert(told, Order)
     loaded = load_model(Path(order.model), order.options)
     window = order.context_length or loaded.window
-    manager, capacity = make_manager(loaded, order.options, window)
+    engine, capacity = make_engine(Path(order.model), loaded, order.options, window)
     window = min(window, capacity)
-    engine = BatchingEngine(manager, Sampler(loaded.defaults, loaded.vocabulary), window)
     asyncio.run(_prove(engine))
     app = CompletionsServer(
         engine,
@@ -40,6 +38,7 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         "address": address,
         "context_length": window,
         "cached_tokens": engine.abilities.cached_tokens,
+        "constraints": engine.abilities.constraints,
         "facts": {**versions(), **loaded.facts, "cache_tokens": capacity},
     }
     return answer, lambda: serve(app, listener)

@@ -179,3 +179,34 @@ def combine(
     total = tl.sum(weight, 0)
     mixed = tl.sum(found * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + place * DIM + dim, mixed, dim < DIM)
+
+
+@triton.jit
+def rotate(
+    q, k, cos, sin, q_out, k_out,
+    q_head, q_token, k_head, k_token, cos_token,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Turns the queries and keys of one token by its position, half against half."""
+    token = tl.program_id(0)
+    head = tl.arange(0, BLOCK_H)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    inside = dim < HALF
+    low = cos_token * token + dim
+    cos_low = tl.load(cos + low, inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + low + HALF, inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + low, inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + low + HALF, inside, other=0.0).to(tl.float32)
+    for first in tl.static_range(2):
+        if first == 0:
+            place, known = head * q_head + token * q_token + dim, (head < Q_HEADS) & inside
+            source, target, heads = q, q_out, Q_HEADS
+        else:
+            place, known = head * k_head + token * k_token + dim, (head < K_HEADS) & inside
+            source, target, heads = k, k_out, K_HEADS
+        left = tl.load(source + place, known, other=0.0).to(tl.float32)
+        right = tl.load(source + place + HALF, known, other=0.0).to(tl.float32)
+        place = (token * heads + head) * 2 * HALF + dim
+        tl.store(target + place, left * cos_low - right * sin_low, known)
+        tl.store(target + place + HALF, right * cos_high + left * sin_high, known)

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dovetail.engines.transformers.child.constraints import spelled
 from dovetail.engines.transformers.options import TransformersOptions
 
 SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # over several devices
@@ -31,6 +32,8 @@ class Loaded:
     device: str
     window: int
     vocabulary: int
+    spelled: int
+    ends: tuple[int, ...]
     cache_bytes: int
     defaults: Mapping[str, Any]
     facts: Mapping[str, str]
@@ -56,6 +59,8 @@ def load_model(folder: Path, options: TransformersOptions) -> Loaded:
         device=model.device.type,
         window=getattr(config, "max_position_embeddings", None) or LONGEST,
         vocabulary=config.vocab_size,
+        spelled=spelled(folder, config.vocab_size),
+        ends=_ends(model.generation_config, config),
         cache_bytes=_cache_bytes(config, model.dtype.itemsize),
         defaults=model.generation_config.to_dict() if model.generation_config else {},
         facts={
@@ -118,7 +123,7 @@ def _make(transformers: Any, folder: Path, device: str, given: dict[str, Any]) -
 
 
 def _attend(model: Any, wanted: str | None) -> bool:
-    """Lets a model use our kernels, where they were asked for or suit it. Tells whether it does."""
+    """Lets a model use our kernels where they were asked for or suit it. Tells whether it does."""
     if wanted not in (None, OURS):
         return False
     missing = _unsuited(model)
@@ -132,6 +137,7 @@ def _attend(model: Any, wanted: str | None) -> bool:
     # Set past the library's checks: they would look for the flash-attention package.
     for config in (model.config, model.config.get_text_config()):
         config._attn_implementation = name
+    import_module("dovetail.engines.transformers.child.fusing").fuse(model)
     return True
 
 
@@ -155,6 +161,15 @@ def _unsuited(model: Any) -> str | None:
     if getattr(config, "attn_logit_softcapping", None) or hasattr(config, "kv_lora_rank"):
         return "the model's attention is of another kind"
     return None
+
+
+def _ends(*configs: Any) -> tuple[int, ...]:
+    """The ids that end a turn, from the first config that names some."""
+    for config in configs:
+        ends = getattr(config, "eos_token_id", None)
+        if ends is not None:
+            return tuple(ends) if isinstance(ends, list) else (ends,)
+    return ()
 
 
 def _cache_bytes(config: Any, item: int) -> int:

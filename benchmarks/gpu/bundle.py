@@ -1,0 +1,209 @@
+"""A folder with all that the experiments need on a machine where nothing can be installed.
+
+`python -m benchmarks.gpu.bundle [FOLDER]` unpacks wheels for Python 3.12 into FOLDER/site and lays
+out FOLDER/model: the shape of Qwen3-8B, its tokenizer and template, no weights. torch, transformers
+and what those bring along are expected there.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+from benchmarks.report import ROOT
+
+FOLDER = ROOT / ".cache" / "gpu"
+TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
+MOST = 60 * 10**6  # bytes of the folder and the tracked files of the repository
+
+#: What our packages import, and what those packages import, beside what comes with transformers.
+PACKAGES = (
+    "annotated-doc",
+    "brotli",
+    "cffi",
+    "click",
+    "cryptography",
+    "h11",
+    "httptools",
+    "llguidance",
+    "markdown-it-py",
+    "mdurl",
+    "msgspec",
+    "prometheus-client",
+    "pycparser",
+    "pygments",
+    "rich",
+    "shellingham",
+    "typer",
+    "uvicorn",
+    "uvloop",
+    "zstandard",
+)
+PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
+PYTHON = "3.12"
+_FITS = re.compile(r"\.(cpython-312-x86_64-linux-gnu|abi3)\.so$")
+_UNUSED = ("tests", "test", "testing", "__pycache__")
+_SOURCES = (".c", ".h", ".pxd", ".pyx", ".pyi")
+
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+GENERATION = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "bos_token_id": 151643,
+    "eos_token_id": [151645, 151643],
+    "pad_token_id": 151643,
+}
+
+
+class BundleError(Exception):
+    """Why no folder could be made that would work there."""
+
+
+def lay_out_model(folder: Path, **shape: int) -> Path:
+    """A model that has everything but weights. `shape` is what its config says otherwise."""
+    tokenizer = TOKENIZER
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise BundleError("no tokenizer qwen3 at hand: make tokenizers")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, folder)
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **shape}, indent=2), "utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION, indent=2), "utf-8")
+    return folder
+
+
+def fetch_wheels(folder: Path, packages: Iterable[str] = PACKAGES) -> list[Path]:
+    """The wheels of the versions that are used here; where none is, of the newest."""
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *platforms]
+    command += ["--python-version", PYTHON, "--implementation", "cp", "--only-binary=:all:"]
+    subprocess.run([*command, "--dest", str(folder), *map(_wanted, packages)], check=True)
+    return sorted(folder.glob("*.whl"))
+
+
+def unpack(wheels: Iterable[Path], site: Path) -> None:
+    """Unpacks wheels. Raises where a native module would not load."""
+    for wheel in wheels:
+        with ZipFile(wheel) as packed:
+            kept = [name for name in packed.namelist() if _is_used(name)]
+            unfit = [name for name in kept if ".so" in name and not _loads(name)]
+            if unfit:
+                raise BundleError(f"{wheel.name} is not for Python {PYTHON}: {unfit[0]}")
+            packed.extractall(site, kept)
+    _strip(site)
+
+
+def name_ours(site: Path) -> None:
+    """Lets our own packages, which run from their sources, be asked for their versions."""
+    for file in sorted((ROOT / "packages").glob("*/pyproject.toml")):
+        project = tomllib.loads(file.read_text("utf-8"))["project"]
+        name, number = project["name"], project["version"]
+        folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
+        folder.mkdir(parents=True)
+        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+        (folder / "METADATA").write_text(told, "utf-8")
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Bytes of the parts, and of what travels with them."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = [ROOT / name for name in tracked.stdout.split("\0") if name]
+    return {
+        "site": _size((folder / "site").rglob("*")),
+        "model": _size((folder / "model").rglob("*")),
+        "repository": _size(files),
+    }
+
+
+def bundle(folder: Path) -> dict[str, int]:
+    """Makes the folder anew. Raises where it is too large."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix="dovetail-wheels-") as scratch:
+        unpack(fetch_wheels(Path(scratch)), folder / "site")
+    name_ours(folder / "site")
+    lay_out_model(folder / "model")
+    found = sizes(folder)
+    if sum(found.values()) > MOST:
+        raise BundleError(f"{sum(found.values())} bytes are more than {MOST}: {found}")
+    return found
+
+
+def _wanted(package: str) -> str:
+    try:
+        return f"{package}=={version(package)}"
+    except PackageNotFoundError:
+        return package
+
+
+def _is_used(name: str) -> bool:
+    """Not the tests, not what a module was compiled from, not the data of installers."""
+    folders = Path(name).parts[:-1]
+    unused = any(part in _UNUSED or part.endswith(".data") for part in folders)
+    return not (unused or name.endswith(_SOURCES))
+
+
+def _strip(site: Path) -> None:
+    """Native modules lose what only a debugger reads: more than half of all bytes."""
+    command = shutil.which("strip")
+    if command is not None:
+        subprocess.run([command, "--strip-unneeded", *map(str, site.rglob("*.so"))], check=True)
+
+
+def _loads(name: str) -> bool:
+    """Whether a native module is for this Python; libraries beside them are for all."""
+    return _FITS.search(name) is not None or ".libs/" in name
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="python -m benchmarks.gpu.bundle", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    folder = parser.parse_args().folder
+    try:
+        found = bundle(folder)
+    except (BundleError, subprocess.CalledProcessError) as fault:
+        raise SystemExit(f"no bundle: {fault}") from fault
+    for name, size in found.items():
+        print(f"{name:>12} {size / 1e6:6.1f} MB")
+    print(f"{folder}: {sum(found.values()) / 1e6:.1f} of at most {MOST / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

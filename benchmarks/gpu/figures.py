@@ -1,0 +1,126 @@
+"""Rows of results, out of what was measured round by round."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.actor import Note
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One request: the time to its first token at the client, and its note with its number.
+
+    `before_ms` passed until the engine was asked, `after_ms` from its first token to the client.
+    """
+
+    begun: float
+    client_ms: float
+    note: Note
+    number: int
+
+    @property
+    def prefilled(self) -> int:
+        return self.note.length - self.note.cached
+
+    @property
+    def before_ms(self) -> float:
+        return (self.note.begun - self.begun) * 1000
+
+    @property
+    def after_ms(self) -> float:
+        return self.client_ms - self.before_ms - self.note.first_ms
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The same request, to the engine alone."""
+
+    first_ms: float
+    cached: int
+
+
+def row(
+    name: str, title: str, measures: Sequence[Measure], alone: Mapping[int, Alone]
+) -> dict[str, Any]:
+    """One row. The engine alone counts once it has played every round."""
+    played = [alone[m.number] for m in measures if m.number in alone]
+    whole = len(played) == len(measures)
+    alone_ms = [one.first_ms for one in played] if whole else []
+    lists: dict[str, list[Any]] = {
+        "prompt_tokens": [m.note.length for m in measures],
+        "cached_tokens": [m.note.cached for m in measures],
+        "prefilled_tokens": [m.prefilled for m in measures],
+        "client_ms": [_rounded(m.client_ms) for m in measures],
+        "before_ms": [_rounded(m.before_ms) for m in measures],
+        "seam_ms": [_rounded(m.note.first_ms) for m in measures],
+        "after_ms": [_rounded(m.after_ms) for m in measures],
+        "alone_ms": [_rounded(ms) for ms in alone_ms],
+        "alone_prefilled": [
+            m.note.length - one.cached for m, one in zip(measures, played, strict=False)
+        ]
+        if whole
+        else [],
+        "server_adds_ms": [
+            _rounded(m.client_ms - ms) for m, ms in zip(measures, alone_ms, strict=False)
+        ],
+    }
+    medians = {key: middle(values) for key, values in lists.items() if key != "alone_prefilled"}
+    return {"name": name, "title": title, "rounds": len(measures), **lists, "median": medians}
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """The median; None of nothing."""
+    return _rounded(median(values)) if values else None
+
+
+def turns_row(ledger: str, rounds: Sequence[Sequence[Measure]]) -> dict[str, Any]:
+    """Ten turns of one session, their medians over the rounds."""
+    turns = []
+    for at, measures in enumerate(zip(*rounds, strict=True), 1):
+        told = row(ledger, ledger, measures, {})
+        kept = {name: told[name] for name in ("prefilled_tokens", "client_ms")}
+        names = ("prompt_tokens", "cached_tokens", "prefilled_tokens", "client_ms", "seam_ms")
+        turns.append({"turn": at, **{name: told["median"][name] for name in names}, "all": kept})
+    total = {
+        name: _rounded(sum(turn[name] for turn in turns))
+        for name in ("prefilled_tokens", "client_ms")
+    }
+    return {"ledger": ledger, "rounds": len(rounds), "turns": turns, "total": total}
+
+
+def saved(on: Mapping[str, Any], off: Mapping[str, Any]) -> dict[str, float]:
+    """What the ledger saves over a session."""
+    return {name: _rounded(off["total"][name] - on["total"][name]) for name in on["total"]}
+
+
+def rate_row(via: str, streams: int, runs: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """Tokens generated and the seconds they took, run by run."""
+    rates = [tokens / seconds for tokens, seconds in runs]
+    return {
+        "streams": streams,
+        "via": via,
+        "tokens": [tokens for tokens, _ in runs],
+        "seconds": [round(seconds, 4) for _, seconds in runs],
+        "tokens_per_second": [_rounded(rate) for rate in rates],
+        "median": middle(rates),
+    }
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What comes through a server against what the engine alone does."""
+    alone = {one["streams"]: one["median"] for one in rows if one["via"] == "alone"}
+    return [
+        {
+            "streams": one["streams"],
+            "via": one["via"],
+            "ratio": round(one["median"] / alone[one["streams"]], 4),
+        }
+        for one in rows
+        if one["via"] != "alone" and alone.get(one["streams"])
+    ]
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)

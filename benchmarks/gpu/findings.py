@@ -1,0 +1,67 @@
+"""What runs have found: their documents, and the numbers in them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+CASES = ("A", "B", "C", "D", "E", "E2", "F", "F2")
+NO_MODEL = "no model"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One document. It is named by its attention backend: that is what runs differ in."""
+
+    name: str
+    document: Mapping[str, Any]
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        told: Mapping[str, Any] = self.document.get("machine", {})
+        return told
+
+    def experiment(self, name: str) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.document.get("experiments", {}).get(name)
+        return found
+
+    def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of an experiment; none where it was not made."""
+        found: Sequence[Mapping[str, Any]] = (self.experiment(name) or {}).get("rows", ())
+        return found
+
+    def values(self, case: str, key: str) -> list[float]:
+        """The numbers of a case A to F, round by round."""
+        rows = self.rows(case)
+        return list(rows[0].get(key) or ()) if rows else []
+
+    def middle(self, case: str, key: str) -> float | None:
+        """Their median."""
+        values = self.values(case, key)
+        return median(values) if values else None
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs of some files. Two of one attention backend are told apart by a number."""
+    return named([json.loads(path.read_text("utf-8")) for path in paths])
+
+
+def named(documents: Sequence[Mapping[str, Any]]) -> list[Run]:
+    runs: list[Run] = []
+    for document in documents:
+        attention = document.get("machine", {}).get("attention") or NO_MODEL
+        before = sum(run.name.partition(" (")[0] == attention for run in runs)
+        runs.append(Run(f"{attention} ({before + 1})" if before else attention, document))
+    return runs
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if value is not None and reference else None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share does not exceed."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)]

@@ -1,0 +1,195 @@
+"""What is said in the experiments: a system text and tools of a wanted length, questions, thoughts.
+
+All of it is made of a few phrases put together anew by seeded dice: the same words in every run,
+English and code as a tokenizer meets them, and no two places alike.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+Count = Callable[[str], int]  # the tokens of a text
+
+TOOLS = 24
+LEAST_OF_TOOL = 300  # tokens
+SHARE_OF_TOOLS = 0.25  # of all tokens that a request brings along
+
+
+def _lines(listed: str) -> list[str]:
+    """What stands between commas."""
+    return [one.strip() for one in listed.split(",")]
+
+
+_WHO = _lines(
+    """the assistant, a reviewer, the build, the test runner, each worker, the scheduler,
+    the parser, every caller, the cache, the migration, the client, the index,
+    the release script, a plugin"""
+)
+_DOES = _lines(
+    """reads, checks, rewrites, keeps, reports, skips, compares, collects, validates, updates,
+    records, loads, sorts, measures, cleans up, announces, opens, merges, waits for"""
+)
+_WHAT = _lines(
+    """the changed files, every failing test, the configuration, the list of imports, open requests,
+    the lock file, stale entries, the command's output, all log lines, the public interface,
+    the database schema, the working folder, its own notes, the last answer, the error message"""
+)
+_HOW = _lines(
+    """before anything is written, without asking again, in the order they were found, only once,
+    as soon as the user agrees, when the branch is clean, unless a path is given, in small steps,
+    and says why, with the exact line number, after the first failure, on every platform"""
+)
+_HEADS = _lines(
+    """Tone and style, Working with files, Running commands, Version control, Tests, Errors,
+    Long tasks, Searching, Reviews, Security, Releases, Asking the user"""
+)
+_NAMES = _lines(
+    "path, pattern, command, content, limit, offset, timeout, reason, target, mode, query, depth"
+)
+_VERBS = _lines("read, write, edit, find, list, run, stop, fetch, move, watch, plan, note")
+_THINGS = _lines(
+    "file, folder, test, branch, process, page, symbol, session, task, commit, table, report"
+)
+
+
+class Matter:
+    """Texts out of one seed. `count` gives the tokens of a text."""
+
+    def __init__(self, count: Count, seed: int = 1) -> None:
+        self._count = count
+        self._dice = random.Random(seed)
+
+    def text(self, tokens: int) -> str:
+        """Prose of about so many tokens, in whole sentences: a little less, or one word more."""
+        said, length = [self._sentence()], 0
+        while length < tokens:
+            sentence = self._sentence()
+            said.append(sentence)
+            length = self._count(" ".join(said))
+        words = " ".join(said).split()
+        while len(words) > 1 and self._count(" ".join(words[:-1])) >= tokens:
+            words.pop()
+        return " ".join(words)
+
+    def page(self, tokens: int) -> str:
+        """Sections of prose, lists and code, up to about so many tokens."""
+        parts: list[str] = []
+        left = tokens
+        while left > 0:
+            part = self._part(len(parts))
+            size = self._count(part) + 1  # and what joins them
+            if size > left:
+                parts.append(self.text(left))
+                break
+            parts.append(part)
+            left -= size
+        return "\n\n".join(parts)
+
+    def tools(self, tokens: int) -> list[dict[str, Any]]:
+        """Tools with schemas as Claude Code describes its own, about so many tokens as JSON."""
+        names = [f"{verb}_{thing}" for verb in _VERBS for thing in _THINGS]
+        made = []
+        for name in self._dice.sample(names, max(1, min(TOOLS, tokens // LEAST_OF_TOOL))):
+            fields = {field: self._field(field) for field in self._dice.sample(_NAMES, 4)}
+            made.append(_tool(name, "", fields))
+        rest = tokens - sum(self._count(json.dumps(tool)) for tool in made)
+        for tool in made:
+            tool["description"] = self.page(max(rest // len(made), 8))
+        return made
+
+    def thought(self, tokens: int) -> str:
+        return self.text(tokens)
+
+    def phrase(self) -> str:
+        """A few words."""
+        return f"{self._pick(_WHO)} {self._pick(_DOES)} {self._pick(_WHAT)}"
+
+    def _sentence(self) -> str:
+        first = f"{self.phrase()} {self._pick(_HOW)}"
+        more = ""
+        if self._dice.random() < 0.5:
+            more = f", and {self._pick(_WHO)} {self._pick(_DOES)} {self._pick(_WHAT)}"
+        return f"{first[0].upper()}{first[1:]}{more}."
+
+    def _part(self, number: int) -> str:
+        match number % 4:
+            case 0:
+                said = " ".join(self._sentence() for _ in range(6))
+                return f"# {self._pick(_HEADS)} ({number // 4 + 1})\n\n{said}"
+            case 1:
+                return "\n".join(f"- {self._sentence()}" for _ in range(7))
+            case 2:
+                return f"```python\n{''.join(self._code() for _ in range(3))}```"
+            case _:
+                return " ".join(self._sentence() for _ in range(8))
+
+    def _code(self) -> str:
+        name, thing = self._pick(_VERBS), self._pick(_THINGS)
+        field, limit = self._pick(_NAMES), self._dice.randrange(2, 5000)
+        return (
+            f"def {name}_{thing}({field}: str, limit: int = {limit}) -> list[str]:\n"
+            f'    """{self._sentence()}"""\n'
+            f"    found = [{thing} for {thing} in load_all({field}) if {thing}.size < limit]\n"
+            f'    log.info("{name} %d of %s", len(found), {field})\n'
+            f"    return sorted(found, key=lambda one: one.{self._pick(_NAMES)})[:limit]\n\n"
+        )
+
+    def _field(self, name: str) -> dict[str, Any]:
+        kind = "integer" if name in ("limit", "offset", "timeout", "depth") else "string"
+        return {"type": kind, "description": self._sentence()}
+
+    def _pick(self, words: list[str]) -> str:
+        return self._dice.choice(words)
+
+
+#: Tools that the acted turns call. Their schemas have what Claude Code's rewriting goes by.
+ACTED_TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "Bash",
+        "description": "Runs a command in the working folder and gives back what it prints.",
+        "input_schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "What to run."},
+                "timeout": {"type": "number", "description": "Milliseconds that it may take."},
+                "description": {"type": "string", "description": "What it does, in few words."},
+                "run_in_background": {"type": "boolean", "default": False},
+            },
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+    },
+    {
+        "name": "Grep",
+        "description": "Searches files for a regular expression.",
+        "input_schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "description": "The regular expression."},
+                "path": {"type": "string", "description": "Where to search."},
+                "glob": {"type": "string", "description": "Which files."},
+                "head_limit": {"type": "number", "description": "The most lines to show."},
+                "multiline": {"type": "boolean", "default": False},
+            },
+            "required": ["pattern"],
+            "additionalProperties": False,
+        },
+    },
+)
+
+
+def _tool(name: str, description: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": description,
+        "input_schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": fields,
+            "required": list(fields)[:2],
+            "additionalProperties": False,
+        },
+    }

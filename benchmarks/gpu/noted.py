@@ -1,0 +1,97 @@
+"""The scripted engine, with the moment at which each delta left it: what answers are late against.
+
+The server hosts it by its place, `--engine benchmarks.gpu.noted:create`, and gives it the options
+of the scripted engine and one more, `notes`: a file with a line of JSON for every answer. Times are
+nanoseconds of the monotonic clock, which all processes of a machine share.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dovetail.engines import scripted
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.registry import EngineSetup, EngineSetupError
+from dovetail_tokenizers import Tokenizer
+
+ENGINE = f"{__name__}:create"
+_TAIL = 64  # tokens at the end of a prompt: in them is what the user said last
+
+
+class Note(msgspec.Struct, frozen=True):
+    """One answer: the end of its prompt, by which it is known again, and when its deltas left."""
+
+    prompt: str
+    left: list[int]
+
+
+def create(setup: EngineSetup) -> "NotedEngine":
+    """As the registry makes it."""
+    options = dict(setup.options)
+    notes = options.pop("notes", None)
+    if notes is None:
+        raise EngineSetupError("where are notes to be written? --engine-option notes=FILE")
+    engine = scripted.create(replace(setup, options=options))
+    return NotedEngine(engine, setup.tokenizer, Path(notes))
+
+
+def read_notes(path: Path) -> list[Note]:
+    """What was noted so far, in the order in which answers ended."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [msgspec.json.decode(line, type=Note) for line in lines]
+
+
+@dataclass(frozen=True)
+class NotedEngine:
+    """A scripted engine that is listened to."""
+
+    engine: scripted.ScriptedEngine
+    tokenizer: Tokenizer
+    notes: Path
+    name: str = "noted"
+
+    @property
+    def abilities(self) -> Abilities:
+        return self.engine.abilities
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def health(self) -> Health:
+        return await self.engine.health()
+
+    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        """The answer, and a note of it once it is over."""
+        noting = _Noting(listener)
+        try:
+            await self.engine.generate(request, noting)
+        finally:
+            self._write(request.prompt[-_TAIL:], noting.left)
+
+    def _write(self, tail: Sequence[int], left: list[int]) -> None:
+        note = Note(self.tokenizer.decode(list(tail)), left)
+        with self.notes.open("ab") as file:
+            file.write(msgspec.json.encode(note) + b"\n")
+
+
+class _Noting:
+    """Passes deltas on, each with a look at the clock."""
+
+    __slots__ = ("_listener", "left")
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.left: list[int] = []
+
+    def hear(self, delta: TokenDelta) -> bool:
+        self.left.append(time.monotonic_ns())
+        return self._listener.hear(delta)
+
+    async def wait(self) -> bool:
+        return await self._listener.wait()

@@ -1,0 +1,120 @@
+"""I: tokens a second through the server, beside those of the engine alone.
+
+All streams start together, their prompts were read once before. What counts are all generated
+tokens over the time from the first token of any stream to the last of all.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from benchmarks.frontend.client import Plan, Seen, dechunked, run, status
+from benchmarks.gpu.claude import MODEL
+from benchmarks.gpu.client import payloads
+from benchmarks.gpu.figures import rate_row, ratios
+from benchmarks.gpu.matter import Count, Matter
+from benchmarks.gpu.orders import Group
+from benchmarks.gpu.stage import Stage
+
+TITLE = "decode throughput"
+DEFINITION = (
+    "all streams start together, prompts read once before; generated tokens of all streams over "
+    "the time from the first token of any stream to the last of all"
+)
+PATHS = {"messages": "/v1/messages", "chat": "/v1/chat/completions"}
+REPLAYED = "messages"  # to the engine alone the APIs are alike: one of them is enough
+#: A first piece of text or thought in a frame of either API.
+_TOKEN = re.compile(rb'"(?:text|thinking|content|reasoning_content)":\s?"[^"]')
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is asked for."""
+
+    streams: tuple[int, ...] = (1, 8, 64)
+    prompt_tokens: int = 1000
+    new_tokens: int = 256
+    runs: int = 3
+
+
+class Rates:
+    """The experiment. `groups` are the server's requests by run, for the engine alone."""
+
+    def __init__(self, stage: Stage, load: Load, count: Count) -> None:
+        self._stage = stage
+        self._load = load
+        matter = Matter(count, seed=64)
+        self._prompts = [matter.text(load.prompt_tokens) for _ in range(max(load.streams))]
+        self._runs: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        self.groups: list[Group] = []
+
+    def play(self) -> Iterator[dict[str, Any]]:
+        """What there is after each number of streams. The APIs take turns."""
+        for streams in self._load.streams:
+            for at in range(-1, self._load.runs):  # the first is not counted
+                for via in PATHS:
+                    self._run(via, streams, at)
+            yield self.told()
+
+    def add_alone(self, label: str, tokens: int, seconds: float) -> None:
+        """A group, played by the engine alone."""
+        streams, at = label.split("/")
+        if int(at) >= 0:
+            self._runs.setdefault(("alone", int(streams)), []).append((tokens, seconds))
+
+    def told(self) -> dict[str, Any]:
+        rows = [rate_row(via, streams, runs) for (via, streams), runs in self._runs.items()]
+        return {"title": TITLE, "rows": rows, "ratios": ratios(rows)}
+
+    def _run(self, via: str, streams: int, at: int) -> None:
+        start = len(self._stage.notes())
+        bodies = tuple(self._body(via, text) for text in self._prompts[:streams])
+        port = self._stage.ports["default"]
+        seen = run(Plan(port, PATHS[via], bodies, streams, keep=True), patience=600.0)
+        end, label = len(self._stage.notes()), f"{streams}/{at}"
+        self.groups.append(Group(label, start, end, played=via == REPLAYED))
+        if at >= 0:
+            self._runs.setdefault((via, streams), []).append(measured(seen))
+
+    def _body(self, via: str, text: str) -> str:
+        asked: dict[str, Any] = {
+            "model": MODEL,
+            "max_tokens": self._load.new_tokens,
+            "temperature": 1,
+            "stream": True,
+            "messages": [{"role": "user", "content": text}],
+        }
+        if via == "chat":
+            asked["stream_options"] = {"include_usage": True}
+        return json.dumps(asked)
+
+
+def measured(seen: list[Seen]) -> tuple[int, float]:
+    """The tokens of all streams, and the seconds between their first and their last."""
+    failed = [one for one in seen if status(one.raw) != 200]
+    if failed:
+        raise RuntimeError(f"no stream came: {failed[0].raw[:2000]!r}")
+    begun = min(first_token(one) for one in seen)
+    ended = max(one.times[-1] for one in seen)
+    return sum(generated(one) for one in seen), (ended - begun) / 1e9
+
+
+def first_token(seen: Seen) -> int:
+    """When the first piece of an answer had come."""
+    found = _TOKEN.search(seen.raw)
+    if found is None:
+        raise RuntimeError(f"a stream said nothing: {seen.raw[-2000:]!r}")
+    ends = accumulate(seen.sizes)
+    return next(time for time, end in zip(seen.times, ends, strict=True) if end >= found.end())
+
+
+def generated(seen: Seen) -> int:
+    """The tokens of an answer, as its usage tells."""
+    told = 0
+    for frame in payloads(dechunked(seen.raw)):
+        usage = frame.get("usage") or {}
+        told = usage.get("output_tokens") or usage.get("completion_tokens") or told
+    return told

@@ -1,0 +1,116 @@
+"""A to F, round by round on one engine: prompts that stay, prompts that vary, turns that come back.
+
+A stable prefix; B a varying billing line, left in; C the same, taken out. D the next turn after
+thinking and calls that come back unchanged; E with other thoughts and no ledger; E2 unchanged, no
+ledger; F as Claude Code rewrites calls, with the ledger; F2 the same without.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.gpu import claude
+from benchmarks.gpu.claude import Block, Message, Offer
+from benchmarks.gpu.client import Reply, ask
+from benchmarks.gpu.figures import Measure
+from benchmarks.gpu.matter import Count
+from benchmarks.gpu.scenes import Scene, make_scene
+from benchmarks.gpu.stage import Stage
+
+Copy = Callable[[list[Block]], list[Block]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One experiment: which of the server's fronts, how the client copies a turn, if it has one."""
+
+    title: str
+    front: str = "default"
+    varies: bool = False
+    copy: Copy | None = None
+    often: bool = False
+
+
+CASES = {
+    "A": Case("stable prefix", often=True),
+    "C": Case("varying billing line, stripped", varies=True, often=True),
+    "B": Case("varying billing line, left in", front="unstripped", varies=True),
+    "D": Case("next turn, unchanged copy, ledger on", copy=list),
+    "E": Case("next turn, thinking mutated, ledger off", front="forgetful", copy=claude.mutated),
+    "E2": Case("next turn, unchanged copy, ledger off", front="forgetful", copy=list),
+    "F": Case("next turn, calls rewritten, ledger on", copy=claude.rewritten),
+    "F2": Case("next turn, calls rewritten, ledger off", front="forgetful", copy=claude.rewritten),
+}
+OFTEN = 4  # rounds of the cheap cases to one of the others
+WARM_UP = "warm"
+
+
+def session_names(chosen: list[str], repeats: int) -> list[str]:
+    """Every session that will be held."""
+    names = []
+    for name in chosen:
+        count = repeats * (OFTEN if CASES[name].often else 1)
+        names += [f"{name}-{at}" for at in (WARM_UP, *range(count))]
+    return names
+
+
+@dataclass
+class Client:
+    """Claude Code, as far as the server can tell."""
+
+    stage: Stage
+    offer: Offer
+    count: Count
+    headers: int = 0  # how many billing lines there were
+
+    def send(self, front: str, name: str, messages: list[Message], header: int = 0) -> Reply:
+        session = claude.session_id(name)
+        body = claude.body(self.offer, messages, session, header)
+        return ask(self.stage.ports[front], claude.PATH, body, claude.headers(session))
+
+    def scene(self, name: str) -> Scene:
+        return make_scene(name, self.count)
+
+    def header(self, varies: bool) -> int:
+        self.headers += varies
+        return self.headers if varies else 0
+
+    def measure(self, name: str, answer: int, reply: Reply) -> Measure:
+        """The note of a request that was just answered, beside what the client saw of it."""
+        session = claude.session_id(name)
+        notes = self.stage.notes()
+        for number in reversed(range(len(notes))):
+            note = notes[number]
+            if (note.kind, note.session, note.answer) == ("acted", session, answer):
+                return Measure(reply.begun, reply.first_ms, note, number)
+        raise RuntimeError(f"the engine was not asked for {name}")
+
+
+def hold(client: Client, case: Case, name: str) -> Measure:
+    """One session of a case: its last request is the one that counts."""
+    scene = client.scene(name)
+    messages = [claude.user(scene.question)]
+    header = client.header(case.varies)
+    reply = client.send(case.front, name, messages, header)
+    if case.copy is None:
+        return client.measure(name, 0, reply)
+    blocks = claude.fold(reply.frames)
+    messages += [claude.assistant(case.copy(blocks)), claude.results(blocks, scene.results[0])]
+    reply = client.send(case.front, name, messages, header)
+    return client.measure(name, 1, reply)
+
+
+def warm_up(client: Client, chosen: list[str]) -> None:
+    """Each case once, not counted: every front then has read the long prompt."""
+    for name in chosen:
+        hold(client, CASES[name], f"{name}-{WARM_UP}")
+
+
+def play(client: Client, chosen: list[str], repeats: int) -> Iterator[dict[str, list[Measure]]]:
+    """All rounds, the cases by turns. Gives what there is after each round."""
+    found: dict[str, list[Measure]] = {name: [] for name in chosen}
+    often = OFTEN if any(CASES[name].often for name in chosen) else 1
+    for at in range(repeats * often):
+        for name in chosen:
+            if CASES[name].often or at % often == 0:
+                found[name].append(hold(client, CASES[name], f"{name}-{len(found[name])}"))
+        yield found

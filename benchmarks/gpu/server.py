@@ -1,0 +1,155 @@
+"""The server's process: the real HTTP application, several times, over one acted engine.
+
+An order comes in as one line of JSON on stdin, the ports go out as one on stdout; the end of stdin
+is the order to end. Each application has settings and a ledger of its own, the engine and its cache
+are one.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from benchmarks.gpu.actor import Actor, Notebook, Script
+from benchmarks.gpu.claude import MODEL, session_id
+from benchmarks.gpu.orders import Serve
+from benchmarks.gpu.scenes import make_scene
+from dovetail.catalog import Model, load_model
+from dovetail.cli.serve import YOUNG
+from dovetail.config import Config
+from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.http import App
+from dovetail.http.options import http_options
+from dovetail.http.server import serve, server, until_started
+from dovetail.preparation import Preparer
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+from dovetail.setup import open_keyring, open_ledger
+from dovetail.setup.build import default_sampling, settings
+from dovetail_tokenizers import Tokenizer
+
+#: The applications, by name: what differs from the defaults.
+FRONTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "unstripped": {"strip_anthropic_preamble": False},
+    "forgetful": {"replay": "client"},
+}
+END = "<|im_end|>"
+
+
+def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
+    """The ids of what is said in the named sessions. They are made when they are asked for."""
+    by_id = {session_id(name): name for name in names}
+    known: dict[str, list[list[int]]] = {}
+
+    def script(session: str, number: int) -> list[int] | None:
+        name = by_id.get(session)
+        if name is None:
+            return None
+        if session not in known:
+            answers = make_scene(name, lambda text: len(tokenizer.encode(text))).answers
+            known[session] = [
+                [*tokenizer.encode(text), tokenizer.controls[END]] for text in answers
+            ]
+        answers_ids = known[session]
+        return answers_ids[min(number, len(answers_ids) - 1)]
+
+    return script
+
+
+def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
+    """An application as `dovetail serve` makes it, but for the engine."""
+    preparer = Preparer(
+        model, open_ledger(config, folder), open_keyring(config, folder), settings(config)
+    )
+    served = Served(
+        names=(MODEL,),
+        model=model,
+        preparer=preparer,
+        engine=Pool([actor]),
+        max_context=config.context_length,
+        defaults=default_sampling(config),
+    )
+    return App(Service([served]), http_options(config))
+
+
+class Front:
+    """An application on a port of its own."""
+
+    def __init__(self, app: App) -> None:
+        self._place = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._running = server(app)
+        self._task = asyncio.create_task(serve(self._running, [self._place]))
+        self.port: int = self._place.getsockname()[1]
+
+    async def started(self) -> None:
+        if not await until_started(self._running, self._task):
+            raise RuntimeError("an application did not start")
+
+    async def stop(self) -> None:
+        self._running.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Serves until stdin ends."""
+    folder, path = Path(order.folder), Path(order.model)
+    model = load_model(path, tool_parser="hermes", reasoning_parser="qwen3")
+    options = msgspec.convert(order.options, TransformersOptions, strict=False)
+    engine = TransformersEngine(path, options=options)
+    begun = time.perf_counter()
+    await engine.start()
+    loaded = time.perf_counter() - begun
+    fronts: dict[str, Front] = {}
+    with Notebook(folder) as notebook:
+        actor = Actor(engine, make_script(order.sessions, model.tokenizer), notebook)
+        try:
+            for name, more in FRONTS.items():
+                home = folder / name
+                home.mkdir(parents=True, exist_ok=True)
+                config = Config(model=MODEL, data_dir=home, **more)
+                fronts[name] = Front(make_app(model, actor, config, home))
+                await fronts[name].started()
+            _settle()
+            facts = (await engine.health()).facts or {}
+            ports = {name: front.port for name, front in fronts.items()}
+            tell({"ports": ports, "facts": facts, "load_s": loaded})
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+        finally:
+            await asyncio.gather(*(front.stop() for front in fronts.values()))
+            await engine.stop()
+
+
+def _settle() -> None:
+    """As `dovetail serve` does: what was loaded by now is not collected in the midst of streams."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Serve)
+
+    def tell(said: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+    try:
+        uvloop.run(run(order, tell))
+    except Exception as fault:
+        tell({"error": f"{type(fault).__name__}: {fault}"})
+        raise
+
+
+if __name__ == "__main__":
+    main()

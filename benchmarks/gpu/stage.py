@@ -1,0 +1,91 @@
+"""The processes that are measured, started and ended."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from benchmarks.gpu.actor import Note, read_notes
+from benchmarks.gpu.orders import Replay, Serve
+from benchmarks.report import ROOT
+
+
+@dataclass
+class Stage:
+    """A running server. `folder` has its notes and its log."""
+
+    folder: Path
+    ports: dict[str, int]
+    facts: dict[str, Any]
+    load_s: float
+
+    def notes(self) -> list[Note]:
+        return read_notes(self.folder)
+
+
+@contextmanager
+def stage(order: Serve) -> Iterator[Stage]:
+    """The server and its engine, up before the block begins and gone after it."""
+    folder = Path(order.folder)
+    with (folder / "server.log").open("w") as log:
+        process = _start([sys.executable, "-m", "benchmarks.gpu.server"], log)
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(msgspec.json.encode(order) + b"\n")
+                process.stdin.flush()
+                told = msgspec.json.decode(process.stdout.readline() or b"{}")
+                if "ports" not in told:
+                    raise RuntimeError(f"no server: {told.get('error')}: {_end_of(log.name)}")
+                yield Stage(folder, told["ports"], told["facts"], told["load_s"])
+            finally:
+                process.stdin.close()
+                _wait(process)
+
+
+def play_alone(order: Replay, python: str | None) -> Iterator[dict[str, Any]]:
+    """What the engine alone does, request by request."""
+    with (Path(order.folder) / "alone.log").open("w") as log:
+        process = _start([python or sys.executable, "-m", "benchmarks.gpu.alone"], log)
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                yield msgspec.json.decode(line)
+            process.stdin.close()
+            if _wait(process):
+                raise RuntimeError(f"the engine alone failed: {_end_of(log.name)}")
+
+
+def share_paths() -> None:
+    """Lets processes that this one starts import what it can, wherever they are started."""
+    sources = [str(path) for path in sorted((ROOT / "packages").glob("*/src"))]
+    before = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*before, *sources, str(ROOT)]))
+
+
+def _start(command: Sequence[str], log: IO[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+    )
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _end_of(log: str) -> str:
+    return Path(log).read_text(errors="replace")[-3000:]

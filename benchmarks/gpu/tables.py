@@ -1,0 +1,214 @@
+"""Tables of what was found: the tokens that had to be prefilled first, then what they cost."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.findings import CASES, Run, percentile, ratio
+from benchmarks.gpu.published import ALONE, DECODE, TIMELINE, TTFT
+from benchmarks.gpu.targets import targets
+from benchmarks.report import table
+
+FACTS = {
+    "gpu": "GPU",
+    "driver": "driver",
+    "cpu": "processor",
+    "cores": "cores",
+    "python": "Python",
+    "torch": "torch",
+    "transformers": "transformers",
+    "model": "model",
+    "dtype": "dtype",
+    "page": "tokens a page",
+    "cache_tokens": "tokens of cache",
+    "commit": "commit",
+    "date": "date",
+}
+PREFIX, NEXT_TURN = CASES[:3], CASES[3:]
+
+
+def tables(runs: Sequence[Run]) -> dict[str, str]:
+    """Every table by its name. One for which nothing was measured is empty."""
+    return {
+        "machine": machine(runs),
+        "prefix": first_tokens(runs, PREFIX, "A"),
+        "thinking": first_tokens(runs, NEXT_TURN, "D"),
+        "parts": parts(runs),
+        "turns": _each(runs, "G", turns, on_model=True),
+        "throughput": throughput(runs),
+        "timeline": _each(runs, "T", timeline, on_model=False),
+        "dispatch": _each(runs, "H", dispatch, on_model=False),
+        "targets": wanted(runs),
+    }
+
+
+def machine(runs: Sequence[Run]) -> str:
+    """On what each run was made."""
+    rows = []
+    for key, title in FACTS.items():
+        told = [run.machine.get(key) for run in runs]
+        if any(fact is not None for fact in told):
+            rows.append([title, *("" if fact is None else str(fact) for fact in told)])
+    return _table(["attention", *(run.name for run in runs)], rows)
+
+
+def first_tokens(runs: Sequence[Run], cases: Sequence[str], reference: str) -> str:
+    """Cases of the time to the first token, each over the reference of its own run."""
+    head = ["case", "attention", "tokens prefilled", "of the prompt's", "TTFT, ms", "min to max"]
+    head += ["n", f"over {reference}", "over A", "engine alone, ms", "server adds, ms"]
+    head += ["published, B200", "engine alone before, sdpa"]
+    if reference == "A":
+        head.remove("over A")
+    made = [(run, case) for case in cases for run in runs if run.values(case, "client_ms")]
+    return _table(head, [_first_token(run, case, reference) for run, case in made])
+
+
+def parts(runs: Sequence[Run]) -> str:
+    """Where the time to the first token goes, as the server's own clock has it."""
+    keys = ("before_ms", "seam_ms", "after_ms", "client_ms")
+    head = ["case", "attention", "before the engine is asked, ms", "until its first token"]
+    head += ["from there to the client", "in all"]
+    rows = []
+    for case in CASES:
+        for run in runs:
+            middles = [run.middle(case, key) for key in keys]
+            if None not in middles:
+                rows.append([case, run.name, *map(_ms, middles)])
+    return _table(head, rows)
+
+
+def turns(run: Run) -> str:
+    """The prefill of each turn, ledger on and off."""
+    sides = {row["ledger"]: row for row in run.rows("G")}
+    on, off = sides.get("on"), sides.get("off")
+    if on is None or off is None:
+        return ""
+    head = ["turn", "tokens prefilled, ledger on", "ledger off", "TTFT, ms, on", "min to max"]
+    head += ["off", "min to max", "n", "TTFT, off over on"]
+    rows = []
+    for ours, theirs in zip(on["turns"], off["turns"], strict=True):
+        took = [turn["all"]["client_ms"] for turn in (ours, theirs)]
+        cells = [str(ours["turn"]), _count(ours["prefilled_tokens"])]
+        cells += [_count(theirs["prefilled_tokens"])]
+        cells += [_ms(median(took[0])), _span(took[0]), _ms(median(took[1])), _span(took[1])]
+        rows.append([*cells, str(len(took[0])), _x(median(took[1]) / median(took[0]))])
+    totals = [side["total"] for side in (on, off)]
+    prefilled = [_count(total["prefilled_tokens"]) for total in totals]
+    took = [total["client_ms"] for total in totals]
+    all_turns = ["all", *prefilled, _ms(took[0]), "", _ms(took[1]), "", ""]
+    rows.append([*all_turns, _x(took[1] / took[0])])
+    return _table(head, rows) + _saved(run)
+
+
+def throughput(runs: Sequence[Run]) -> str:
+    """Tokens a second of all streams together."""
+    head = ["streams", "attention", "through", "tokens/s", "min to max", "n"]
+    head += ["over the engine alone", "engine alone before, sdpa", "over that"]
+    rows = []
+    for run in runs:
+        alone = {row["streams"]: row["median"] for row in run.rows("I") if row["via"] == "alone"}
+        for row in sorted(run.rows("I"), key=lambda one: one["streams"]):
+            streams, rate, each = row["streams"], row["median"], row["tokens_per_second"]
+            known = DECODE.get(streams)
+            cells = [str(streams), run.name, row["via"], f"{rate:,.1f}", _span(each)]
+            cells += [str(len(each)), _x(ratio(rate, alone.get(streams)), 3)]
+            cells += ["" if known is None else f"{known:g}", _x(ratio(rate, known), 1)]
+            rows.append(cells)
+    return _table(head, rows)
+
+
+def timeline(run: Run) -> str:
+    """When events arrive, and how long after the token that brings them about."""
+    head = ["event", "ms after the request", "min to max", "n", "its token left the engine"]
+    head += ["behind it, ms", "published"]
+    rows = []
+    for row in run.rows("T"):
+        known = TIMELINE.get(row["event"])
+        cells = [row["event"], _ms(median(row["ms"])), _span(row["ms"]), str(len(row["ms"]))]
+        cells += [_ms(median(row["engine_ms"])), f"{median(row['behind_ms']):.2f}"]
+        rows.append([*cells, "" if known is None else f"{known:g}"])
+    return _table(head, rows)
+
+
+def dispatch(run: Run) -> str:
+    """From a call's last token to its frame, and how long before the end of the turn that is."""
+    head = ["API", "streams", "calls", "median, ms", "p90", "max"]
+    head += ["first call before the turn's end, ms", "min to max"]
+    rows = []
+    for row in run.rows("H"):
+        late, leads = row["dispatch_ms"], row["lead_ms"]
+        cells = [row["api"], str(row["streams"]), str(len(late)), f"{median(late):.2f}"]
+        cells += [f"{percentile(late, 0.9):.2f}", f"{max(late):.2f}", _ms(median(leads))]
+        rows.append([*cells, _span(leads)])
+    return _table(head, rows)
+
+
+def wanted(runs: Sequence[Run]) -> str:
+    """Targets, for the runs that have what they are about."""
+    words = {True: "yes", False: "**no**", None: "not measured"}
+    rows = []
+    for run in runs:
+        told = list(targets(run))
+        if any(one.holds is not None for one in told):
+            rows += [[one.wanted, run.name, one.measured, words[one.holds]] for one in told]
+    return _table(["target", "attention", "measured", "holds"], rows)
+
+
+def _first_token(run: Run, case: str, reference: str) -> list[str]:
+    took = run.values(case, "client_ms")
+    title = (run.experiment(case) or {}).get("title", "")
+    cells = [f"{case} {title}".strip(), run.name, _count(run.middle(case, "prefilled_tokens"))]
+    cells += [_count(run.middle(case, "prompt_tokens")), _ms(median(took)), _span(took)]
+    cells += [str(len(took)), _x(ratio(median(took), run.middle(reference, "client_ms")))]
+    if reference != "A":
+        cells.append(_x(ratio(median(took), run.middle("A", "client_ms"))))
+    cells += [_ms(run.middle(case, "alone_ms")), _ms(run.middle(case, "server_adds_ms"))]
+    return [*cells, _known(TTFT, case, reference), _known(ALONE, case, reference)]
+
+
+def _known(figures: Mapping[str, float], case: str, reference: str) -> str:
+    """A figure of before, over the same reference."""
+    value = figures.get(case)
+    if value is None:
+        return ""
+    return f"{value:,g} ms ({value / figures[reference]:.2f}x)"
+
+
+def _saved(run: Run) -> str:
+    saved = (run.experiment("G") or {}).get("saved")
+    if not saved:
+        return ""
+    tokens, took = _count(saved["prefilled_tokens"]), _ms(saved["client_ms"])
+    return f"\nSaved by the ledger: {tokens} tokens of prefill, {took} ms to first tokens.\n"
+
+
+def _each(runs: Sequence[Run], name: str, make: Callable[[Run], str], on_model: bool) -> str:
+    """The table of an experiment for each run that made it.
+
+    The attention is named where there is a model, and where runs have to be told apart.
+    """
+    made = [(run.name, made) for run in runs if run.rows(name) and (made := make(run))]
+    tell = on_model or len(made) > 1
+    return "\n".join(f"Attention: {run}.\n\n{one}" if tell else one for run, one in made)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Nothing where nothing was measured."""
+    told = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    return table(told[0], told[1:]) if told[1:] else ""
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _span(values: Sequence[Any]) -> str:
+    return f"{min(values):,.1f} to {max(values):,.1f}"
+
+
+def _x(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}x"

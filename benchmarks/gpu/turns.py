@@ -1,0 +1,45 @@
+"""G: sessions of ten turns in which thoughts stand between calls, with the ledger and without."""
+
+from collections.abc import Iterator
+
+from benchmarks.gpu import claude
+from benchmarks.gpu.claude import Message
+from benchmarks.gpu.figures import Measure, saved, turns_row
+from benchmarks.gpu.rounds import WARM_UP, Client
+
+TITLE = "ten turns of thinking between calls"
+FRONTS = {"on": "default", "off": "forgetful"}
+
+
+def session_names(repeats: int) -> list[str]:
+    return [_name(ledger, at) for at in (WARM_UP, *range(repeats)) for ledger in FRONTS]
+
+
+def hold(client: Client, ledger: str, name: str) -> list[Measure]:
+    """One session. The client sends back what it got, unchanged and in its order."""
+    scene = client.scene(name)
+    messages: list[Message] = [claude.user(scene.question)]
+    measures = []
+    for at in range(len(scene.answers)):
+        reply = client.send(FRONTS[ledger], name, messages)
+        measures.append(client.measure(name, at, reply))
+        if at < len(scene.results):
+            blocks = claude.fold(reply.frames)
+            messages += [claude.assistant(blocks), claude.results(blocks, scene.results[at])]
+    return measures
+
+
+def play(client: Client, repeats: int) -> Iterator[dict[str, object]]:
+    """The experiment as it stands after each round. One before them is not counted."""
+    for ledger in FRONTS:
+        hold(client, ledger, _name(ledger, WARM_UP))
+    rounds: dict[str, list[list[Measure]]] = {ledger: [] for ledger in FRONTS}
+    for at in range(repeats):
+        for ledger, held in rounds.items():
+            held.append(hold(client, ledger, _name(ledger, at)))
+        on, off = (turns_row(ledger, held) for ledger, held in rounds.items())
+        yield {"title": TITLE, "rows": [on, off], "saved": saved(on, off)}
+
+
+def _name(ledger: str, at: int | str) -> str:
+    return f"G{ledger}-{at}"

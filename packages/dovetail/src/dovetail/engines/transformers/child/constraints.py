@@ -1,0 +1,165 @@
+"""Grammars, held by llguidance: which tokens each request's output may go on with."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from dovetail.engines.engine import Constraint, Syntax
+from dovetail_model import InvalidRequest, Unsupported
+
+#: The notations that llguidance reads, the best first.
+SYNTAXES: tuple[Syntax, ...] = ("lark", "json_schema")
+#: As our own guides write it: white space is no place for a model to loop.
+JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+KEPT = 64  # compiled grammars
+WORD = 32  # bits
+
+
+class Guide:
+    """One request's grammar, and where its output stands in it. `ends` are the ids that end it."""
+
+    __slots__ = ("_ending", "_matcher", "_over", "_told", "_wrong", "ends")
+
+    def __init__(self, matcher: Any, ends: list[int], wrong: list[int]) -> None:
+        self.ends = ends
+        self._matcher = matcher
+        self._ending = _places(ends)
+        self._wrong = _places(wrong)
+        self._told = 0
+        self._over = False
+
+    def fill(self, said: list[int], words: Any) -> None:
+        """Writes one bit for each token that may come next, given all that came so far.
+
+        A whole output may only end, and so may one that the grammar cannot go on with, whatever the
+        reason: this runs in the loop that all requests share, and raises nothing.
+        """
+        try:
+            self._over = self._over or not self._goes_on(said, words)
+        except Exception:
+            self._over = True
+        if self._over:
+            words[:] = 0
+            self._allow_ends(words)
+
+    def _goes_on(self, said: list[int], words: Any) -> bool:
+        matcher, fresh = self._matcher, said[self._told :]
+        self._told = len(said)
+        if fresh and (not matcher.consume_tokens(fresh) or matcher.is_stopped()):
+            return False
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        for word, bit in self._wrong:
+            words[word] &= ~bit
+        if matcher.is_accepting():
+            self._allow_ends(words)
+        return bool(words.any()) and not matcher.is_error()
+
+    def _allow_ends(self, words: Any) -> None:
+        for word, bit in self._ending:
+            words[word] |= bit
+
+
+class Constraints:
+    """Makes guides for one model. `ends` are the ids that end its turns."""
+
+    def __init__(self, folder: Path, vocabulary: int, ends: Iterable[int]) -> None:
+        self._file = folder / "tokenizer.json"
+        self._vocabulary = vocabulary
+        self._ends = sorted(id for id in ends if 0 <= id < vocabulary)
+        self._made: OrderedDict[Constraint, Any] = OrderedDict()
+        self._lock = Lock()
+        self._tokenizer: Any = None
+
+    @property
+    def syntaxes(self) -> tuple[Syntax, ...]:
+        """None without llguidance, or without a vocabulary that it can read."""
+        return SYNTAXES if find_spec("llguidance") and self._file.is_file() else ()
+
+    def guide(self, constraint: Constraint, stop_ids: Collection[int]) -> Guide:
+        """A guide that lets a whole output end by `stop_ids`, or by the model's own ends.
+
+        Takes about a second the first time, then milliseconds for a grammar that is new; most of it
+        without the interpreter's lock, so that it may run in any thread. Raises for a grammar that
+        cannot be used: none is ever found to be wrong later.
+        """
+        if not self.syntaxes:
+            raise Unsupported("the engine 'transformers' needs llguidance for constraints")
+        if constraint.syntax not in SYNTAXES:
+            raise Unsupported(f"the engine 'transformers' reads no {constraint.syntax}")
+        with self._lock:
+            matcher = self._compiled(constraint).deep_copy()
+        ends = sorted(stop_ids) or self._ends
+        return Guide(matcher, ends, [id for id in self._ends if id not in ends])
+
+    def _compiled(self, constraint: Constraint) -> Any:
+        """The matcher at its beginning. What was compiled lately is kept."""
+        matcher = self._made.get(constraint)
+        if matcher is None:
+            matcher = self._compile(constraint)
+            self._made[constraint] = matcher
+            if len(self._made) > KEPT:
+                self._made.popitem(last=False)
+        self._made.move_to_end(constraint)
+        return matcher
+
+    def _compile(self, constraint: Constraint) -> Any:
+        form = import_module("llguidance").LLMatcher
+        tokenizer = self._vocabulary_read()
+        try:
+            if constraint.syntax == "lark":
+                grammar = form.grammar_from_lark(constraint.text)
+            else:
+                grammar = form.grammar_from_json_schema(constraint.text, overrides=JSON)
+            matcher = form(tokenizer, grammar, log_level=0)
+        except ValueError as fault:
+            raise InvalidRequest(f"the grammar cannot be used: {fault}") from fault
+        if matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be used: {_first(matcher.get_error())}")
+        return matcher
+
+    def _vocabulary_read(self) -> Any:
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = import_module("llguidance").LLTokenizer(
+                    self._file.read_text("utf-8"),
+                    n_vocab=self._vocabulary,
+                    eos_token=self._ends or None,
+                )
+            except Exception as fault:
+                raise Unsupported(f"llguidance cannot read the tokenizer: {fault}") from fault
+        return self._tokenizer
+
+
+def spelled(folder: Path, vocabulary: int) -> int:
+    """How many ids of a model's vocabulary its tokenizer spells. The rest only fill it up."""
+    try:
+        told = json.loads((folder / "tokenizer.json").read_bytes())
+        ids: list[int] = [token["id"] for token in told["added_tokens"]]
+        known = told["model"]["vocab"]
+        ids.append(max(known.values()) if isinstance(known, dict) else len(known) - 1)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return vocabulary
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+        ids.extend(int(id) for id in config.get("added_tokens_decoder", {}))
+    except (OSError, ValueError, AttributeError):
+        pass
+    return min(max(ids) + 1, vocabulary)
+
+
+def _places(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """The word and the bit of each, as signed numbers."""
+    places = []
+    for id in ids:
+        bit = 1 << id % WORD
+        places.append((id // WORD, bit if id % WORD < WORD - 1 else bit - (1 << WORD)))
+    return places
+
+
+def _first(said: str) -> str:
+    return said.strip().splitlines()[0] if said.strip() else "no reason given"

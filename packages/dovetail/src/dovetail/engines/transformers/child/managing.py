@@ -1,0 +1,119 @@
+"""The manager of batches, made to our wants: cache, kernels, graphs, how tokens are drawn."""
+
+import os
+from dataclasses import fields
+from importlib import import_module
+from math import ceil
+from typing import Any
+
+from dovetail.engines.transformers.child.drawing import Drawing, key_graphs, needs_of
+from dovetail.engines.transformers.child.loading import Loaded, LoadError, tell
+from dovetail.engines.transformers.child.sampling import Draw, Sampler
+from dovetail.engines.transformers.options import TransformersOptions
+from dovetail_model import Sampling
+
+CPU_PAGE, PAGE, OWN_PAGE = 32, 256, 64  # tokens
+CPU_BATCH_TOKENS, OWN_BATCH_TOKENS = 512, 8192
+SHARE = 0.5  # of this machine's memory, for a cache on the CPU
+ANY = Sampling()  # what a request asks that asks for nothing
+NO_END = -1  # stands for "no id ends it"
+
+
+def make_manager(loaded: Loaded, options: TransformersOptions, window: int) -> tuple[Any, int]:
+    """The library's manager with its cache allocated, and the tokens that this has room for."""
+    generation = import_module("transformers").GenerationConfig(
+        do_sample=False, eos_token_id=NO_END
+    )
+    drawing = Drawing(options.max_batch, loaded.vocabulary, loaded.spelled, loaded.model.device)
+    page = options.page_size or _page(loaded)
+    try:
+        manager = loaded.model.init_continuous_batching(
+            generation_config=generation,
+            continuous_batching_config=_config(loaded, options, window, page),
+        )
+        manager.logit_processor = drawing  # in the place of the library's own
+        # Here, where a failure can be told.
+        _make_cache(manager, loaded, ceil(window / page))
+        _warm_up(manager, loaded, drawing)
+    except (RuntimeError, ValueError, MemoryError) as fault:
+        raise LoadError(tell(fault)) from fault
+    return manager, manager.batch_processor.cache.num_blocks * page
+
+
+def _page(loaded: Loaded) -> int:
+    if loaded.device == "cpu":
+        return CPU_PAGE
+    return OWN_PAGE if loaded.own_attention else PAGE
+
+
+def _make_cache(manager: Any, loaded: Loaded, pages: int) -> None:
+    if loaded.own_attention:
+        # The library knows batches of single tokens only of the flash-attention package.
+        manager.continuous_batching_config.max_blocks_per_request = pages
+    manager.batch_processor = manager._create_batch_processor()
+
+
+def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
+    """Compiles our kernels, and records the graphs of batches of single tokens.
+
+    The library's own warm-up would also run a batch as long as the whole cache, which takes long
+    and tells nothing. Graphs are recorded for greedy requests, for such as ask for nothing, and for
+    such as ask for no more than noise; another kind is recorded when it comes.
+    """
+    processor = manager.batch_processor
+    runner, cache = processor.model_runner, processor.cache
+    key_graphs(processor.inputs_and_outputs, drawing)
+    if loaded.own_attention:
+        attention = import_module("dovetail.engines.transformers.child.attention")
+        heads = manager.model.config.get_text_config().num_attention_heads
+        attention.compile_kernels(attention.pages_of(cache, 0), heads)
+    if runner.use_cuda_graph_decode:
+        draws = Draw(temperature=0.0), Draw(), Sampler(loaded.defaults, loaded.vocabulary).draw(ANY)
+        with import_module("torch").no_grad():
+            runner.run_one_warmup(manager.model, cache.max_batch_tokens, 0)
+            for kind in {needs_of([draw]): draw for draw in draws}.values():
+                drawing.stand_in = kind
+                for requests in _sizes(manager.continuous_batching_config.max_requests_per_batch):
+                    runner.run_one_warmup(manager.model, requests, None)
+    if hasattr(cache, "reset"):
+        cache.reset()  # what the warm-up took of it
+    manager.warmed_up = True
+
+
+def _sizes(most: int) -> list[int]:
+    """Of the batches that graphs are recorded for: powers of two, and the largest."""
+    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
+
+
+def _config(loaded: Loaded, options: TransformersOptions, window: int, page: int) -> Any:
+    module = import_module("transformers.generation.configuration_utils")
+    form = module.ContinuousBatchingConfig
+    known = {field.name for field in fields(form)}
+    on_cpu = loaded.device == "cpu"
+    tokens = options.cache_tokens or (_cpu_tokens(loaded, window, page) if on_cpu else None)
+    wanted = {
+        "page_size" if "page_size" in known else "block_size": page,
+        "num_blocks": ceil(tokens / page) if tokens is not None else None,
+        "max_batch_tokens": options.max_batch_tokens or _batch_tokens(loaded),
+        "max_requests_per_batch": options.max_batch,
+        "allow_block_sharing": True,
+        "auto_switch_to_flash": False,  # `attention` says what is wanted
+        "use_cuda_graph": (False, loaded.own_attention and options.cuda_graphs),
+        "use_async_batching": False,  # what a constraint allows depends on the token before
+        # A batch that is not replayed needs no padding, and cannot be without any.
+        "q_padding_interval_size": 16,
+        "kv_padding_interval_size": page,
+    }
+    return form(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _batch_tokens(loaded: Loaded) -> int | None:
+    if loaded.device == "cpu":
+        return CPU_BATCH_TOKENS
+    return OWN_BATCH_TOKENS if loaded.own_attention else None
+
+
+def _cpu_tokens(loaded: Loaded, window: int, page: int) -> int:
+    """Room for two whole windows, as far as memory allows."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(min(2 * window, int(SHARE * memory / loaded.cache_bytes)), 4 * page)

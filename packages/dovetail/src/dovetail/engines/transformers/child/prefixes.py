@@ -1,0 +1,142 @@
+"""What the library finds in its prefix cache for each request, who shares it, what it keeps.
+
+The library tells neither, and knows no tenants. Its cache finds blocks by the hashes of their
+tokens, each chained to the one before and the first to nothing: the first is chained to the salt
+here, so that requests with different salts have no hash in common. All of it happens in the
+generation thread, one request at a time.
+
+The salt is part of a request's name, for the name is all that is known wherever a hash is made: it
+cannot be forgotten while the library still holds blocks of a request that was cancelled.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib import import_module
+from secrets import token_bytes
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+BYTES = 8  # of the library's hashes
+#: How the cache is told that blocks are complete, in the library's versions.
+COMPLETING = ("mark_complete_blocks", "mark_shareable_blocks_as_complete")
+ALLOCATING = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
+Hash = Callable[..., int]
+
+
+class Prefixes:
+    """Wraps a cache. Where the library has other names, salted requests share with nobody."""
+
+    def __init__(self, cache: Any) -> None:
+        self.known = hasattr(cache, "search_prefix_match")
+        self._key = token_bytes(BYTES)
+        self._found: dict[str, int | None] = {}
+        self._salt: int | None = None
+        completing = [name for name in COMPLETING if hasattr(cache, name)]
+        self._salts = bool(completing) and self._salt_hashes(cache)
+        if self.known:
+            self._watch(cache)
+        for name in completing:
+            self._salt_blocks(cache, name)
+        _keep_the_latest(cache)
+
+    def name(self, salt: str | None) -> str:
+        """A name for a new request."""
+        name = uuid4().hex
+        if salt:
+            name += "-" + blake2b(salt.encode(), digest_size=BYTES, key=self._key).hexdigest()
+        self._found[name] = None
+        return name
+
+    def cached(self, name: str) -> int:
+        """How many tokens of its prompt were not computed again."""
+        return self._found.get(name) or 0
+
+    def forget(self, name: str) -> None:
+        self._found.pop(name, None)
+
+    def _watch(self, cache: Any) -> None:
+        search = cache.search_prefix_match
+
+        def watched(request_id: str, prompt_ids: list[int]) -> int:
+            salt = _salt(request_id)
+            if salt is not None and not self._salts:
+                return 0
+            self._salt = salt
+            found: int = search(request_id, prompt_ids)
+            # A request that has to start again finds what it wrote itself: the first time counts.
+            if self._found.get(request_id, 0) is None:
+                self._found[request_id] = min(found, len(prompt_ids) - 1)
+            return found
+
+        cache.search_prefix_match = watched
+
+    def _salt_blocks(self, cache: Any, name: str) -> None:
+        complete = getattr(cache, name)
+
+        def salted(state: Any, *rest: Any, **more: Any) -> None:
+            self._salt = _salt(state.request_id)
+            if self._salt is None or self._salts:
+                complete(_still(state), *rest, **more)
+
+        setattr(cache, name, salted)
+
+    def _salt_hashes(self, cache: Any) -> bool:
+        """Whether the place is known where the hashes are made."""
+        blocks = getattr(cache, "_block_manager", None)
+        if hasattr(blocks, "compute_hash"):
+            blocks.compute_hash = self._chained(blocks.compute_hash)  # type: ignore[union-attr]
+            return True
+        try:
+            module = import_module(ALLOCATING)
+            module.compute_block_hash = self._chained(module.compute_block_hash)  # type: ignore[attr-defined]
+        except (ImportError, AttributeError):
+            return False
+        return True
+
+    def _chained(self, plain: Hash) -> Hash:
+        def chained(parent_hash: int | None, *rest: Any, **more: Any) -> int:
+            return plain(self._salt if parent_hash is None else parent_hash, *rest, **more)
+
+        return chained
+
+
+class _Oldest(dict[int, None]):
+    """Gives up first what came first."""
+
+    def popitem(self) -> tuple[int, None]:
+        first = next(iter(self))
+        return first, self.pop(first)
+
+
+def _keep_the_latest(cache: Any) -> None:
+    """A full cache gives up what was used longest ago, a sequence's end before its beginning.
+
+    Up to 5.18 the library gives up what it used last, the very prefix that everybody shares. From
+    5.19 on it gives up all that nobody uses at the moment, which cannot be mended from here.
+    """
+    blocks = getattr(cache, "_block_manager", None)
+    if blocks is None or not hasattr(blocks, "_init_block_ids"):
+        return
+    free = blocks.free_blocks
+    blocks._init_block_ids = _Oldest(blocks._init_block_ids)
+    blocks.free_blocks = lambda ids, shareable: free(ids[::-1], shareable)
+
+
+def _still(state: Any) -> Any:
+    """A request that has not finished yet.
+
+    The library leaves out the blocks of a request's last step, which is the whole prompt of one
+    that asks for a single token: they might be gone, but only where steps overlap, as ours do not.
+    """
+    return SimpleNamespace(
+        request_id=state.request_id,
+        initial_tokens=state.initial_tokens,
+        generated_tokens=state.generated_tokens,
+        status=None,
+    )
+
+
+def _salt(name: str) -> int | None:
+    digest = name.partition("-")[2]
+    return int(digest, 16) if digest else None

@@ -1,0 +1,100 @@
+"""Draws for tests, in the interpreter that has torch: requests and answers are lines of JSON.
+
+`step` gives the scores as they are processed, with None for what cannot be drawn. `draws` gives the
+tokens that are drawn from the same scores at many places.
+"""
+
+import json
+import sys
+from importlib import import_module
+from math import isinf
+from types import SimpleNamespace
+from typing import Any
+
+from dovetail.engines.transformers.child.drawing import ARGUMENTS, Drawing
+from dovetail.engines.transformers.child.sampling import Draw
+
+torch = import_module("torch")
+PADDING = 3  # rows more than there are requests, as in a batch that is replayed
+
+
+class Allowing:
+    """A grammar that allows the same ids always."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def fill(self, said: list[int], words: Any) -> None:
+        words[:] = 0
+        for id in self._ids:
+            words.view("uint32")[id // 32] |= 1 << id % 32
+
+
+class Bench:
+    """One processor, and the requests that it has seen."""
+
+    def __init__(self, rows: int, vocabulary: int, spelled: int) -> None:
+        self._drawing = Drawing(rows, vocabulary, spelled, "cpu")
+        self._arguments = torch.zeros((ARGUMENTS, rows + PADDING), dtype=torch.int32)
+        self._draws: dict[str, Draw] = {}
+        defaults = torch.zeros((ARGUMENTS, 1), dtype=torch.int32)
+        self._drawing.fill_defaults(defaults)
+        self._arguments[:] = defaults
+
+    def step(self, rows: list[dict[str, Any]], scores: list[list[float]]) -> list[list[Any]]:
+        requests = []
+        for row in rows:
+            requests.append(SimpleNamespace(has_new_token=True, state=self._state(row)))
+            # One whose prompt is not read yet gets no row.
+            requests.append(SimpleNamespace(has_new_token=False, state=None))
+        self._drawing.prepare_tensor_args(requests, self._arguments)
+        given = torch.tensor(scores + [scores[0]] * PADDING)
+        done = self._drawing(None, given, self._arguments[:, : len(given)])
+        return [[None if isinf(x) else x for x in row] for row in done[: len(rows)].tolist()]
+
+    def draws(
+        self, seeds: list[int], places: int, scores: list[float] | int, fields: dict[str, Any]
+    ) -> list[list[int]]:
+        """For each seed what it draws at each place; a number stands for so many equal scores."""
+        given = torch.zeros(scores) if isinstance(scores, int) else torch.tensor(scores)
+        draws = [Draw(seed=seed, **fields) for seed in seeds]
+        drawn = []
+        for place in range(places):
+            states = [_state(draw, [1], range(place)) for draw in draws]
+            requests = [SimpleNamespace(has_new_token=True, state=state) for state in states]
+            self._drawing.prepare_tensor_args(requests, self._arguments)
+            rows = given.repeat(len(seeds), 1)
+            drawn.append(self._drawing(None, rows, self._arguments).argmax(-1).tolist())
+        return [list(column) for column in zip(*drawn, strict=True)]
+
+    def _state(self, row: dict[str, Any]) -> Any:
+        fields = row.get("draw", {})
+        if "allow" in fields:
+            fields["guide"] = Allowing(fields.pop("allow"))
+        draw = self._draws.setdefault(row["name"], Draw(**fields))
+        return _state(draw, row["prompt"], row["said"], row.get("moved", 0))
+
+
+def _state(draw: Draw, prompt: list[int], said: Any, moved: int = 0) -> Any:
+    """`moved` tokens of what was said are in the prompt: the request was started again."""
+    return SimpleNamespace(
+        logit_processor_kwargs={"draw": draw},
+        initial_tokens=[*prompt, *said[:moved]],
+        generated_tokens=said[moved:],
+        _true_initial_tokens=len(prompt) if moved else 0,
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    benches: dict[str, Bench] = {}
+    for line in sys.stdin:
+        bench, size, act, given = json.loads(line)
+        if bench not in benches:
+            benches[bench] = Bench(*size)
+        with torch.inference_mode():
+            print(json.dumps(getattr(benches[bench], act)(**given)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

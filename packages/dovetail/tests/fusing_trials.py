@@ -1,0 +1,48 @@
+"""Models with and without their small steps fused, for an interpreter that has torch and triton.
+
+Run as a script. Out: a line of JSON, for each model what was fused and how far that moves logits.
+"""
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from dovetail.engines.transformers.child.fusing import fuse
+from dovetail.engines.transformers.child.loading import UNWANTED
+
+FAMILIES = ("Qwen3", "Llama", "Gemma2", "Glm4")
+SHAPE = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def trial(family: str) -> dict[str, Any]:
+    transformers = import_module("transformers")
+    config = getattr(transformers, f"{family}Config")(**SHAPE)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # the weights of norms, which are all alike when made
+                parameter.uniform_(0.2, 0.6)
+        before = model(ids).logits
+        fused = fuse(model)
+        after = model(ids).logits
+    return {**fused, "error": float((after - before).norm() / before.norm())}
+
+
+if __name__ == "__main__":
+    sys.modules.update(dict.fromkeys(UNWANTED))  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    print(json.dumps({family: trial(family) for family in FAMILIES}))

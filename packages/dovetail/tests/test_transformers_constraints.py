@@ -1,0 +1,426 @@
+"""Grammars, seeds and tenants in the transformers engine, with a model of random weights.
+
+What such a model says makes no sense, so that whatever is in order is so because of a grammar.
+"""
+
+import asyncio
+import ctypes
+import json
+from array import array
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from models_at_hand import TOKENIZERS
+from torch_at_hand import PYTHON, WINDOW, build, need_torch
+
+from dovetail.catalog import load_model
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.pulling import pulled
+from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.engines.transformers.child import constraints as module
+from dovetail.engines.transformers.child.constraints import Constraints, Guide, spelled
+from dovetail.engines.transformers.child.prefixes import Prefixes
+from dovetail_model import (
+    ClientError,
+    InvalidRequest,
+    Sampling,
+    ToolCallBlock,
+    ToolChoice,
+    Unsupported,
+)
+from dovetail_parsers import guide, parse
+
+VOCABULARY, END, OTHER_END = 151_936, 151_645, 151_643
+PAGE = 16
+SHAPE = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Bern", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "hourly": {"type": "boolean"},
+    },
+    "required": ["city", "days", "hourly"],
+    "additionalProperties": False,
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS = [{"name": "forecast", "parameters": SHAPE}, {"name": "now", "parameters": NOTHING}]
+SCHEMA = Constraint("json_schema", json.dumps(SHAPE))
+T = TypeVar("T")
+real_torch = [pytest.mark.transformers, pytest.mark.timeout(600)]
+
+
+def need_tokenizer() -> Path:
+    folder = TOKENIZERS / "qwen3"
+    if not folder.is_dir():
+        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+    return folder
+
+
+# Of one request, without torch.
+
+
+class Words:
+    """As much of an array of 32-bit numbers as a guide uses."""
+
+    def __init__(self) -> None:
+        self._words = (ctypes.c_int32 * (VOCABULARY // 32))()
+        self.nbytes = ctypes.sizeof(self._words)
+        self.ctypes = SimpleNamespace(data=ctypes.addressof(self._words))
+
+    def __getitem__(self, at: int) -> int:
+        return self._words[at]
+
+    def __setitem__(self, at: int | slice, value: int) -> None:
+        places = range(len(self._words))[at] if isinstance(at, slice) else [at]
+        for place in places:
+            self._words[place] = value
+
+    def any(self) -> bool:
+        return any(self._words)
+
+    def ids(self) -> set[int]:
+        bits = int.from_bytes(bytes(self._words), "little")
+        return {id for id in range(VOCABULARY) if bits >> id & 1} if bits else set()
+
+
+@pytest.fixture(scope="module")
+def made() -> Constraints:
+    return Constraints(need_tokenizer(), VOCABULARY, (END, OTHER_END))
+
+
+def lark(text: str) -> Constraint:
+    return Constraint("lark", text)
+
+
+def allowed(guided: Guide, *said: int) -> set[int]:
+    words = Words()
+    guided.fill(list(said), words)
+    return words.ids()
+
+
+def test_a_guide_follows_what_is_said(made: Constraints) -> None:
+    guided = made.guide(lark('start: "a" "b"+'), {END})
+    a, b, bb = 64, 65, 6066
+    assert a in allowed(guided)
+    assert END not in allowed(guided)
+    assert allowed(guided, a) >= {b, bb}
+    assert END not in allowed(guided, a)
+    assert {b, END} <= allowed(guided, a, bb, b)
+
+
+def test_a_whole_output_can_only_end_as_the_request_says(made: Constraints) -> None:
+    assert allowed(made.guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
+    # Ends of the model that are not those of the request would not end it.
+    assert allowed(made.guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
+    ended = made.guide(lark('start: "a"'), ())
+    assert allowed(ended, 64) == {END, OTHER_END}
+    assert ended.ends == [OTHER_END, END]
+
+
+def test_what_a_grammar_does_not_know_ends_the_output(made: Constraints) -> None:
+    guided = made.guide(lark('start: "a" "b"'), {END})
+    assert allowed(guided, 64, 64) == {END}
+    assert allowed(guided, 64, 64, 70) == {END}  # and nothing raises
+
+
+def test_one_grammar_serves_many(made: Constraints) -> None:
+    first, second = (made.guide(lark('start: "a" "b"'), {END}) for _ in range(2))
+    assert allowed(first, 64) == {65}
+    assert allowed(second) == {370}  # "ab": what can only be one text is one token
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        lark("start: nothing"),
+        lark("start: /("),
+        lark(""),
+        Constraint("json_schema", '{"type": "nothing"}'),
+        Constraint("json_schema", "{"),
+        Constraint("json_schema", "[]"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_the_clients_fault(
+    made: Constraints, constraint: Constraint
+) -> None:
+    with pytest.raises(InvalidRequest, match="the grammar cannot be used: "):
+        made.guide(constraint, {END})
+
+
+def test_other_notations_are_refused(made: Constraints) -> None:
+    assert made.syntaxes == ("lark", "json_schema")
+    with pytest.raises(Unsupported, match="gbnf"):
+        made.guide(Constraint("gbnf", 'root ::= "a"'), {END})
+
+
+def test_without_llguidance_there_are_no_constraints(
+    made: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert made.syntaxes == ()
+    with pytest.raises(Unsupported, match="llguidance"):
+        made.guide(SCHEMA, {END})
+
+
+def test_without_a_vocabulary_there_are_no_constraints(tmp_path: Path) -> None:
+    assert Constraints(tmp_path, VOCABULARY, (END,)).syntaxes == ()
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(Unsupported, match="cannot read the tokenizer"):
+        Constraints(tmp_path, VOCABULARY, (END,)).guide(SCHEMA, {END})
+
+
+def test_a_matcher_that_fails_ends_the_output(made: Constraints) -> None:
+    guided = made.guide(lark('start: "a"'), {END})
+    words = Words()
+    words.nbytes -= 4  # which llguidance refuses
+    guided.fill([], words)
+    assert words.ids() == {END}
+
+
+def test_ids_that_only_fill_the_vocabulary_up(tmp_path: Path) -> None:
+    assert spelled(need_tokenizer(), VOCABULARY) == 151_669
+    assert spelled(need_tokenizer(), 1000) == 1000
+    assert spelled(tmp_path, VOCABULARY) == VOCABULARY
+
+
+# Of the cache, without the library.
+
+
+class Cache:
+    """The library's cache of 5.17, as far as it is wrapped: blocks of two tokens."""
+
+    def __init__(self) -> None:
+        self._block_manager = self
+        self.known: set[int] = set()
+
+    def compute_hash(self, parent_hash: int | None, tokens: list[int], group_id: int) -> int:
+        return hash((parent_hash, tuple(tokens), group_id))
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        chain = [one for one in self._chain(prompt_ids) if one in self.known]
+        return 2 * len(chain)
+
+    def mark_shareable_blocks_as_complete(self, state: Any, num_complete_blocks: int) -> None:
+        self.known.update(self._chain(state.initial_tokens))
+
+    def _chain(self, ids: list[int]) -> Iterator[int]:
+        parent = None
+        for at in range(0, len(ids) - 1, 2):
+            parent = self._block_manager.compute_hash(parent, ids[at : at + 2], group_id=0)
+            yield parent
+
+
+def read(cache: Any, name: str, ids: list[int]) -> int:
+    """What a request finds, before it leaves its own prompt there."""
+    found: int = cache.search_prefix_match(name, ids)
+    state = SimpleNamespace(request_id=name, initial_tokens=ids, generated_tokens=[])
+    cache.mark_shareable_blocks_as_complete(state, 1)
+    return found
+
+
+def test_salts_share_with_themselves_only() -> None:
+    cache: Any = Cache()
+    prefixes = Prefixes(cache)
+    ids = [1, 2, 3, 4, 5]
+    found = [read(cache, prefixes.name(salt), ids) for salt in ("a", "b", None, "a", "b", None, "")]
+    assert found == [0, 0, 0, 4, 4, 4, 4]
+
+
+def test_what_was_found_is_told_as_what_was_not_computed() -> None:
+    cache: Any = Cache()
+    prefixes = Prefixes(cache)
+    first, second = prefixes.name(None), prefixes.name(None)
+    assert prefixes.known
+    assert read(cache, first, [1, 2, 3, 4]) == 0
+    assert prefixes.cached(first) == 0
+    assert read(cache, second, [1, 2, 3, 4]) == 4
+    assert prefixes.cached(second) == 3  # one token is always read
+    assert read(cache, first, [1, 2, 3, 4, 9, 9]) == 4  # started again
+    assert prefixes.cached(first) == 0
+    prefixes.forget(second)
+    assert read(cache, second, [1, 2]) == 2
+    assert prefixes.cached(second) == 0
+
+
+def test_salted_requests_share_nothing_where_hashes_cannot_be_salted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Prefixes, "_salt_hashes", lambda self, cache: False)
+    cache: Any = Cache()
+    prefixes = Prefixes(cache)
+    found = [read(cache, prefixes.name(salt), [1, 2, 3]) for salt in ("a", "a", None, "a", None)]
+    assert found == [0, 0, 0, 0, 2]
+
+
+# Of the engine, with a model.
+
+
+@dataclass
+class Bench:
+    """The engine, and the loop that it lives in."""
+
+    runner: asyncio.Runner
+    engine: TransformersEngine
+    folder: Path
+
+    def run(self, scene: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(scene)
+
+    def hear(self, *asked: EngineRequest) -> list[list[TokenDelta]]:
+        async def scene() -> list[list[TokenDelta]]:
+            return await asyncio.gather(*(self._hear(one) for one in asked))
+
+        return self.run(scene())
+
+    def ids(self, *asked: EngineRequest) -> list[list[int]]:
+        return [[id for delta in heard for id in delta.ids] for heard in self.hear(*asked)]
+
+    async def _hear(self, asked: EngineRequest) -> list[TokenDelta]:
+        return [delta async for delta in pulled(self.engine, asked)]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    need_torch()
+    folder = tmp_path_factory.mktemp("tiny")
+    build(folder, [])
+    options = TransformersOptions(
+        python=PYTHON, threads=1, device_map="cpu", page_size=PAGE, cache_tokens=2 * WINDOW
+    )
+    engine = TransformersEngine(folder, options=options)
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        try:
+            yield Bench(runner, engine, folder)
+        finally:
+            runner.run(engine.stop())
+
+
+def asked(start: int = 5, max_tokens: int = 80, length: int = 20, **fields: Any) -> EngineRequest:
+    prompt = array("I", [(at * 7919 + start) % 150_000 for at in range(length)])
+    fields = {"stop_ids": frozenset({END}), "sampling": Sampling(seed=start), **fields}
+    return EngineRequest("r", prompt, max_tokens, **fields)
+
+
+def call_grammar(bench: Bench) -> tuple[Constraint, Any]:
+    model = load_model(bench.folder, tool_parser="qwen3_coder", reasoning_parser="none")
+    written = guide(
+        "qwen3_coder",
+        None,
+        tools=TOOLS,
+        choice=ToolChoice("required", parallel=False),
+        in_reasoning=False,
+        syntax="lark",
+        tokens=model.tokenizer.controls,
+    )
+    assert written is not None
+    return lark(written.text), model.tokenizer
+
+
+def check_shape(value: Any) -> None:
+    assert set(value) == {"city", "days", "hourly"}
+    assert value["city"] in ("Bern", "Rome")
+    assert value["days"] in range(1, 15)
+    assert value["hourly"] in (True, False)
+
+
+class TestEngine:
+    pytestmark = real_torch
+
+    def test_it_says_what_it_reads(self, bench: Bench) -> None:
+        assert bench.engine.abilities.constraints == ("lark", "json_schema")
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+    def test_json_fits_its_schema(self, bench: Bench, temperature: float) -> None:
+        _, tokenizer = call_grammar(bench)
+        sampling = Sampling(temperature=temperature, seed=1)
+        for start in range(3):
+            (heard,) = bench.hear(asked(start, sampling=sampling, constraint=SCHEMA))
+            ids = [id for delta in heard for id in delta.ids]
+            assert heard[-1].finish == "stop"
+            assert ids[-1] == END
+            check_shape(json.loads(tokenizer.decode(ids[:-1])))
+
+    def test_a_call_is_one_that_the_parser_reads(self, bench: Bench) -> None:
+        grammar, tokenizer = call_grammar(bench)
+        names = set()
+        for start in range(4):
+            (heard,) = bench.hear(asked(start, 200, constraint=grammar))
+            ids = [id for delta in heard for id in delta.ids]
+            assert heard[-1].finish == "stop"
+            message = parse(tokenizer.decode(ids[:-1]), tool_parser="qwen3_coder", tools=TOOLS)
+            (call,) = message.blocks
+            assert isinstance(call, ToolCallBlock)
+            names.add(call.name)
+            if call.name == "forecast":
+                check_shape(json.loads(call.arguments))
+        assert names <= {"forecast", "now"}
+
+    def test_guided_and_free_requests_at_once(self, bench: Bench) -> None:
+        grammar, _ = call_grammar(bench)
+        free = asked(3, 40, stop_ids=frozenset())
+        together = [asked(1, constraint=SCHEMA), free, asked(2, 200, constraint=grammar)]
+        alone = [bench.ids(one)[0] for one in together]
+        assert bench.ids(*together) == alone
+        assert len(alone[1]) == 40
+
+    def test_a_request_without_ends_ends_by_the_models_own(self, bench: Bench) -> None:
+        (heard,) = bench.hear(asked(4, constraint=SCHEMA, stop_ids=frozenset()))
+        assert heard[-1].finish == "stop"
+        assert heard[-1].ids[-1] == END
+
+    def test_a_grammar_that_cannot_be_used_is_refused_at_once(self, bench: Bench) -> None:
+        with pytest.raises(ClientError, match="the grammar cannot be used"):
+            bench.hear(asked(constraint=lark("start: nothing")))
+        with pytest.raises(ClientError, match="gbnf"):
+            bench.hear(asked(constraint=Constraint("gbnf", 'root ::= "a"')))
+
+    def test_a_seed_says_the_same_whoever_else_is_there(self, bench: Bench) -> None:
+        mine = asked(1, 30, sampling=Sampling(temperature=1.5, seed=9))
+        others = [
+            asked(2, 40, sampling=Sampling(temperature=1.0, top_p=0.9)),
+            asked(3, 10, sampling=Sampling(temperature=0.7, top_k=20, min_p=0.05)),
+            asked(4, 35, sampling=Sampling(presence_penalty=1.0, repetition_penalty=1.1)),
+        ]
+        (alone,) = bench.ids(mine)
+        assert bench.ids(others[0], mine, *others[1:])[1] == alone
+        assert bench.ids(asked(1, 30, sampling=Sampling(temperature=1.5, seed=10)))[0] != alone
+
+    def test_without_a_seed_nothing_is_said_twice(self, bench: Bench) -> None:
+        wild = asked(1, 30, sampling=Sampling(temperature=1.5))
+        one, other = bench.ids(wild, wild)
+        assert one != other
+
+    def test_penalties_keep_a_model_from_repeating_itself(self, bench: Bench) -> None:
+        (plain,) = bench.ids(
+            asked(7, 200, sampling=Sampling(temperature=0.0), stop_ids=frozenset())
+        )
+        assert len(set(plain)) < 200
+        harsh = Sampling(temperature=0.0, presence_penalty=1e6)
+        (varied,) = bench.ids(asked(7, 200, sampling=harsh, stop_ids=frozenset()))
+        assert len(set(varied)) == 200
+
+    def test_tenants_do_not_share_what_is_cached(self, bench: Bench) -> None:
+        def cached(salt: str | None) -> int | None:
+            (heard,) = bench.hear(asked(77, 1, 5 * PAGE, cache_salt=salt))
+            return heard[0].cached
+
+        found = [cached(salt) for salt in ("a", "b", None, "a", "b", None)]
+        assert found[:3] == [0, 0, 0]
+        assert found[3:] == [found[3]] * 3
+        assert found[3] in (4 * PAGE, 5 * PAGE - 1)  # one token at least is read again
+
+    def test_a_tenants_answer_does_not_depend_on_the_cache(self, bench: Bench) -> None:
+        sampling = Sampling(temperature=0.0)
+        answers = [
+            bench.ids(asked(78, 20, 4 * PAGE, cache_salt=salt, sampling=sampling))[0]
+            for salt in ("a", "a", "b", None)
+        ]
+        assert answers == [answers[0]] * 4

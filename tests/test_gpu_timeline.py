@@ -1,0 +1,107 @@
+"""The timeline of a stream and the dispatch of its calls are measured as they happen."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.frontend.client import Seen
+from benchmarks.frontend.requests import APIS
+from benchmarks.gpu import paced
+from benchmarks.gpu.arrivals import arrivals
+from benchmarks.gpu.dispatch import CALLS, dispatch
+from benchmarks.gpu.noted import Note, create, read_notes
+from benchmarks.gpu.paced import Answer, author
+from benchmarks.gpu.timeline import CALL, EVENTS, THOUGHT, timeline
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError
+from dovetail_tokenizers import ByteTokenizer
+
+FAST = 0.001  # seconds a token
+qwen3 = pytest.mark.skipif(not paced.QWEN3.is_dir(), reason="no tokenizer at hand: make tokenizers")
+
+
+@qwen3
+def test_events_come_in_their_order_and_no_sooner_than_their_tokens() -> None:
+    found = asyncio.run(timeline(1, FAST))
+    rows = {row["event"]: row for row in found["rows"]}
+    assert list(rows) == list(EVENTS)
+    at = {name: row["ms"][0] for name, row in rows.items()}
+    order = ["thinking starts", "last thinking delta", "thinking block ends"]
+    order += ["first argument bytes", "last argument bytes"]
+    times = [at[name] for name in order]
+    assert times == sorted(set(times)), "each of them in a write of its own"
+    assert at["last argument bytes"] <= at["dispatch"] < at["message ends"]
+    assert at["call's block ends"] <= at["dispatch"]
+    for name, row in rows.items():
+        assert row["behind_ms"][0] > 0, name
+
+
+@qwen3
+def test_every_call_is_dispatched_in_every_api_before_the_turn_ends() -> None:
+    found = asyncio.run(dispatch(4, FAST, streams=(2,)))
+    assert [row["api"] for row in found["rows"]] == list(APIS)
+    for row in found["rows"]:
+        assert (row["streams"], row["calls"], len(row["lead_ms"])) == (2, 4, 2)
+        assert min(row["dispatch_ms"]) > 0
+        assert min(row["lead_ms"]) > 0
+
+
+@qwen3
+def test_a_mark_is_the_token_that_brings_it_about() -> None:
+    tokenizer = author()
+    answer = Answer(tokenizer)
+    answer.think(THOUGHT)
+    for name in CALLS:
+        answer.call(name, CALL)
+    answer.say(5)
+    answer.end()
+    marks = answer.marks
+    assert marks["thought closed"] - marks["thought"] == THOUGHT
+    assert marks["first complete"] - marks["thought closed"] == CALL
+    said = {name: tokenizer.decode(answer.ids[: at + 1]) for name, at in marks.items()}
+    assert said["thought"] == "<think>\n The"
+    assert said["thought closed"].endswith("\n</think>")
+    assert said["first opened"].endswith("<parameter=content>\n")
+    assert said["second complete"].endswith("</parameter>\n</function>\n")
+    assert said["end"].endswith("<|im_end|>")
+    with pytest.raises(ValueError, match="not enough for a call"):
+        answer.call("short", 20)
+
+
+def test_an_event_is_there_with_the_last_byte_of_its_chunk() -> None:
+    first = b'event: a\ndata: {"n": 1}\n\n'
+    second = b'data: {"type": "b"}\n\ndata: [DONE]\n\n'
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    parts = [head + b"%x\r\n" % len(first) + first[:9], first[9:] + b"\r\n"]
+    parts += [b"%x\r\n" % len(second) + second + b"\r\n", b"0\r\n\r\n"]
+    seen = Seen(0, 5, [10, 20, 30, 40], [len(part) for part in parts], [], b"".join(parts))
+    told = [(one.at, one.name, one.data) for one in arrivals(seen)]
+    assert told == [(20, "a", {"n": 1}), (30, "b", {"type": "b"}), (30, "", {})]
+
+
+def test_an_event_in_two_chunks_is_there_with_the_second() -> None:
+    parts = [b"HTTP/1.1 200 OK\r\n\r\n8\r\ndata: {}\r\n", b"2\r\n\n\n\r\n"]
+    seen = Seen(0, 0, [10, 20], [len(part) for part in parts], [], b"".join(parts))
+    assert [one.at for one in arrivals(seen)] == [20]
+
+
+def test_a_refusal_is_no_stream() -> None:
+    raw = b"HTTP/1.1 400 Bad Request\r\n\r\nno"
+    with pytest.raises(ValueError, match="400 Bad Request"):
+        arrivals(Seen(0, 0, [1], [len(raw)], [], raw))
+
+
+def test_the_noting_engine_wants_a_place_for_its_notes(tmp_path: Path) -> None:
+    script = tmp_path / "script.txt"
+    script.write_text("Hello.", "utf-8")
+    setup = EngineSetup(ByteTokenizer(["<|end|>"]), options={"script": str(script)})
+    with pytest.raises(EngineSetupError, match="notes=FILE"):
+        create(setup)
+
+
+def test_notes_are_read_in_the_order_of_their_ends(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.jsonl"
+    assert read_notes(notes) == []
+    notes.write_text(json.dumps({"prompt": "a", "left": [1, 2]}) + "\n", "utf-8")
+    assert read_notes(notes) == [Note("a", [1, 2])]
