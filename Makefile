@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -43,8 +43,13 @@ harnesses: .venv/.dev  ## fetch the real clients that the tests run: claude, cod
 # In a network with nothing but loopback, where the system allows one.
 PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
-test: .venv/.dev .cache/.tokenizers .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
-	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry"
+.cache/.torch: tools/fetch_torch.py tools/environments.py
+	$(PYTHON) tools/fetch_torch.py
+	@touch $@
+
+TORCH := $(CURDIR)/.cache/torch/venv/bin/python
+test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
+	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long"
 	$(BIN)/python -m pytest -m registry tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
@@ -52,14 +57,14 @@ test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through w
 
 test-all: check test test-harness test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
 
-.cache/.vllm: tools/fetch_vllm.py
+.cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
 	@touch $@
 
 VLLM := $(CURDIR)/.cache/vllm/venv/bin/python
 test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest -m vllm packages/dovetail/tests
-	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests
+	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests tests
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_guides.py packages/parsers/tests/test_notes.py
 
 .cache/.dynamo: tools/fetch_dynamo.py | .venv/.dev
@@ -94,6 +99,10 @@ bench-prepare: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## what preparing a
 
 bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## CPU per streamed token, beside Dynamo's frontend; ARGS="--quick", "--against vllm", "--write"
 	$(BIN)/python -m benchmarks.frontend --against dynamo $(ARGS)
+
+bench-gpu: .venv/.dev .cache/.tokenizers  ## time to the first token and tokens a second on this machine's GPU; ARGS="--out DIR --only A,C"
+	$(BIN)/python -m benchmarks.gpu.bundle
+	$(BIN)/python -m benchmarks.gpu --out .cache/gpu-results $(ARGS)
 
 fuzz: .venv/.dev .cache/.tokenizers  ## throw mutated model output at every family, mutated requests at every codec
 	$(BIN)/python tools/fuzz.py

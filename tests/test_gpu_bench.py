@@ -348,6 +348,7 @@ def test_the_model_is_laid_out_without_weights(tokenizer: Tokenizer, tmp_path: P
     assert not list(folder.glob("*.safetensors"))
 
 
+@pytest.mark.long
 @pytest.mark.transformers
 @pytest.mark.timeout(600)
 def test_a_short_run_shows_the_causes(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -97,6 +97,9 @@ class CountingTokenizer:
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
         return self._count(self._tokenizer.encode_plain(text, first=first))
 
+    def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
+        return array("I", self.encode_plain(text, first=first))
+
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode(ids)
 

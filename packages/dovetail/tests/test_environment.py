@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateSyntaxError
 
-from dovetail.rendering.environment import compile_template
+from dovetail.rendering.environment import Written, compile_template
 from dovetail.rendering.template import ChatTemplate, RenderError
 
 NOON = datetime(2026, 5, 4, 12)
@@ -71,3 +71,20 @@ def test_switches_cannot_replace_the_conversation() -> None:
 def test_a_text_that_is_no_template() -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate("{% if %}")
+
+
+def test_an_object_is_written_once_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Written(name="é", parameters={"a": [1, {"b": 2}]})
+    text = "{{ v | tojson }}{{ v | tojson(indent=2) }}{{ v | tojson(separators=[',', ':']) }}"
+    expected = render(text, v=dict(tool))
+    assert render(text, v=tool) == expected
+    monkeypatch.setattr("json.dumps", None)
+    assert render(text, v=tool) == expected
+
+
+@pytest.mark.parametrize(
+    "change", ["v.update({'x': 1})", "v.a.append(3)", "v.a[1].update({'b': 3})", "v.pop('a')"]
+)
+def test_an_object_that_a_template_changes_is_written_anew(change: str) -> None:
+    text = f"{{{{ v | tojson }}}}{{% set _ = {change} %}}{{{{ v | tojson }}}}"
+    assert render(text, v=Written(a=[1, {"b": 2}])) == render(text, v={"a": [1, {"b": 2}]})

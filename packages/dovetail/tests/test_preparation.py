@@ -29,6 +29,7 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
+from dovetail_tokenizers.words import Words
 
 THINK = ReasoningBlock("Let me look.")
 CALL = ToolCallBlock("", "run_command", '{"command": "ls"}')
@@ -374,5 +375,32 @@ def test_requests_with_and_without_tools_have_their_own_heads() -> None:
         assert (bare.system, bare.switches) == (tooled.system, tooled.switches)
         assert bare.tools != tooled.tools
         assert bare.whole != tooled.whole
+
+    _run(main())
+
+
+def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = _model("Qwen3")
+    system = "".join(f"Rule {n}: be brief, and {n * n} times so.\n" for n in range(1000))
+    tool = ToolSpec("read_it", "Reads." + "It does. " * 400, {"type": "object"})
+    encoded: list[str] = []
+    plain = Words.encode
+
+    def encode(self: Words, text: str) -> list[int] | None:
+        encoded.append(text)
+        return plain(self, text)
+
+    async def characters(player: Player, said: str, front: str = "") -> int:
+        encoded.clear()
+        turns = (Turn("user", (TextBlock(said),)),)
+        blocks = (TextBlock(front + system),)
+        await player.preparer.prepare(_request(turns=turns, system=blocks, tools=(tool,)))
+        return sum(map(len, encoded))
+
+    async def main() -> None:
+        await characters(_player(served), "Hi.")
+        monkeypatch.setattr(Words, "encode", encode)
+        assert await characters(_player(served), "What is new?") < 200
+        assert await characters(_player(served), "And now?", "Another first line.\n") < 25_000
 
     _run(main())

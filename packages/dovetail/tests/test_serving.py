@@ -1,12 +1,14 @@
 """The server side of the completions protocol over any engine, read by our own client."""
 
 import asyncio
+import base64
 import json
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.pulling import pulled
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.serving.direct import Direct
 from dovetail.engines.serving.listening import configuration
 from dovetail.engines.wire import Call, Endpoint, fetch
 from dovetail_model import (
@@ -56,6 +59,7 @@ class PlannedEngine:
         self.ready = True
         self.asked: list[EngineRequest] = []
         self.speaking = asyncio.Event()
+        self.held = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def start(self) -> None: ...
@@ -69,7 +73,10 @@ class PlannedEngine:
         self.asked.append(request)
         try:
             for delta in self.plan:
-                if not listener.hear(delta) and not await listener.wait():
+                if listener.hear(delta):
+                    continue
+                self.held.set()
+                if not await listener.wait():
                     return
             self.speaking.set()
             if self.waits:
@@ -83,11 +90,11 @@ class PlannedEngine:
 class Stage:
     """A server on a unix socket, and our client for it."""
 
-    def __init__(self, engine: PlannedEngine, socket: str) -> None:
+    def __init__(self, engine: PlannedEngine, socket: str, packed: bool) -> None:
         self.engine = engine
         self.deaths = 0
         self.endpoint = Endpoint(socket=socket, headers={"authorization": f"Bearer {KEY}"})
-        self.client = CompletionsClient(self.endpoint, "m", who="it")
+        self.client = CompletionsClient(self.endpoint, "m", who="it", packed=packed)
 
     async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
         return [delta async for delta in pulled(self.client, asked)]
@@ -102,15 +109,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged() -> AsyncGenerator[Stage]:
+async def staged(packed: bool = False, **config: Any) -> AsyncGenerator[Stage]:
     engine = PlannedEngine()
     model = ServedModel(("m",), TOKENIZER, (END, RETURN), WINDOW)
     with TemporaryDirectory() as folder:
-        stage = Stage(engine, f"{folder}/s")
+        stage = Stage(engine, f"{folder}/s", packed)
         app = CompletionsServer(engine, model, key=KEY, on_death=stage.die)
         listener, url = listen(Address(path=Path(folder) / "s"))
         assert url == f"unix://{folder}/s"
-        server = uvicorn.Server(configuration(app))
+        settings = configuration(app)
+        for name, value in config.items():
+            setattr(settings, name, value)
+        server = uvicorn.Server(settings)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
             yield stage
@@ -119,9 +129,9 @@ async def staged() -> AsyncGenerator[Stage]:
             await serving
 
 
-def on_stage(body: Callable[[Stage], Awaitable[None]]) -> None:
+def on_stage(body: Callable[[Stage], Awaitable[None]], **how: Any) -> None:
     async def main() -> None:
-        async with staged() as stage, asyncio.timeout(60):
+        async with staged(**how) as stage, asyncio.timeout(60):
             await body(stage)
 
     asyncio.run(main())
@@ -138,9 +148,19 @@ deltas_of_ids = st.lists(
 
 
 @settings(max_examples=25)
-@given(deltas_of_ids, st.sampled_from([END, RETURN, None]), st.none() | st.integers(0, 5))
+@given(
+    deltas_of_ids,
+    st.sampled_from([END, RETURN, None]),
+    st.none() | st.integers(0, 5),
+    st.booleans(),
+    st.sampled_from([{}, {"http": "h11"}]),
+)
 def test_ids_come_through_however_they_are_cut(
-    parts: list[list[int]], last: int | None, cached: int | None
+    parts: list[list[int]],
+    last: int | None,
+    cached: int | None,
+    packed: bool,
+    server: dict[str, str],
 ) -> None:
     async def body(stage: Stage) -> None:
         end = TokenDelta([] if last is None else [last], finish="stop" if last else "length")
@@ -155,7 +175,7 @@ def test_ids_come_through_however_they_are_cut(
         assert stage.client.tells_cached == (cached is not None)
         assert all(delta.exact for delta in heard)
 
-    on_stage(body)
+    on_stage(body, packed=packed, **server)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +188,10 @@ def test_ids_come_through_however_they_are_cut(
         Constraint("lark", 'start: "a"'),
     ],
 )
-def test_what_is_asked_of_the_client_is_asked_of_the_engine(constraint: Constraint | None) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_asked_of_the_client_is_asked_of_the_engine(
+    constraint: Constraint | None, packed: bool
+) -> None:
     async def body(stage: Stage) -> None:
         asked = request(
             max_tokens=9,
@@ -202,7 +225,7 @@ def test_what_is_asked_of_the_client_is_asked_of_the_engine(constraint: Constrai
             assert getattr(heard, name) == getattr(asked, name), name
         assert heard.cache_salt == "salt"
 
-    on_stage(body)
+    on_stage(body, packed=packed)
 
 
 def test_a_limit_beyond_the_window_is_cut_to_it() -> None:
@@ -302,3 +325,114 @@ def test_probabilities_come_through() -> None:
         assert [one for delta in heard for one in delta.logprobs] == list(told)
 
     on_stage(body)
+
+
+def test_an_answer_of_ids_alone() -> None:
+    async def body(stage: Stage) -> None:
+        stage.engine.plan = [TokenDelta([104, 105]), TokenDelta([97, END], finish="stop")]
+        asked = {"prompt_bytes": packed_ids(ids("hello")), "ids_only": True}
+        status, told = await stage.ask(asked)
+        choice = told["choices"][0]
+        assert (status, choice["token_ids"]) == (200, [104, 105, 97, END])
+        assert (choice["text"], choice["prompt_token_ids"]) == ("", None)
+        assert stage.engine.asked[-1].prompt == array("I", ids("hello"))
+        payloads = await frames(stage, {**asked, "stream": True})
+        assert payloads[0] == {"choices": [{"token_ids": [104, 105]}]}
+        last = payloads[1]["choices"][0]
+        assert (last["token_ids"], last["finish_reason"]) == ([97, END], "stop")
+
+    on_stage(body)
+
+
+def test_who_does_not_ask_for_ids_alone_is_told_all_that_vllm_tells() -> None:
+    async def body(stage: Stage) -> None:
+        stage.engine.plan = [TokenDelta([104, 105]), TokenDelta([END], finish="stop")]
+        asked = {"prompt": "hello", "stream": True, "return_token_ids": True}
+        payloads = await frames(stage, asked)
+        assert set(payloads[0]) == {"id", "object", "created", "model", "choices"}
+        assert payloads[0]["choices"][0] == {
+            "index": 0,
+            "text": "hi",
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+            "prompt_token_ids": ids("hello"),
+            "token_ids": [104, 105],
+        }
+        assert payloads[1]["choices"][0]["prompt_token_ids"] is None
+
+    on_stage(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt_bytes": "no base64!"}, "cannot be read"),
+        ({"prompt_bytes": base64.b64encode(b"12345").decode()}, "whole token ids"),
+        ({"prompt_bytes": ""}, "one prompt is wanted"),
+        ({"prompt_bytes": base64.b64encode(b"\xff\xff\xff\xff").decode()}, "out of vocabulary"),
+        ({"prompt": "a", "prompt_bytes": base64.b64encode(bytes(4)).decode()}, "not two"),
+    ],
+)
+def test_a_packed_prompt_that_is_none_is_refused(fields: dict[str, str], words: str) -> None:
+    async def body(stage: Stage) -> None:
+        status, told = await stage.ask(fields)
+        assert status == 400
+        assert words in told["error"]["message"]
+        assert stage.engine.asked == []
+
+    on_stage(body)
+
+
+@pytest.mark.parametrize("server", [{}, {"http": "h11"}])
+def test_a_reader_that_is_slow_is_waited_for(server: dict[str, str]) -> None:
+    async def body(stage: Stage) -> None:
+        said = [97] * 1_000
+        stage.engine.plan = [TokenDelta(said)] * 500 + [TokenDelta([END], finish="stop")]
+        call = json.dumps({"prompt": "hi", "stream": True, "ids_only": True}).encode()
+        reader, writer = await asyncio.open_unix_connection(stage.endpoint.socket, limit=1 << 16)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (KEY.encode(), len(call), call)
+        )
+        await stage.engine.held.wait()
+        for _ in range(2_000):  # turns of the loop, of which each delta would take a few
+            await asyncio.sleep(0)
+        assert not stage.engine.speaking.is_set()
+        answer = await reader.read()
+        writer.close()
+        assert answer.count(b'"token_ids"') == 501
+        assert b"[DONE]" in answer
+
+    on_stage(body, **server)
+
+
+@pytest.mark.parametrize("state", ["open", "disconnected", "response_complete"])
+def test_nothing_is_written_but_parts_of_an_answer_that_goes_on(state: str) -> None:
+    written: list[bytes] = []
+    cycle: Any = SimpleNamespace(
+        disconnected=state == "disconnected",
+        response_complete=state == "response_complete",
+        flow=SimpleNamespace(write_paused=False),
+        transport=SimpleNamespace(write=written.append),
+    )
+    direct = Direct(cycle)
+    assert direct.write(b"")  # as it is, it would end the answer
+    assert direct.write(b"0123456789abcdef")
+    assert written == ([b"10\r\n0123456789abcdef\r\n"] if state == "open" else [])
+    cycle.flow.write_paused = True
+    assert not direct.write(b"a")
+
+
+def packed_ids(given: list[int]) -> str:
+    return base64.b64encode(b"".join(id.to_bytes(4, "little") for id in given)).decode()
+
+
+async def frames(stage: Stage, asked: dict[str, Any]) -> list[Any]:
+    """The frames of a stream, less the one that ends it."""
+    call = Call("POST", "/v1/completions", json.dumps(asked).encode())
+    _, content = await fetch(stage.endpoint, call)
+    *told, done, rest = content.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(frame.removeprefix("data: ")) for frame in told]

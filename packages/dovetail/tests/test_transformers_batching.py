@@ -110,16 +110,78 @@ def play(
     return asyncio.run(main())
 
 
-def test_what_came_together_is_one_delta() -> None:
+def test_what_came_while_there_was_no_room_is_one_delta() -> None:
     manager = Manager(found=2)
+    parts = [[4], [4, 5], [4, 5, 6], [4, 5, 6, 7]]
     heard = play(
-        manager, [output(4)], [output(4, 5), output(4, 5, 6)], [output(4, 5, 6, 9, finished=True)]
+        manager,
+        [output(*part) for part in parts],
+        [],
+        [output(4, 5, 6, 7, 9, finished=True)],
     )
-    assert [delta.ids for delta in heard] == [[4], [5, 6], [9]]
+    assert [delta.ids for delta in heard] == [[4], [5, 6, 7], [9]]
     assert [delta.finish for delta in heard] == [None, None, "stop"]
     assert [delta.cached for delta in heard] == [2, None, None]
     assert manager.cancelled == []
     assert manager.leftovers == []  # of requests that were cancelled
+
+
+class Ear:
+    """Has room, or says so; and may fail."""
+
+    def __init__(self, failing: bool = False, content: bool = False) -> None:
+        self.heard: list[list[int]] = []
+        self.failing = failing
+        self.content = content  # after the first delta
+
+    def hear(self, delta: TokenDelta) -> bool:
+        if self.failing:
+            raise RuntimeError("cannot hear")
+        self.heard.append(delta.ids)
+        return not self.content
+
+    async def wait(self) -> bool:
+        return False
+
+
+def test_a_listener_with_room_hears_in_the_very_call() -> None:
+    manager, ear = Manager(), Ear()
+
+    async def main() -> None:
+        speaking = asyncio.ensure_future(engine(manager).generate(asked(), ear))
+        await _settle()
+        for part in ([4], [4, 5], [4, 5, 6]):
+            manager.hand_over(output(*part))
+            assert ear.heard[-1] == part[-1:]
+        manager.hand_over(output(4, 5, 6, 9, finished=True))
+        await speaking
+
+    asyncio.run(main())
+    assert ear.heard == [[4], [5], [6], [9]]
+    assert manager.cancelled == []
+
+
+@pytest.mark.parametrize("leaves", ["cancelled", "content", "failing"])
+def test_who_hears_no_more_is_told_no_more(leaves: str) -> None:
+    manager = Manager()
+    ear = Ear(failing=leaves == "failing", content=leaves == "content")
+
+    async def main() -> None:
+        speaking = asyncio.ensure_future(engine(manager).generate(asked(), ear))
+        await _settle()
+        ((_, handler),) = manager.handlers.items()
+        handler(output(4))
+        if leaves == "cancelled":
+            speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+        handler(output(4, 5))  # it was on its way
+        if leaves == "failing":
+            assert isinstance(speaking.exception(), RuntimeError)
+
+    asyncio.run(main())
+    assert ear.heard == ([] if leaves == "failing" else [[4]])
+    assert len(manager.cancelled) == 1
+    assert manager.handlers == {}
 
 
 def test_an_end_without_a_stop_id_is_the_limit() -> None:

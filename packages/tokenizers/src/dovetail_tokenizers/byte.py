@@ -1,5 +1,6 @@
 """One id per byte: no dependency, no vocabulary. For tests, demos and measurements."""
 
+from array import array
 from collections.abc import Iterable
 
 from dovetail_tokenizers.control import ControlTable
@@ -23,6 +24,9 @@ class ByteTokenizer:
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
         return list(well_formed(text).encode())
+
+    def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
+        return array("I", self.encode_plain(text, first=first))
 
     def decode(self, ids: Iterable[int]) -> str:
         return join_text(self, ids)

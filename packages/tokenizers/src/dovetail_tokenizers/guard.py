@@ -8,14 +8,18 @@ stands unbroken in the rendered prompt is the template's own.
 
 import secrets
 import string
+from array import array
 from collections.abc import Sequence
+from itertools import islice
 
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.literals import first_of, longest_of
+from dovetail_tokenizers.long_texts import LONG
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20
 _LOOK = 64  # ids that are looked at first
+_OPENING = 4  # control tokens up to the end of a prompt's first long text
 _BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
 
 
@@ -63,24 +67,48 @@ class Guard:
 
     def encode(self, rendered: str, *, first: bool = True) -> list[int]:
         """Ids of a rendered prompt whose message texts were protected."""
-        ids: list[int] = []
+        return self.pack(rendered, first=first).tolist()
+
+    def pack(self, rendered: str, *, first: bool = True) -> "array[int]":
+        """The same, packed."""
+        ids = array("I")
         for text, control in self._table.split(rendered, self._unbroken):
             if control is not None:
                 ids.append(control)
             elif plain := self.reveal(text):
-                ids += self._tokenizer.encode_plain(plain, first=first)
+                ids += self._tokenizer.pack_plain(plain, first=first)
             first = False
         return ids
 
-    def spelled(self, ids: Sequence[int], rendered: str) -> int | None:
+    def spelled(self, ids: Sequence[int], rendered: str, *, first: bool = True) -> int | None:
         """How many characters of a rendered prompt these ids are; None if it begins otherwise.
 
         Equal text is not enough: a control token of the one must be that token in the other.
         """
-        decode = self._tokenizer.decode
-        if not rendered.startswith(decode(ids[:_LOOK]).rstrip(_BROKEN)):
+        if not rendered.startswith(self._tokenizer.decode(ids[:_LOOK]).rstrip(_BROKEN)):
             return None  # most that differ do so early, and the rest need not be decoded
-        begun = decode(ids)
+        ids = array("I", ids)
+        same, done = self._same_opening(ids, rendered, first)
+        length = self._spelled(ids[same:], rendered[done:])
+        return None if length is None else done + length
+
+    def _same_opening(self, ids: "array[int]", rendered: str, first: bool) -> tuple[int, int]:
+        """How many ids and characters are the same up to the end of the first long text.
+
+        That is the system's, as a rule: it is remembered, and need not be decoded.
+        """
+        done = 0
+        for found in islice(self._table.find(rendered, self._unbroken), _OPENING):
+            if found.start - done >= LONG:
+                opening = rendered[: found.end]
+                made = self.pack(opening, first=first)
+                same = ids[: len(made)] == made and self._nonce not in opening
+                return (len(made), found.end) if same else (0, 0)
+            done = found.end
+        return 0, 0
+
+    def _spelled(self, ids: "array[int]", rendered: str) -> int | None:
+        begun = self._tokenizer.decode(ids)
         if not rendered.startswith(begun):
             return None
         written = [id for _, id in self._table.split(begun, self._unbroken) if id is not None]

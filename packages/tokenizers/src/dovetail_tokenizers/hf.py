@@ -17,11 +17,13 @@ one stays, though it is usually marked special: without it, text would vanish.
 
 import json
 import secrets
+from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dovetail_tokenizers.control import ControlTable, Edges
+from dovetail_tokenizers.long_texts import LONG, LongTexts, Way
 from dovetail_tokenizers.spelling import byte_alphabet, spelling_reader
 from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
 from dovetail_tokenizers.words import Words, cutting
@@ -42,6 +44,7 @@ class HfTokenizer:
         "_names",
         "_read",
         "_renumbered",
+        "_texts",
         "_words",
         "controls",
         "size",
@@ -60,6 +63,7 @@ class HfTokenizer:
         self._inner = _load(_hide(definition, self.controls, secret))
         self._renumbered = self._find_renumbered(added, secret)
         self._words = self._find_words(definition, added)
+        self._texts = LongTexts()
 
     @classmethod
     def from_json(cls, source: str | bytes, controls: Iterable[str] = ()) -> Self:
@@ -75,11 +79,26 @@ class HfTokenizer:
         return encode_parts(self, self.controls, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        if len(text) >= LONG:
+            return self.pack_plain(text, first=first).tolist()
+        known = self._words.encode(text) if self._words is not None else None
+        return self._ask(text, first) if known is None else known
+
+    def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
+        if len(text) < LONG:
+            return array("I", self.encode_plain(text, first=first))
+        way: Way = "first" if first else "later"
+        known = self._texts.get(way, text)
+        return self._texts.keep(way, text, self._long(text, first)) if known is None else known
+
+    def _long(self, text: str, first: bool) -> Iterable[int]:
+        known = self._words.encode_long(text, self._texts) if self._words is not None else None
+        return self._ask(text, first) if known is None else known
+
+    def _ask(self, text: str, first: bool) -> list[int]:
+        """The ids as the library has them."""
         if not text:
             return []
-        known = self._words.encode(text) if self._words is not None else None
-        if known is not None:
-            return known
         text = well_formed(text)
         return self._encode(text) if first else self._encode(self._anchor + text)[1:]
 

@@ -6,11 +6,13 @@ Extra: [tiktoken].
 import base64
 import json
 import unicodedata
+from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from dovetail_tokenizers.control import ControlTable
+from dovetail_tokenizers.long_texts import LongTexts
 from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
 
 if TYPE_CHECKING:
@@ -31,7 +33,15 @@ TEKKEN_NAMES = (
 class TiktokenTokenizer:
     """Byte-pair encoding by ranks, run by the `tiktoken` library."""
 
-    __slots__ = ("_encoding", "_normal_form", "_ordinary", "_tokens", "controls", "size")
+    __slots__ = (
+        "_encoding",
+        "_normal_form",
+        "_ordinary",
+        "_texts",
+        "_tokens",
+        "controls",
+        "size",
+    )
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class TiktokenTokenizer:
         for text, id in (*self._ordinary.items(), *self.controls.items()):
             self._tokens[id] = text.encode()
         self.size = max(self._tokens, default=-1) + 1
+        self._texts = LongTexts()
         library = require("tiktoken", "tiktoken")
         self._encoding: tiktoken.Encoding = library.Encoding(
             "dovetail", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={}
@@ -90,6 +101,13 @@ class TiktokenTokenizer:
         return encode_parts(self, self.controls, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
+        return self.pack_plain(text, first=first).tolist()
+
+    def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
+        known = self._texts.get("later", text)
+        return self._texts.keep("later", text, self._ask(text)) if known is None else known
+
+    def _ask(self, text: str) -> list[int]:
         ids: list[int] = []
         for part, added in self._ordinary.split(well_formed(text)):
             if added is not None:

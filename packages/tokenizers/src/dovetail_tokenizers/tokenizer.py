@@ -9,6 +9,7 @@ put a space before the very first word of a text; as ids nearly always continue 
 space is part of what was said, and removing it would glue two words together.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,9 @@ class Tokenizer(Protocol):
         `first` says that nothing stands before the text, which matters to tokenizers that put a
         space in front of the first word.
         """
+
+    def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
+        """The same, packed. Nobody may change what it gives: it may be remembered."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, control tokens spelled out, invalid UTF-8 as U+FFFD."""

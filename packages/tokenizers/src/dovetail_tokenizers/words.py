@@ -8,17 +8,21 @@ The cut must be the library's own, on every text. Hence only patterns that the t
 the library on every character, and only characters whose kind no version of Unicode has changed;
 all other texts are left to the library, as are those that are not in the normal form it would put
 them in and those that spell an added token.
+
+Long texts are remembered by pieces: what was said before is not even cut.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from typing import Any, Final, Literal, get_args
 
 from dovetail_tokenizers.control import WHITE
 from dovetail_tokenizers.literals import longest_of
+from dovetail_tokenizers.long_texts import LongTexts, pieces
 from dovetail_tokenizers.patterns import (
     DEEPSEEK3,
     GPT2,
@@ -56,7 +60,7 @@ _LATER = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B50, 0x2B
 class Words:
     """Encodes the texts that it can cut."""
 
-    __slots__ = ("_added", "_cuts", "_form", "_known", "_strange")
+    __slots__ = ("_added", "_cuts", "_form", "_known", "_pieces", "_strange")
 
     def __init__(
         self, patterns: Patterns, form: NormalForm | None, merge: Merge, added: Iterable[str] = ()
@@ -68,6 +72,8 @@ class Words:
         spellings = {s for text in added for s in (text, _normal(form, text))}
         self._added = longest_of(spellings)
         self._known = _Known(merge)
+        # An added token could reach across a line's end: then nothing is cut there.
+        self._pieces = _whole if any("\n" in spelling for spelling in spellings) else pieces
 
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if the library has to say."""
@@ -79,6 +85,22 @@ class Words:
         for cut in self._cuts:
             words = filter(None, chain.from_iterable(map(cut.split, words)))
         return list(chain.from_iterable(map(self._known.__getitem__, words)))
+
+    def encode_long(self, text: str, texts: LongTexts) -> Iterable[int] | None:
+        """The same, with what is remembered of the text's pieces."""
+        parts = list(self._pieces(text))
+        if len(parts) == 1:
+            return self.encode(text)
+        ids = array("I")
+        for part in parts:
+            known = texts.get("words", part)
+            if known is None:
+                made = self.encode(part)
+                if made is None:
+                    return None
+                known = texts.keep("words", part, made)
+            ids += known
+        return ids
 
     def _is_plain(self, text: str) -> bool:
         if self._strange.search(text):
@@ -201,6 +223,10 @@ def _kind(code: int) -> str:
         was = name
     odd = name != was or name in ("Cn", "Cs") or code in (0x017F, 0x10000)
     return "" if odd else name
+
+
+def _whole(text: str) -> Iterator[str]:
+    yield text
 
 
 def _normal(form: NormalForm | None, text: str) -> str:

@@ -6,25 +6,9 @@ as ASGI has it, by a task that sends what has gathered.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
+from dovetail.engines.serving.direct import DIRECT, Direct
 from dovetail.http.exchange import Exchange
-
-#: Under this name our server offers its connection, among the `extensions` of ASGI's scope.
-DIRECT = "dovetail.direct"
-
-
-class Direct(Protocol):
-    """The body of an answer that has begun, written without waiting."""
-
-    def write(self, data: bytes) -> bool:
-        """Writes a part. False: the client has to catch up, `drain` waits for it."""
-
-    @property
-    def full(self) -> bool:
-        """Whether it has to catch up."""
-
-    async def drain(self) -> None: ...
 
 
 class Outlet:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dovetail.http.outlet import DIRECT
+from dovetail.engines.serving.direct import DIRECT, Direct
 
 MAX_HEADER_BYTES = 64 << 10
 HEADER_TIMEOUT = 20.0  # seconds from the connection, or a request's first byte, to its headers' end
@@ -56,7 +56,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"] = {DIRECT: _Direct(self.cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {DIRECT: Direct(self.cycle)}  # type: ignore[dict-item]
 
     def _unsupported_upgrade_warning(self) -> None:
         """The application answers such a request itself: no reason to warn."""
@@ -78,33 +78,6 @@ class BoundedHttp(HttpToolsProtocol):
             b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         )
         self.transport.close()
-
-
-class _Direct:
-    """The body of an answer that uvicorn has begun, as `Outlet` wants it.
-
-    A message for every token would cost a coroutine, two dicts and half a dozen checks.
-    """
-
-    __slots__ = ("_cycle", "_flow", "_transport")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._flow = cycle.flow
-        self._transport = cycle.transport
-
-    def write(self, data: bytes) -> bool:
-        if self._cycle.disconnected or self._cycle.response_complete:
-            return True  # who has hung up is told so by the lifeline
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not self._flow.write_paused
-
-    @property
-    def full(self) -> bool:
-        return self._flow.write_paused
-
-    async def drain(self) -> None:
-        await self._flow.drain()
 
 
 def server(

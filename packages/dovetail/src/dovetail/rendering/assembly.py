@@ -195,7 +195,7 @@ class Assembly:
             suffix = self._suffix(at, end)
             if suffix is None:
                 return at
-            ids.extend(self._kit.guard.encode(suffix, first=False))
+            ids.extend(self._kit.guard.pack(suffix, first=False))
             self._note_end(suffix)
         return ids
 
@@ -225,7 +225,7 @@ class Assembly:
         text = resumption.behind_user(messages, tools, self._switches)
         if opening is None or text is None:
             return None
-        tail = array(IDS, self._kit.guard.encode(opening, first=False))
+        tail = self._kit.guard.pack(opening, first=False)
         if not tail or known[-len(tail) :] != tail:
             return None
         self._is_resumed, self._reused = True, len(known) - len(tail)
@@ -240,11 +240,11 @@ class Assembly:
         """
         whole, guard = self._recalled.whole, self._kit.guard
         if whole is not None and whole[: len(before)] == before:
-            length = guard.spelled(whole[len(before) :], text)
+            length = guard.spelled(whole[len(before) :], text, first=not before)
             if length is not None:
                 self._reused, self._is_kept = len(whole), True
-                return whole + array(IDS, guard.encode(text[length:], first=False))
-        return before + array(IDS, guard.encode(text, first=not before))
+                return whole + guard.pack(text[length:], first=False)
+        return before + guard.pack(text, first=not before)
 
     def _reopen(self, ids: "array[int]", at: int) -> bool:
         """Puts the turn's own opening before it, where a switch has changed that since.
@@ -256,11 +256,11 @@ class Assembly:
             return True
         if self._opening is None:
             return False
-        tail = array(IDS, self._kit.guard.encode(self._opening, first=False))
+        tail = self._kit.guard.pack(self._opening, first=False)
         if len(tail) and ids[-len(tail) :] != tail:
             return False
         del ids[len(ids) - len(tail) :]
-        ids.extend(self._kit.guard.encode(entry.opening, first=False))
+        ids.extend(self._kit.guard.pack(entry.opening, first=False))
         return True
 
     def _note_end(self, text: str) -> None:
@@ -328,7 +328,7 @@ class Assembly:
         if text is None:
             self._notes.append("prefill_ignored")
             return
-        ids.extend(self._kit.guard.encode(text, first=False))
+        ids.extend(self._kit.guard.pack(text, first=False))
         self._end += text
         self._opening = None
 

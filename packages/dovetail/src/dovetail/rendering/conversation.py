@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.ledger.store.store import call_key
+from dovetail.rendering.environment import Written
 from dovetail.rendering.facts import Facts
 from dovetail_model import (
     Block,
@@ -215,14 +216,14 @@ def tool_call(id: str, name: str, arguments: Any) -> Message:
 def tool_definitions(tools: Iterable[ToolSpec], protect: Protect) -> list[Message]:
     """The tools as templates know them. A custom tool is shown as a function of one string."""
     return [
-        {
-            "type": "function",
-            "function": {
-                "name": protect(tool.model_name),
-                "description": protect(tool.description),
-                "parameters": protected(_parameters(tool), protect),
-            },
-        }
+        Written(
+            type="function",
+            function=Written(
+                name=protect(tool.model_name),
+                description=protect(tool.description),
+                parameters=protected(_parameters(tool), protect),
+            ),
+        )
         for tool in tools
     ]
 

@@ -29,6 +29,25 @@ class _Generation(Extension):
         return Scope(body, lineno=line)
 
 
+class Written(dict[str, Any]):
+    """An object whose JSON is written once for all prompts, for as long as it does not change."""
+
+    __slots__ = ("_as_it_was", "_texts")
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self._as_it_was: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
+
+    def _written(self, how: dict[str, Any]) -> str:
+        if self != self._as_it_was:  # a template may change what it is given
+            self._as_it_was, self._texts = _copy(self), {}
+        key = repr(how)
+        if key not in self._texts:
+            self._texts[key] = json.dumps(self, default=_plain, **how)
+        return self._texts[key]
+
+
 def environment(clock: Clock = datetime.now) -> SandboxedEnvironment:
     """The sandbox. Mutable values are allowed: several templates append to lists."""
     made = SandboxedEnvironment(
@@ -52,14 +71,22 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_plain,
-    )
+    how: dict[str, Any] = {
+        "ensure_ascii": ensure_ascii,
+        "indent": indent,
+        "separators": separators,
+        "sort_keys": sort_keys,
+    }
+    if isinstance(value, Written):
+        return value._written(how)
+    return json.dumps(value, default=_plain, **how)
+
+
+def _copy(value: Any) -> Any:
+    """A JSON value whose objects and lists nobody else has."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain(value: object) -> object:

@@ -18,7 +18,7 @@ from dovetail.rendering.resume import Resumption
 from dovetail.rendering.splice import Splicer, Stops, nonce
 from dovetail.rendering.template import ChatTemplate, RenderError
 from dovetail.rendering.writing import TurnWriter
-from dovetail_model import OutputBlock, ReasoningBlock, Request, TextBlock, ToolSpec, Turn
+from dovetail_model import Block, OutputBlock, ReasoningBlock, Request, TextBlock, ToolSpec, Turn
 from dovetail_parsers import markers, opens_thought
 from dovetail_tokenizers import Guard, Tokenizer
 
@@ -80,7 +80,7 @@ class Renderer:
 
     def head(self, request: Request, switches: Mapping[str, Any]) -> Head:
         """The digests of a request's head."""
-        system = self._once(request.system, lambda: digest(msgspec.json.encode(request.system)))
+        system = _digest_of(request.system)
         tools = self._once(request.tools, lambda: digest(msgspec.json.encode(request.tools)))
         read = {k: v for k, v in switches.items() if k in self._kit.template.reads}
         steering = digest(json.dumps(read, sort_keys=True, default=str))
@@ -127,6 +127,12 @@ class Renderer:
             self._made.clear()
         self._made[key] = (subject, made)
         return made
+
+
+@lru_cache(32)
+def _digest_of(system: tuple[Block, ...]) -> bytes:
+    """The digest of a system text, which is the same in many sessions."""
+    return digest(msgspec.json.encode(system))
 
 
 def loop_start(turns: Sequence[Turn]) -> int:

@@ -7,6 +7,7 @@ import msgspec
 
 from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import EngineRequest, Syntax
+from dovetail.engines.packing import pack
 from dovetail.engines.spelling import Spelling
 from dovetail_model import Sampling, Unsupported
 
@@ -36,16 +37,23 @@ def body(
     model: str,
     *,
     priority: bool,
+    packed: bool = False,
     extra: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The request as JSON. What sampling leaves open is the server's, or the model's, default.
 
     Stop texts are not passed on: who asks watches for them. `priority` says whether the server may
-    be told one; there a lower number runs sooner. `extra` are fields of one's own.
+    be told one; there a lower number runs sooner. `packed` is for servers of our own: the prompt as
+    bytes, and an answer of ids alone. `extra` are fields of one's own.
     """
+    prompt: dict[str, Any] = (
+        {"prompt_bytes": pack(request.prompt), "ids_only": True}
+        if packed
+        else {"prompt": spelling.spell(request.prompt, request.session)}
+    )
     fields: dict[str, Any] = {
         "model": model,
-        "prompt": spelling.spell(request.prompt, request.session),
+        **prompt,
         "max_tokens": max(request.max_tokens, 1),
         "request_id": request.id,
         **_FIXED,

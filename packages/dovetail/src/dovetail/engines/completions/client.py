@@ -24,7 +24,8 @@ class CompletionsClient:
     """Asks for completions of one model. `who` is what errors call the server.
 
     `tells_cached` is whether an answer so far told what was cached; None before the first answer.
-    `extra` are fields that every request gets.
+    `packed` says that the server is one of our own, which is told a prompt as bytes. `extra` are
+    fields that every request gets.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class CompletionsClient:
         "_extra",
         "_lines",
         "_model",
+        "_packed",
         "_patience",
         "_priority",
         "_spelling",
@@ -46,12 +48,14 @@ class CompletionsClient:
         *,
         who: str = "vLLM",
         patience: Patience = PATIENCE,
+        packed: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._model = model
         self._who = who
         self._patience = patience
+        self._packed = packed
         self._extra = extra or {}
         self._priority = True
         self._spelling = Spelling()
@@ -76,8 +80,14 @@ class CompletionsClient:
     async def _answer(
         self, request: EngineRequest, listener: Listener, with_priority: bool
     ) -> None:
-        spelling, extra = self._spelling, self._extra
-        asked = body(request, spelling, self._model, priority=with_priority, extra=extra)
+        asked = body(
+            request,
+            self._spelling,
+            self._model,
+            priority=with_priority,
+            packed=self._packed,
+            extra=self._extra,
+        )
         call = Call("POST", PATH, asked, patience=self._patience)
         reader = FrameReader(request, self._who)
         telling = Telling(reader.read, listener)

@@ -16,6 +16,7 @@ from dovetail.engines.serving.request import CompletionRequest
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
+BRIEF = b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
 
 _json = msgspec.json.Encoder()
 
@@ -27,6 +28,11 @@ class Tally:
     prompt: int
     cached: int | None = None
     generated: int = 0
+
+    def add(self, delta: TokenDelta) -> None:
+        self.generated += len(delta.ids)
+        if delta.cached is not None:
+            self.cached = delta.cached
 
     def usage(self, *, details: bool = True) -> dict[str, Any]:
         counts: dict[str, Any] = {
@@ -52,15 +58,17 @@ class Choice(msgspec.Struct):
 
 
 class Writer:
-    """Deltas to choices and bytes, for one answer."""
+    """Deltas to choices, for one answer."""
 
     def __init__(self, body: CompletionRequest, request: EngineRequest, model: ServedModel) -> None:
         self.body = body
         self._request = request
         self._eos = next(iter(model.eos_ids), None)
-        self._detokenizer = Detokenizer(
-            model.tokenizer, model.texts, keep_controls=not body.skip_special_tokens
-        )
+        self._detokenizer: Detokenizer | None = None
+        if not body.ids_only:
+            self._detokenizer = Detokenizer(
+                model.tokenizer, model.texts, keep_controls=not body.skip_special_tokens
+            )
         self._offset = 0
         self.tally = Tally(len(request.prompt))
 
@@ -72,20 +80,22 @@ class Writer:
         if delta.finish is not None and ids and ids[-1] in self._request.stop_ids:
             choice.stop_reason = None if ids[-1] == self._eos else ids[-1]
             shown = ids if body.include_stop_str_in_output else ids[:-1]
-        pieces = self._detokenizer.feed(shown)
-        if delta.finish is not None:
-            pieces += self._detokenizer.finish()
-        choice.text = "".join([piece.text for piece in pieces])
+        if self._detokenizer is not None:
+            choice.text = self._text(self._detokenizer, shown, delta.finish is not None)
         if delta.logprobs:
             choice.logprobs = self._logprobs(delta)
-        if body.return_token_ids:
+        if body.return_token_ids or body.ids_only:
             choice.token_ids = ids
-            if not tally.generated:
+            if not (tally.generated or body.ids_only):
                 choice.prompt_token_ids = self._request.prompt.tolist()
-        tally.generated += len(ids)
-        if delta.cached is not None:
-            tally.cached = delta.cached
+        tally.add(delta)
         return choice
+
+    def _text(self, detokenizer: Detokenizer, ids: list[int], last: bool) -> str:
+        pieces = detokenizer.feed(ids)
+        if last:
+            pieces += detokenizer.finish()
+        return "".join([piece.text for piece in pieces])
 
     def _logprobs(self, delta: TokenDelta) -> dict[str, Any]:
         offsets = []
@@ -119,6 +129,35 @@ class Envelope:
     def whole(self, choice: Choice, tally: Tally) -> bytes:
         """The answer in one piece."""
         return _json.encode({**self._fields, "choices": [choice], "usage": tally.usage()})
+
+
+class Frames:
+    """Deltas to the frames of a stream."""
+
+    __slots__ = ("_brief", "_envelope", "_tally", "_usage", "_writer")
+
+    def __init__(self, writer: Writer, envelope: Envelope) -> None:
+        options = writer.body.stream_options
+        self._writer = writer
+        self._envelope = envelope
+        self._tally = writer.tally
+        self._usage = options is not None and options.continuous_usage_stats
+        self._brief = writer.body.ids_only and not self._usage
+
+    def frame(self, delta: TokenDelta) -> bytes:
+        """Runs for every token."""
+        if self._brief and delta.finish is None and not delta.logprobs:
+            self._tally.add(delta)
+            return BRIEF % delta.ids
+        choice = self._writer.choice(delta)
+        usage = self._tally.usage(details=False) if self._usage else None
+        return self._envelope.chunk(choice, usage)
+
+    def last(self) -> bytes:
+        """What comes behind the last choice."""
+        options = self._writer.body.stream_options
+        wanted = options is not None and options.include_usage
+        return self._envelope.usage(self._tally) + DONE if wanted else DONE
 
 
 def merge(choices: Sequence[Choice]) -> Choice:

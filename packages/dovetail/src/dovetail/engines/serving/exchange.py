@@ -1,7 +1,7 @@
 """One HTTP exchange over raw ASGI: the body read, the answer sent, the client watched."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +28,11 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        """What the server can do beside ASGI's messages."""
+        return self._scope.get("extensions") or {}
 
     def header(self, name: bytes) -> str | None:
         """A header's value, if the client sent one."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import uvicorn
 
+from dovetail.engines.serving.direct import DirectHttp
+
 BACKLOG = 4_096
 
 
@@ -41,5 +43,10 @@ def serve(app: Callable[..., Any], listener: socket.socket) -> None:
 def configuration(app: Callable[..., Any]) -> uvicorn.Config:
     """How uvicorn runs it: no access log, no lifespan, connections kept."""
     return uvicorn.Config(
-        app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=600
+        app,
+        http=DirectHttp,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=600,
     )

@@ -1,4 +1,9 @@
-"""What a request of vLLM's completions protocol asks. The shapes were read off vLLM 0.32."""
+"""What a request of vLLM's completions protocol asks. The shapes were read off vLLM 0.32.
+
+Two fields are our own, for a client that has to do with ids alone: `prompt_bytes`, in base64, is a
+prompt as `packing` writes it, in place of `prompt`; with `ids_only` no text is made of the answer,
+the prompt's ids are not told back, and a frame that brings nothing but ids has no other fields.
+"""
 
 import json
 from array import array
@@ -9,11 +14,11 @@ from uuid import uuid4
 import msgspec
 
 from dovetail.engines.engine import Constraint, EngineRequest
+from dovetail.engines.packing import IDS, highest, unpack
 from dovetail_model import InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
-IDS = "I"  # the type of an array of token ids
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -26,6 +31,8 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
     model: str | None = None
     prompt: str | list[int | str | list[int]] | None = None
+    prompt_bytes: bytes | None = None
+    ids_only: bool = False
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     n: int = 1
     echo: bool | None = False
@@ -56,20 +63,32 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 def prompt_ids(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
     """The one prompt of a request, as ids."""
-    prompt: Any = body.prompt
+    ids = _listed(body.prompt, tokenizer) if body.prompt_bytes is None else _packed(body)
+    if not ids:
+        raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
+    if (last := highest(ids)) >= tokenizer.size:
+        raise InvalidRequest(f"token id {last} is out of vocabulary", param="prompt")
+    return ids
+
+
+def _packed(body: CompletionRequest) -> "array[int]":
+    if body.prompt is not None:
+        raise InvalidRequest("one prompt is wanted, not two", param="prompt_bytes")
+    try:
+        return unpack(body.prompt_bytes or b"")
+    except ValueError as fault:
+        raise InvalidRequest("these are no whole token ids", param="prompt_bytes") from fault
+
+
+def _listed(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
         prompt = tokenizer.encode(prompt)
     try:
-        ids = array(IDS, prompt)
+        return array(IDS, prompt)
     except (TypeError, OverflowError):
-        ids = array(IDS)
-    if not ids:
-        raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
-    if max(ids) >= tokenizer.size:
-        raise InvalidRequest(f"token id {max(ids)} is out of vocabulary", param="prompt")
-    return ids
+        return array(IDS)
 
 
 def engine_request(

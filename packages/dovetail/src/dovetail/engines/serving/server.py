@@ -3,16 +3,17 @@
 import hmac
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.pulling import pulled
-from dovetail.engines.serving.answer import DONE, Envelope, Writer, merge
+from dovetail.engines.serving.answer import DONE, Envelope, Frames, Writer, merge
+from dovetail.engines.serving.direct import outlet_of
 from dovetail.engines.serving.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
+from dovetail.engines.serving.hearing import Ear, Stream, Whole
 from dovetail.engines.serving.load import Load
 from dovetail.engines.serving.model import ServedModel
 from dovetail.engines.serving.request import CompletionRequest, engine_request, prompt_ids
@@ -50,7 +51,8 @@ class CompletionsServer:
     """The ASGI application. With a `key` it answers only requests that carry it.
 
     `bursts` gives the engine's deltas in lists of those that are due together; without it each one
-    goes out by itself. `on_death` is called when the engine turns out to be beyond help.
+    goes out by itself, in the very call in which the engine tells it. `on_death` is called when the
+    engine turns out to be beyond help.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class CompletionsServer:
         self._engine = engine
         self._model = model
         self._permit = f"Bearer {key}".encode() if key is not None else None
-        self._bursts = bursts or self._singly
+        self._bursts = bursts
         self._on_death = on_death
         self._created = int(time.time())
         self._load = Load()
@@ -122,42 +124,33 @@ class CompletionsServer:
 
     async def _stream(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
         """The answer as it comes. Whatever is due together goes out in one write."""
-        options = writer.body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        envelope = self._envelope()
+        frames = Frames(writer, self._envelope())
         await exchange.begin(200, EVENTS)
+        stream = Stream(outlet_of(exchange), frames)
         try:
-            async with self._generating(request, writer) as bursts:
-                async for burst in bursts:
-                    frames = []
-                    for delta in burst:
-                        choice = writer.choice(delta)
-                        usage = writer.tally.usage(details=False) if continuous else None
-                        frames.append(envelope.chunk(choice, usage))
-                    await exchange.more(b"".join(frames))
+            await self._generate(request, writer, stream)
         except _Dead as death:  # it says nothing more: its connections break off
             raise ConnectionAbortedError(death.message) from death
         except DovetailError as error:
-            await exchange.more(b"data: " + _json.encode(_error(error)) + b"\n\n")
+            last = b"data: " + _json.encode(_error(error)) + b"\n\n" + DONE
         else:
-            if options is not None and options.include_usage:
-                await exchange.more(envelope.usage(writer.tally))
-        await exchange.end(DONE)
+            last = frames.last()
+        await stream.wait()
+        await exchange.end(last)
 
     async def _whole(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
-        async with self._generating(request, writer) as bursts:
-            choices = [writer.choice(delta) async for burst in bursts for delta in burst]
-        await exchange.answer(self._envelope().whole(merge(choices), writer.tally))
+        whole = Whole(writer)
+        await self._generate(request, writer, whole)
+        await exchange.answer(self._envelope().whole(merge(whole.choices), writer.tally))
 
-    @asynccontextmanager
-    async def _generating(
-        self, request: EngineRequest, writer: Writer
-    ) -> AsyncGenerator[AsyncGenerator[list[TokenDelta]]]:
-        """The engine's deltas, counted."""
+    async def _generate(self, request: EngineRequest, writer: Writer, ear: Ear) -> None:
+        """Lets the engine speak, and counts."""
         self._load.begin(writer.tally)
         try:
-            async with aclosing(self._bursts(request)) as bursts:
-                yield bursts
+            if self._bursts is None:
+                await self._engine.generate(request, ear)
+            else:
+                await self._play(self._bursts(request), ear)
         except DovetailError as error:
             if (await self._engine.health()).ready:
                 raise
@@ -166,10 +159,11 @@ class CompletionsServer:
         finally:
             self._load.end(writer.tally)
 
-    async def _singly(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta]]:
-        async with aclosing(pulled(self._engine, request)) as deltas:
-            async for delta in deltas:
-                yield [delta]
+    async def _play(self, bursts: AsyncGenerator[list[TokenDelta]], ear: Ear) -> None:
+        async with aclosing(bursts):
+            async for burst in bursts:
+                if not (ear.hear_all(burst) or await ear.wait()):
+                    return
 
     def _envelope(self) -> Envelope:
         return Envelope(f"cmpl-{uuid4().hex}", int(time.time()), self._model.names[0])

@@ -66,7 +66,9 @@ class TransformersEngine:
             local=True,
         )
         name = self._folder.resolve().name
-        self._client = CompletionsClient(endpoint, name, who="transformers", patience=PATIENCE)
+        self._client = CompletionsClient(
+            endpoint, name, who="transformers", patience=PATIENCE, packed=True
+        )
         self._endpoint, self._ready = endpoint, ready
 
     async def generate(self, request: EngineRequest, listener: Listener) -> None:

@@ -24,7 +24,9 @@ NAME, OLD_NAME = "dovetail_flash", "paged|dovetail_flash"
 
 TILE, SINGLE_TILE = 64, 16  # rows of queries and heads
 KEYS = 64  # of a step
-PROGRAMS = 4  # that a processor of the GPU should have to do
+#: That a processor of the GPU should have to do, of runs and of single tokens: all ends with the
+#: last of them, so where each takes long there should be many.
+PROGRAMS, SINGLE_PROGRAMS = 16, 4
 SPLITS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
 LEAST_KEYS = 128  # of a split
 LONG_RUN = 1024  # new tokens
@@ -127,7 +129,8 @@ def attend(
     full = sequences if single else tokens // (rows // group) + 1
     tiles = sequences if single else full + sequences  # a sequence begins a tile, if it has any
     if splits is None:
-        splits = _splits(full * kv_heads, None if single else batch.longest[0], query.device)
+        wanted = (SINGLE_PROGRAMS if single else PROGRAMS) * _processors(query.device)
+        splits = _splits(wanted // (full * kv_heads), None if single else batch.longest[0])
     table = batch.table if batch.table is not None else batch.slots
     block = _block(size)
     out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
@@ -189,9 +192,8 @@ def _attend_long(query: torch.Tensor, pages: Pages, batch: Batch, scale: float) 
     return found
 
 
-def _splits(programs: int, longest: int | None, device: torch.device) -> int:
-    """Into how many parts the keys are split."""
-    wanted = PROGRAMS * _processors(device) // max(1, programs)
+def _splits(wanted: int, longest: int | None) -> int:
+    """Into how many parts the keys are split. How long sequences are may not be known."""
     if longest is not None:
         wanted = min(wanted, longest // LEAST_KEYS)
     return next((splits for splits in SPLITS if splits <= wanted), 1)

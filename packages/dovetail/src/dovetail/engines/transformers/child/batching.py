@@ -6,11 +6,16 @@ is. It is asked by the names that its versions from 5.17 on have for things.
 """
 
 import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
+from dovetail.engines.packing import highest
 from dovetail.engines.transformers.child.constraints import Constraints, Guide
+from dovetail.engines.transformers.child.delivery import Delivery, postpone
 from dovetail.engines.transformers.child.loading import Loaded
 from dovetail.engines.transformers.child.managing import NO_END, make_manager
 from dovetail.engines.transformers.child.prefixes import Prefixes
@@ -21,6 +26,7 @@ from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsup
 LAST_STEPS = 40  # looks at a loop that may be ending
 GLANCE = 0.05  # seconds between two of them
 AGAIN = 1.0  # seconds until a cancellation is repeated
+SWITCH = 0.0005  # seconds that a thread keeps the interpreter from another
 
 
 def make_engine(
@@ -47,6 +53,7 @@ class BatchingEngine:
         self._death: str | None = None
         self._scheduler = manager.batch_processor.scheduler
         self._prefixes = Prefixes(manager.batch_processor.cache)
+        postpone(manager)
         self.abilities = Abilities(
             constraints=constraints.syntaxes,
             cached_tokens=self._prefixes.known,
@@ -55,6 +62,7 @@ class BatchingEngine:
         )
 
     async def start(self) -> None:
+        sys.setswitchinterval(SWITCH)  # two threads take turns here, the loop's and the server's
         self._manager.start()
 
     async def stop(self) -> None:
@@ -70,31 +78,21 @@ class BatchingEngine:
         return Health(self._death is None, self._death or "", facts)
 
     async def generate(self, request: EngineRequest, listener: Listener) -> None:
-        """Deltas as they come, those that came together in one."""
+        """Deltas as they come, those for which there was no room in one."""
         self._check(request)
         guide = await self._guide(request)
         draw = {NAME: self._sampler.draw(request.sampling, guide)}
-        name, told, finished = self._prefixes.name(request.cache_salt), 0, False
-        outputs: asyncio.Queue[Any] = asyncio.Queue()
+        name = self._prefixes.name(request.cache_salt)
         ends = guide.ends if guide is not None else sorted(request.stop_ids)
-        self._submit(name, request, {"eos_token_id": ends or NO_END, **draw}, outputs)
+        delivery = Delivery(listener, ends, partial(self._prefixes.cached, name))
+        self._submit(name, request, {"eos_token_id": ends or NO_END, **draw}, delivery.take)
         try:
-            while not finished:
-                output = await outputs.get()
-                while not outputs.empty():  # each tells all tokens so far
-                    output = outputs.get_nowait()
-                finished = output.is_finished()
-                if output.error is not None:
-                    raise await self._failure(str(output.error))
-                ids = output.generated_tokens[told:]
-                cached = None if told else self._prefixes.cached(name)
-                told += len(ids)
-                reason = _finish(ids, ends) if finished else None
-                more = listener.hear(TokenDelta(ids, finish=reason, cached=cached))
-                if not (more or finished or await listener.wait()):
-                    return
+            reason = await delivery.end()
+            if reason is not None:
+                raise await self._failure(reason)
         finally:
-            if not finished:
+            delivery.close()
+            if not delivery.finished:
                 self._cancel(name)
             self._prefixes.forget(name)
 
@@ -102,8 +100,8 @@ class BatchingEngine:
         """Refuses what would fail in the loop, and with it everybody's generations."""
         if request.sampling.logprobs is not None:
             raise Unsupported("the engine 'transformers' has no logprobs")
-        if max(request.prompt) >= self._sampler.vocabulary:
-            raise InvalidRequest(f"token id {max(request.prompt)} is out of the model's vocabulary")
+        if (last := highest(request.prompt)) >= self._sampler.vocabulary:
+            raise InvalidRequest(f"token id {last} is out of the model's vocabulary")
 
     async def _guide(self, request: EngineRequest) -> Guide | None:
         """A grammar may take a while to compile: the others go on."""
@@ -113,12 +111,12 @@ class BatchingEngine:
         return await asyncio.to_thread(make, request.constraint, request.stop_ids)
 
     def _submit(
-        self, name: str, request: EngineRequest, given: Any, outputs: "asyncio.Queue[Any]"
+        self, name: str, request: EngineRequest, given: Any, take: Callable[[Any], None]
     ) -> None:
         manager = self._manager
         while manager.get_result(timeout=0) is not None:
             pass  # what came for requests that were cancelled
-        manager.register_result_handler(name, outputs.put_nowait)
+        manager.register_result_handler(name, take)
         taken = manager.add_request(
             request.prompt.tolist(),
             request_id=name,
@@ -149,7 +147,3 @@ class BatchingEngine:
                 return EngineUnavailable(reason)
             await asyncio.sleep(GLANCE)
         return EngineError(reason)
-
-
-def _finish(ids: list[int], ends: list[int]) -> Any:
-    return "stop" if ids and ids[-1] in ends else "length"

@@ -74,10 +74,12 @@ class Prefixes:
     def _salt_blocks(self, cache: Any, name: str) -> None:
         complete = getattr(cache, name)
 
-        def salted(state: Any, *rest: Any, **more: Any) -> None:
+        def salted(state: Any, blocks: Any, *rest: Any, **more: Any) -> None:
+            if not blocks:
+                return
             self._salt = _salt(state.request_id)
             if self._salt is None or self._salts:
-                complete(_still(state), *rest, **more)
+                complete(_still(state), blocks, *rest, **more)
 
         setattr(cache, name, salted)
 

@@ -1,0 +1,91 @@
+"""When the library's outputs are handed over: while a device computes, not before."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dovetail.engines.transformers.child.delivery import Postponing, postpone
+
+
+class Library:
+    """The parts of a manager that take turns, and a record of what they do."""
+
+    def __init__(self, stream: Any = "a stream") -> None:
+        self.done: list[Any] = []
+        self.more = True
+        self.batch_processor = SimpleNamespace(
+            prepare_next_batch=self._prepare,
+            inputs_and_outputs=SimpleNamespace(
+                compute_stream=stream,
+                retrieve_device_outputs=lambda: self.done.append("waits"),
+            ),
+        )
+        self.output_router = SimpleNamespace(
+            deliver=lambda output: self.done.append([output.name]),
+            deliver_batch=lambda outputs: self.done.append([output.name for output in outputs]),
+        )
+
+    def _prepare(self) -> bool:
+        self.done.append("prepares")
+        return self.more
+
+    def step(self, *outputs: Any) -> None:
+        """As the library's loop takes one."""
+        if self.batch_processor.prepare_next_batch():
+            self.batch_processor.inputs_and_outputs.retrieve_device_outputs()
+            self.output_router.deliver_batch(list(outputs))
+
+
+def output(name: str, tokens: int) -> Any:
+    return SimpleNamespace(name=name, generated_tokens=[1] * tokens)
+
+
+@pytest.fixture
+def library() -> Library:
+    made = Library()
+    assert isinstance(postpone(made), Postponing)
+    return made
+
+
+def test_tokens_are_handed_over_while_the_device_computes_the_next(library: Library) -> None:
+    library.step(output("a", 2), output("b", 5))
+    assert library.done == ["prepares", "waits"]
+    library.step()
+    assert library.done == ["prepares", "waits", "prepares", ["a", "b"], "waits"]
+
+
+def test_the_first_token_does_not_wait(library: Library) -> None:
+    library.step(output("a", 2), output("new", 1), output("b", 3))
+    assert library.done == ["prepares", "waits", ["new"]]
+    library.more = False
+    library.step()
+    assert library.done[3:] == ["prepares", ["a", "b"]]
+
+
+def test_nothing_waits_for_a_step_that_does_not_come(library: Library) -> None:
+    library.step(output("a", 2))
+    library.more = False
+    library.step()
+    library.step()
+    assert library.done == ["prepares", "waits", "prepares", ["a"], "prepares"]
+
+
+def test_a_failure_comes_behind_what_was_generated(library: Library) -> None:
+    library.step(output("a", 2))
+    library.output_router.deliver(output("broken", 2))
+    assert library.done == ["prepares", "waits", ["a"], ["broken"]]
+
+
+def test_without_a_device_to_wait_for_nothing_is_kept() -> None:
+    library = Library(stream=None)
+    assert postpone(library) is None
+    library.step(output("a", 2))
+    assert library.done == ["prepares", "waits", ["a"]]
+
+
+@pytest.mark.parametrize("missing", ["deliver_batch", "deliver"])
+def test_a_library_with_other_names_is_left_alone(missing: str) -> None:
+    library = Library()
+    delattr(library.output_router, missing)
+    assert postpone(library) is None

@@ -1,0 +1,96 @@
+"""A token costs the engine's own process a few calls: counted, never timed.
+
+The thread that makes them needs the interpreter when the generation loop does. Everything between
+the library's callback and the socket is real, and happens in that one call.
+"""
+
+import asyncio
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from scripted_stage import END, TOKENIZER
+from test_transformers_batching import Manager, engine, output
+from token_stage import counting
+
+from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.serving.listening import configuration
+from dovetail.engines.wire import Endpoint
+
+PYTHON_CALLS = 9  # for a token; 6 when this was written
+ALL_CALLS = 15  # with those of C; 9 then
+STEPS = 20
+
+
+class AskedManager(Manager):
+    """Says when it has a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    def add_request(self, input_ids: list[int], request_id: str, **more: Any) -> str | None:
+        self.asked.set()
+        return super().add_request(input_ids, request_id, **more)
+
+
+class Ear:
+    """Hears at the other end of the socket."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.told = asyncio.Event()
+
+    def hear(self, delta: TokenDelta) -> bool:
+        self.ids += delta.ids
+        self.told.set()
+        return True
+
+    async def wait(self) -> bool:
+        return True
+
+    async def until(self, count: int) -> None:
+        while len(self.ids) < count:
+            self.told.clear()
+            await self.told.wait()
+
+
+@pytest.mark.parametrize("before", [1, 1_000])
+def test_a_token_is_a_few_calls_from_the_library_to_the_socket(tmp_path: Path, before: int) -> None:
+    said = [4] * before
+    manager = AskedManager()
+
+    async def scene(ear: Ear) -> None:
+        await manager.asked.wait()
+        manager.hand_over(output(*said))
+        await ear.until(before)
+        with counting() as seen:
+            for _ in range(STEPS):
+                said.append(5)
+                manager.hand_over(output(*said))
+        python = sum(count for name, count in seen.items() if not name.startswith(" "))
+        listed = "\n".join(f"{count / STEPS:5.1f} {name}" for name, count in seen.items())
+        assert STEPS <= python <= PYTHON_CALLS * STEPS, listed
+        assert seen.total() <= ALL_CALLS * STEPS, listed
+        manager.hand_over(output(*said, 9, finished=True))
+        await ear.until(len(said) + 1)
+        assert ear.ids == [*said, 9]
+
+    async def main() -> None:
+        model = ServedModel(("m",), TOKENIZER, (END,), 10_000)
+        listener, _ = listen(Address(path=tmp_path / "s"))
+        server = uvicorn.Server(configuration(CompletionsServer(engine(manager), model)))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", packed=True)
+        ear = Ear()
+        request = EngineRequest("r", array("I", [1, 2]), 5_000, stop_ids=frozenset({9}))
+        async with asyncio.timeout(60):
+            await asyncio.gather(client.generate(request, ear), scene(ear))
+            server.should_exit = True
+            await serving
+
+    asyncio.run(main())

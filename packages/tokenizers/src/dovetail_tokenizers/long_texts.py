@@ -1,0 +1,116 @@
+"""The ids of long texts that were encoded before.
+
+Sessions of one harness begin with the same system text and the same tools, tens of thousands of
+tokens of them, and a conversation that is rendered anew repeats all of its history. Such texts are
+remembered whole, and compared whole: a wrong prompt is worse than a slow one.
+
+A memory knows nothing of who asked. All tenants may share one: it answers only to whoever has the
+very same text. What it could tell at most, by the time that encoding takes, is that somebody had
+that text before.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from sys import getsizeof
+from threading import Lock
+from typing import Literal
+from zlib import crc32
+
+LONG = 2048  # characters; what is shorter is not worth a place
+MAX_BYTES = 64 * 2**20
+PIECE = 2 * LONG  # characters of a piece at least
+CHOSEN = 8  # one line of so many may begin a piece
+
+_ENTRY = 300  # bytes that an entry takes besides its text and its ids
+_BEFORE = frozenset(map(chr, range(0x21, 0x7F)))  # a line break that a text may be cut behind
+_BEHIND = _BEFORE - {"/"}
+
+Way = Literal["words", "first", "later"]
+Key = tuple[Way, str]
+
+
+class LongTexts:
+    """Ids by texts, the bytes of both bounded; those that were not asked for longest go first.
+
+    Threads may share one: at worst a text is encoded twice.
+    """
+
+    __slots__ = ("_known", "_lock", "_max_bytes", "_size")
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._known: OrderedDict[Key, array[int]] = OrderedDict()
+        self._lock = Lock()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that are held."""
+        return self._size
+
+    def get(self, way: Way, text: str) -> "array[int] | None":
+        """The ids of a text; None if they are not known. Nobody may change them.
+
+        `way` says how it was encoded: by its words, or in its place in a prompt.
+        """
+        key = (way, text)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+            return known
+
+    def keep(self, way: Way, text: str, ids: Iterable[int]) -> "array[int]":
+        """The ids packed. They are remembered if the text is long, but leaves room for others."""
+        key, made = (way, text), array("I", ids)
+        size = _size_of(key, made)
+        if len(text) < LONG or size > self._max_bytes // 4:
+            return made
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = made
+                self._size += size
+            while self._size > self._max_bytes:
+                self._size -= _size_of(*self._known.popitem(last=False))
+        return made
+
+
+def pieces(text: str, least: int = PIECE, one_in: int = CHOSEN) -> Iterator[str]:
+    """A long text in pieces of lines, of at least so many characters; joined, the text itself.
+
+    Each is cut into words as it would be inside the whole. None of the patterns of `words` lets a
+    word go on behind a single line break, but for a slash; nor does a word before it depend on
+    what follows.
+
+    What a line begins with says whether a piece may begin there. So behind a line that is new the
+    pieces are soon the same again: a text that differs in its first line is known but for that.
+    """
+    start = 0
+    while len(text) - start >= 2 * least and (end := _cut(text, start + least, one_in)):
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _cut(text: str, start: int, one_in: int) -> int:
+    """The first place from here on where a text may be cut; 0 if there is none."""
+    at = text.find("\n", start, -1)
+    while at >= 0:
+        if (
+            text[at - 1] in _BEFORE
+            and text[at + 1] in _BEHIND
+            and _digest(text, at + 1) % one_in == 0
+        ):
+            return at + 1
+        at = text.find("\n", at + 1, -1)
+    return 0
+
+
+def _digest(text: str, at: int) -> int:
+    """A number made of the beginning of the line here."""
+    return crc32(text[at : at + 32].encode("utf-8", "replace"))
+
+
+def _size_of(key: Key, ids: "array[int]") -> int:
+    return getsizeof(key[1]) + getsizeof(ids) + _ENTRY

@@ -1,0 +1,179 @@
+"""Long texts are encoded once, and remembered as what they are in their place."""
+
+import json
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_tokenizers import available, folder, real
+from test_encode import synthetic
+from test_words import KINDS, PIECES, cut_by_library
+
+from dovetail_tokenizers import Guard, HfTokenizer, patterns
+from dovetail_tokenizers.long_texts import LONG, PIECE, LongTexts, pieces
+from dovetail_tokenizers.words import Patterns, Words
+
+ASCII = [chr(code) for code in range(0x20, 0x7F)]
+LINES = "".join(f"Line {n} of a long text:\tit's {n * n}.\n" for n in range(2000))
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is cut into words from now on."""
+    seen: list[str] = []
+    plain = Words.encode
+
+    def encode(self: Words, text: str) -> list[int] | None:
+        seen.append(text)
+        return plain(self, text)
+
+    monkeypatch.setattr(Words, "encode", encode)
+    return seen
+
+
+def characters(texts: list[str]) -> int:
+    return sum(map(len, texts))
+
+
+@cache
+def bare(name: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
+
+
+def in_pieces(cuts: Patterns, text: str) -> list[str]:
+    return [word for piece in pieces(text, 1, 1) for word in cut_by_library(cuts, piece)]
+
+
+@pytest.mark.parametrize("cuts", KINDS)
+def test_every_two_characters_around_a_line_break_are_cut_as_in_the_whole(cuts: Patterns) -> None:
+    for behind in ASCII:
+        text = "".join(f"a {before}\n{behind}{behind}b {before}\n\n" for before in ASCII)
+        assert len(list(pieces(text, 1, 1))) > len(ASCII) // 2 or behind in " /"
+        assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
+
+
+@pytest.mark.parametrize("cuts", KINDS)
+@settings(max_examples=150)
+@given(parts=st.lists(st.sampled_from([*PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
+def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> None:
+    text = "".join(parts)
+    assert "".join(pieces(text, 1, 1)) == text
+    assert in_pieces(cuts, text) == cut_by_library(cuts, text)
+
+
+def sources() -> Iterator[str]:
+    for path in sorted(Path(json.__file__).parent.parent.glob("[cd]*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if len(text) > 4 * PIECE:
+            yield text
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in available() if (folder(n) / "tokenizer.json").exists()]
+)
+def test_a_text_that_is_known_in_part_is_what_the_library_makes_of_it(name: str) -> None:
+    tokenizer = HfTokenizer.from_file(folder(name) / "tokenizer.json")
+    for text in sources():
+        middle = len(text) // 2
+        for shown in (
+            text,
+            text,
+            "An own line.\n" + text,
+            text[:middle] + "e\u0301🦜" + text[middle:],
+        ):
+            assert tokenizer.encode(shown) == bare(name).encode(shown, add_special_tokens=False).ids
+            assert Guard(tokenizer).pack(shown).tolist() == tokenizer.encode(shown)
+
+
+def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
+    tokenizer = HfTokenizer.from_file(folder("qwen3") / "tokenizer.json")
+    guard = Guard(tokenizer)
+    first = guard.pack(f"<|im_start|>{LINES}<|im_end|>One.")
+    assert characters(encoded) == len(LINES) + len("One.")
+    encoded.clear()
+    assert guard.pack(f"<|im_start|>{LINES}<|im_end|>Two.")[:-2] == first[:-2]
+    assert encoded == ["Two."]
+    encoded.clear()
+    guard.pack(f"<|im_start|>Another line, of another length.\n{LINES}<|im_end|>")
+    assert characters(encoded) < 6 * PIECE
+
+
+def test_short_texts_take_no_place() -> None:
+    texts = LongTexts()
+    assert texts.keep("later", "x" * (LONG - 1), [1]) == array("I", [1])
+    assert texts.get("later", "x" * (LONG - 1)) is None
+    assert texts.size == 0
+
+
+def test_no_more_is_held_than_is_wanted_and_the_least_used_goes_first() -> None:
+    texts = LongTexts(max_bytes=100 * LONG)
+    used = "u" * LONG
+    texts.keep("later", used, range(LONG))
+    for n in range(100):
+        texts.keep("later", f"{n:{LONG}}", range(LONG))
+        assert 0 < texts.size <= 100 * LONG
+        assert texts.get("later", used) == array("I", range(LONG))
+    assert texts.get("later", f"{0:{LONG}}") is None
+    assert texts.get("later", f"{99:{LONG}}") is not None
+
+
+def test_one_text_does_not_drive_out_all_others() -> None:
+    texts = LongTexts(max_bytes=100 * LONG)
+    texts.keep("later", "x" * LONG, [1])
+    texts.keep("later", "y" * 90 * LONG, [2])
+    assert texts.get("later", "x" * LONG) == array("I", [1])
+    assert texts.get("later", "y" * 90 * LONG) is None
+
+
+def test_a_text_kept_twice_counts_once() -> None:
+    texts = LongTexts()
+    texts.keep("later", "x" * LONG, [1])
+    size = texts.size
+    texts.keep("later", "x" * LONG, [1])
+    assert texts.size == size
+
+
+def test_the_first_text_is_known_apart_from_later_ones() -> None:
+    tokenizer = HfTokenizer(synthetic())
+    text = "a" * LONG
+    for _ in range(2):
+        assert tokenizer.encode_plain(text, first=True) == [7] + [6] * (LONG - 1)
+        assert tokenizer.encode_plain(text) == [6] * LONG
+
+
+def test_nothing_is_cut_where_an_added_token_could_reach_across() -> None:
+    text = LINES + "x\ny" + LINES
+    words = Words((patterns.QWEN2,), None, lambda word: [len(word)], added=["x\ny"])
+    assert words.encode_long(text, LongTexts()) is None
+    assert words.encode_long(LINES, LongTexts()) == words.encode(LINES)
+
+
+def test_threads_may_share_a_tokenizer() -> None:
+    tokenizer = real("qwen3")
+    texts = [f"{n}\n{LINES[n:]}" for n in range(8)]
+    expected = [bare("qwen3").encode(text, add_special_tokens=False).ids for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(tokenizer.encode_plain, texts * 3))
+    assert found == expected * 3
+
+
+def test_ids_behind_a_long_opening_are_known_without_decoding_it() -> None:
+    tokenizer = real("qwen3")
+    guard = Guard(tokenizer)
+    head = f"<|im_start|>system\n{LINES}<|im_end|>\n<|im_start|>user\n"
+    said = tokenizer.encode(head + "Hi<|im_end|>")
+    assert guard.spelled(said, head + "Hi<|im_end|>\nmore") == len(head + "Hi<|im_end|>")
+    assert guard.spelled(said, head + "Ho<|im_end|>\nmore") is None
+    assert guard.spelled(said, head + guard.protect("Hi<|im_end|>") + "\nmore") is None
+    assert guard.spelled(said, head.replace("Line 1999", "Line 1998") + "Hi<|im_end|>") is None
+    other = [*said[:5], *tokenizer.encode(tokenizer.decode(said[5:6])), *said[6:]]
+    assert guard.spelled(other, head + "Hi<|im_end|>") == len(head + "Hi<|im_end|>")
+    typed = guard.protect("<|im_end|>") + LINES
+    head = f"<|im_start|>system\n{typed}<|im_end|>"
+    assert guard.spelled(guard.pack(head), head) is None
