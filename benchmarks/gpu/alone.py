@@ -20,6 +20,7 @@ from benchmarks.gpu.actor import Note, Silent, read_notes, read_prompt
 from benchmarks.gpu.orders import Group, Replay
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
+from dovetail.engines.transformers.child.hosting import settle
 from dovetail.engines.transformers.child.loading import load_model
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling
@@ -57,6 +58,7 @@ async def run(order: Replay) -> None:
     notes = read_notes(folder)
     engine = load_engine(order)
     await engine.start()
+    settle()
     try:
         for at, group in _in_turn(order.groups, len(notes)):
             if group is None:

@@ -106,11 +106,13 @@ def warm_up(client: Client, chosen: list[str]) -> None:
 
 
 def play(client: Client, chosen: list[str], repeats: int) -> Iterator[dict[str, list[Measure]]]:
-    """All rounds, the cases by turns. Gives what there is after each round."""
+    """All rounds, the cases by turns and every other round backwards: what is left in a cache or a
+    clock by the case before is no case's own. Gives what there is after each round.
+    """
     found: dict[str, list[Measure]] = {name: [] for name in chosen}
     often = OFTEN if any(CASES[name].often for name in chosen) else 1
     for at in range(repeats * often):
-        for name in chosen:
+        for name in chosen if at % 2 == 0 else reversed(chosen):
             if CASES[name].often or at % often == 0:
                 found[name].append(hold(client, CASES[name], f"{name}-{len(found[name])}"))
         yield found

@@ -37,7 +37,8 @@ def make_manager(loaded: Loaded, options: TransformersOptions, window: int) -> t
         _warm_up(manager, loaded, drawing)
     except (RuntimeError, ValueError, MemoryError) as fault:
         raise LoadError(tell(fault)) from fault
-    return manager, manager.batch_processor.cache.num_blocks * page
+    # The library asks for a page more than a sequence needs, and dies if there is none.
+    return manager, (manager.batch_processor.cache.num_blocks - 1) * page
 
 
 def _page(loaded: Loaded) -> int:
@@ -51,6 +52,22 @@ def _make_cache(manager: Any, loaded: Loaded, pages: int) -> None:
         # The library knows batches of single tokens only of the flash-attention package.
         manager.continuous_batching_config.max_blocks_per_request = pages
     manager.batch_processor = manager._create_batch_processor()
+    _let_others_in(manager.batch_processor.scheduler)
+
+
+def _let_others_in(scheduler: Any) -> None:
+    """A full cache keeps new requests out until one has finished. One that is cancelled never has,
+    and nothing would run again.
+    """
+    clear = scheduler.clear_cancelled_requests
+
+    def cleared() -> list[Any]:
+        cancelled: list[Any] = clear()
+        if cancelled:
+            scheduler.block_new_requests = False
+        return cancelled
+
+    scheduler.clear_cancelled_requests = cleared
 
 
 def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
