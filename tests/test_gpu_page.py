@@ -30,7 +30,6 @@ def case(name: str, prefilled: int, ms: float, alone: float) -> dict[str, Any]:
         "seam_ms": [value - 1.75 for value in took],
         "after_ms": [0.5] * 3,
         "alone_ms": by_itself,
-        "server_adds_ms": [a - b for a, b in zip(took, by_itself, strict=True)],
     }
     return {"title": f"case of {name}", "rows": [row]}
 
@@ -124,7 +123,7 @@ def test_what_was_not_measured_has_no_table_and_no_plot() -> None:
 def test_the_engine_alone_may_be_missing() -> None:
     document = results()
     for name in "ABCDEF":
-        document["experiments"][name]["rows"][0].update(alone_ms=[], server_adds_ms=[])
+        document["experiments"][name]["rows"][0].update(alone_ms=[])
     assert "| 25.63x |  |  | 912 ms" in tables(named([document]))["prefix"]
     assert holding(named([document])[0])[1] is None
 
@@ -162,7 +161,7 @@ def test_targets_flip_with_the_rate(streams: int, via: str, middle: float, broke
 
 def test_the_servers_share_is_a_target_of_its_own() -> None:
     document = results()
-    document["experiments"]["F"]["rows"][0]["server_adds_ms"] = [5.5] * 3
+    document["experiments"]["F"]["rows"][0]["client_ms"] = [100.0] * 3
     told = list(targets(named([document])[0]))[1]
     assert (told.holds, told.measured) == (False, "A 2.2 ms, C 1.8 ms, D 2.0 ms, F 5.5 ms")
 

@@ -27,6 +27,7 @@ MOST = 60 * 10**6  # bytes of the folder and the tracked files of the repository
 #: What our packages import, and what those packages import, beside what comes with transformers.
 PACKAGES = (
     "annotated-doc",
+    "annotated-types",
     "brotli",
     "cffi",
     "click",
@@ -39,10 +40,13 @@ PACKAGES = (
     "msgspec",
     "prometheus-client",
     "pycparser",
+    "pydantic",
+    "pydantic-core",
     "pygments",
     "rich",
     "shellingham",
     "typer",
+    "typing-inspection",
     "uvicorn",
     "uvloop",
     "zstandard",

@@ -62,9 +62,6 @@ def row(
         ]
         if whole
         else [],
-        "server_adds_ms": [
-            _rounded(m.client_ms - ms) for m, ms in zip(measures, alone_ms, strict=False)
-        ],
     }
     medians = {key: middle(values) for key, values in lists.items() if key != "alone_prefilled"}
     return {"name": name, "title": title, "rounds": len(measures), **lists, "median": medians}

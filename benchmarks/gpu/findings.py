@@ -43,6 +43,11 @@ class Run:
         values = self.values(case, key)
         return median(values) if values else None
 
+    def added(self, case: str) -> float | None:
+        """What the server adds: medians apart, since the two were not measured at the same time."""
+        took, alone = self.middle(case, "client_ms"), self.middle(case, "alone_ms")
+        return took - alone if took is not None and alone is not None else None
+
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs of some files. Two of one attention backend are told apart by a number."""

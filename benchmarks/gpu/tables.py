@@ -162,7 +162,7 @@ def _first_token(run: Run, case: str, reference: str) -> list[str]:
     cells += [str(len(took)), _x(ratio(median(took), run.middle(reference, "client_ms")))]
     if reference != "A":
         cells.append(_x(ratio(median(took), run.middle("A", "client_ms"))))
-    cells += [_ms(run.middle(case, "alone_ms")), _ms(run.middle(case, "server_adds_ms"))]
+    cells += [_ms(run.middle(case, "alone_ms")), _ms(run.added(case))]
     return [*cells, _known(TTFT, case, reference), _known(ALONE, case, reference)]
 
 

@@ -34,6 +34,10 @@ TRIALS: dict[str, dict[str, Any]] = {
         "sequences": [(20, 20), (7, 150)], "heads": 6, "kv_heads": 2, "size": 24, "page": 64,
         "single": False,
     },
+    "a run that torch's own attention would take on a GPU": {
+        "sequences": [(1030, 1040)], "heads": 2, "kv_heads": 1, "size": 16, "page": 64,
+        "single": False,
+    },
     "seven heads to a key": {
         "sequences": [(40, 300)], "heads": 7, "kv_heads": 1, "size": 64, "page": 64,
         "single": False, "splits": 4,

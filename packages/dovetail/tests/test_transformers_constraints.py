@@ -372,9 +372,10 @@ class TestEngine:
         assert len(alone[1]) == 40
 
     def test_a_request_without_ends_ends_by_the_models_own(self, bench: Bench) -> None:
-        (heard,) = bench.hear(asked(4, constraint=SCHEMA, stop_ids=frozenset()))
-        assert heard[-1].finish == "stop"
-        assert heard[-1].ids[-1] == END
+        for stop_ids in (frozenset[int](), frozenset({1 << 20})):
+            (heard,) = bench.hear(asked(4, constraint=SCHEMA, stop_ids=stop_ids))
+            assert heard[-1].finish == "stop"
+            assert heard[-1].ids[-1] == END
 
     def test_a_grammar_that_cannot_be_used_is_refused_at_once(self, bench: Bench) -> None:
         with pytest.raises(ClientError, match="the grammar cannot be used"):

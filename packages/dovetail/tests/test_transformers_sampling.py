@@ -29,7 +29,7 @@ from dovetail.engines.transformers.child.drawing import (
     key_graphs,
     needs_of,
 )
-from dovetail.engines.transformers.child.sampling import Draw, Sampler
+from dovetail.engines.transformers.child.sampling import HOTTEST, ODDEST, Draw, Sampler
 from dovetail_model import Sampling
 
 VOCABULARY, SPELLED = 200, 197
@@ -195,6 +195,9 @@ def test_what_is_out_of_range_goes_to_its_end() -> None:
     assert (draw.top_k, draw.top_p, draw.min_p) == (0, 0.0, 1.0)
     assert draw.repetition > 0
     assert Sampler({}, 100).draw(Sampling(top_k=-1)).top_k == 0
+    wild = Sampling(temperature=1e39, presence_penalty=-1e39, frequency_penalty=1e39)
+    draw = Sampler({}, 100).draw(wild)
+    assert (draw.temperature, draw.presence, draw.frequency) == (HOTTEST, -ODDEST, ODDEST)
 
 
 def test_greedy_filters_nothing() -> None:

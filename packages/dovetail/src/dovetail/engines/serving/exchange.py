@@ -50,7 +50,7 @@ class Exchange:
             more = message.get("more_body", False)
         try:
             return msgspec.json.decode(b"".join(parts), type=form)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body cannot be read: {error}") from error
 
     async def unless_gone(self, answer: Coroutine[Any, Any, None]) -> None:

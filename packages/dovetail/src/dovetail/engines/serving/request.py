@@ -129,7 +129,10 @@ def _sampling(body: CompletionRequest) -> Sampling:
 
 def _constraint(outputs: Mapping[str, Any], form: Mapping[str, Any]) -> Constraint | None:
     if form.get("type") == "json_schema":
-        return Constraint("json_schema", _text((form.get("json_schema") or {}).get("schema")))
+        named = form.get("json_schema")
+        if not isinstance(named, Mapping):
+            raise InvalidRequest("json_schema is an object", param="response_format")
+        return Constraint("json_schema", _text(named.get("schema")))
     if form.get("type") == "structural_tag":
         return Constraint("structural_tag", _text(form))
     if outputs.get("json") is not None:

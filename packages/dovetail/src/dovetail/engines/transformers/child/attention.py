@@ -6,6 +6,7 @@ tokens, of which each key serves many, are left to torch's flash attention: it m
 """
 
 from functools import cache as remembered
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +71,39 @@ class Batch(NamedTuple):
     longest: tuple[int, int]
 
 
+class Flash:
+    """torch's flash attention, as far as it is there and does what is asked of it."""
+
+    def __init__(self) -> None:
+        self.usable = varlen_attn is not None
+        known = signature(varlen_attn).parameters if varlen_attn is not None else {}
+        # Newer versions want to be told that heads share keys.
+        self._more = {"enable_gqa": True} if "enable_gqa" in known else {}
+
+    def attend(self, query: torch.Tensor, pages: Pages, batch: Batch, scale: float) -> torch.Tensor:
+        keys = pages.keys.index_select(0, batch.slots)
+        values = pages.values.index_select(0, batch.slots)
+        longest_k, longest_q = batch.longest
+        found: torch.Tensor = varlen_attn(
+            query.transpose(0, 1).contiguous(), keys, values,
+            batch.starts_q.to(torch.int32), batch.starts_k.to(torch.int32), longest_q, longest_k,
+            scale=scale, window_size=(-1, 0), **self._more,
+        )  # fmt: skip
+        return found
+
+    def prove(self, query: torch.Tensor, pages: Pages, batch: Batch) -> None:
+        """Tries it, where a failure harms nobody: it knows few types of numbers and few GPUs."""
+        if self.usable and query.is_cuda:
+            try:
+                self.attend(query, pages, batch, 1.0)
+                torch.cuda.synchronize(query.device)
+            except (RuntimeError, TypeError, ValueError):
+                self.usable = False
+
+
+flash = Flash()
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -120,8 +154,8 @@ def attend(
     """What the new tokens find, [tokens, heads, size]. `splits` are chosen to fill the GPU."""
     _store(new, pages, batch)
     query = new.query
-    if batch.table is None and batch.longest[1] >= LONG_RUN and varlen_attn is not None:
-        return _attend_long(query, pages, batch, scale)
+    if batch.table is None and batch.longest[1] >= LONG_RUN and flash.usable and query.is_cuda:
+        return flash.attend(query, pages, batch, scale)
     heads, tokens, size = query.shape
     kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.table is not None
     group = heads // kv_heads
@@ -165,6 +199,7 @@ def compile_kernels(pages: Pages, heads: int) -> None:
             for single in (table, None):
                 batch = Batch(starts, starts, single, slot, slot, (1, 1))
                 attend(parts, pages, batch, 1.0, splits)
+        flash.prove(parts.query, pages, batch)
 
 
 def _store(new: New, pages: Pages, batch: Batch) -> None:
@@ -178,18 +213,6 @@ def _store(new: New, pages: Pages, batch: Batch) -> None:
         PAGE=pages.page, HEADS=kv_heads, DIM=size, BLOCK_H=triton.next_power_of_2(kv_heads),
         BLOCK_D=_block(size), SINGLE=batch.table is not None,
     )  # fmt: skip
-
-
-def _attend_long(query: torch.Tensor, pages: Pages, batch: Batch, scale: float) -> torch.Tensor:
-    keys = pages.keys.index_select(0, batch.slots)
-    values = pages.values.index_select(0, batch.slots)
-    longest_k, longest_q = batch.longest
-    found: torch.Tensor = varlen_attn(
-        query.transpose(0, 1).contiguous(), keys, values,
-        batch.starts_q.to(torch.int32), batch.starts_k.to(torch.int32), longest_q, longest_k,
-        scale=scale, window_size=(-1, 0),
-    )  # fmt: skip
-    return found
 
 
 def _splits(wanted: int, longest: int | None) -> int:

@@ -93,7 +93,11 @@ class Constraints:
             raise Unsupported(f"the engine 'transformers' reads no {constraint.syntax}")
         with self._lock:
             matcher = self._compiled(constraint).deep_copy()
-        ends = sorted(stop_ids) or self._ends
+        ends = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._ends
+        if not ends:
+            raise Unsupported(
+                "a constraint needs an id that ends the answer, and the model has none"
+            )
         return Guide(matcher, ends, [id for id in self._ends if id not in ends])
 
     def _compiled(self, constraint: Constraint) -> Any:

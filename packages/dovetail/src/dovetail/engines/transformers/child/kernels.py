@@ -83,7 +83,7 @@ def _over_keys(
         else:
             keys = tl.load(k_cache + place)
             values = tl.load(v_cache + place)
-        score = tl.dot(q, tl.trans(keys))
+        score = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & known[None, :]
             score = tl.where(seen, score, float("-inf"))
@@ -92,7 +92,9 @@ def _over_keys(
         weight = tl.exp2(score - level[:, None])
         shrink = tl.exp2(best - level)
         total = total * shrink + tl.sum(weight, 1)
-        found = found * shrink[:, None] + tl.dot(weight.to(values.dtype), values)
+        found = found * shrink[:, None] + tl.dot(
+            weight.to(values.dtype), values, input_precision="ieee"
+        )
         best = higher
     return best, total, found
 

@@ -50,6 +50,10 @@ def load_model(folder: Path, options: TransformersOptions) -> Loaded:
     device = _device(torch, options.device_map)
     try:
         model = _load(transformers, folder, device, options)
+        if model.device.type == "cuda":
+            torch.cuda.set_device(
+                model.device
+            )  # kernels of our own are launched on the current one
         own = _attend(model, options.attention)
     except (RuntimeError, MemoryError) as fault:
         raise LoadError(tell(fault)) from fault

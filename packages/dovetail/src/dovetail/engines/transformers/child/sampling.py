@@ -9,7 +9,8 @@ from dovetail_model import Sampling
 NAME = "draw"  # of the one argument that a request takes through the library
 #: Temperatures below it are greedy: their scores would not fit a float.
 COLDEST = 1e-5
-ODDEST = 1e4  # times that a penalty may change a score
+HOTTEST = 1e3
+ODDEST = 1e4  # times that a penalty may change a score, or what it may add
 
 
 class Mask(Protocol):
@@ -73,12 +74,12 @@ class Sampler:
         greedy = temperature < COLDEST
         top_k = int(self._given(sampling, "top_k", 0))
         return Draw(
-            temperature=0.0 if greedy else temperature,
+            temperature=0.0 if greedy else min(temperature, HOTTEST),
             top_k=top_k if 0 < top_k < self.vocabulary and not greedy else 0,
             top_p=1.0 if greedy else _within(0.0, self._given(sampling, "top_p", 1.0), 1.0),
             min_p=0.0 if greedy else _within(0.0, self._given(sampling, "min_p", 0.0), 1.0),
-            presence=sampling.presence_penalty or 0.0,
-            frequency=sampling.frequency_penalty or 0.0,
+            presence=_within(-ODDEST, sampling.presence_penalty or 0.0, ODDEST),
+            frequency=_within(-ODDEST, sampling.frequency_penalty or 0.0, ODDEST),
             repetition=_within(
                 1 / ODDEST, self._given(sampling, "repetition_penalty", 1.0), ODDEST
             ),
