@@ -144,14 +144,13 @@ def dispatch(run: Run) -> str:
 
 
 def wanted(runs: Sequence[Run]) -> str:
-    """Targets, for the runs that have what they are about."""
+    """Targets, of the first run: the others are there to compare with."""
     words = {True: "yes", False: "**no**", None: "not measured"}
-    rows = []
-    for run in runs:
-        told = list(targets(run))
-        if any(one.holds is not None for one in told):
-            rows += [[one.wanted, run.name, one.measured, words[one.holds]] for one in told]
-    return _table(["target", "attention", "measured", "holds"], rows)
+    told = list(targets(runs[0])) if runs else []
+    if all(one.holds is None for one in told):
+        return ""
+    rows = [[one.wanted, one.measured, words[one.holds]] for one in told]
+    return _table(["target", f"measured, attention {runs[0].name}", "holds"], rows)
 
 
 def _first_token(run: Run, case: str, reference: str) -> list[str]:
