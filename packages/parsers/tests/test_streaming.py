@@ -133,6 +133,18 @@ FLOWS = [
         ["note cut_call"],
     ),
     Flow(
+        "a_closer_behind_half_a_call_is_markup",
+        "mistral",
+        "mistral",
+        [
+            ("[TOOL_CALLS]get_time[ARGS]", ["open 0 get_time"]),
+            ("[TOOL_CALLS]", ["note unexpected_marker", "args {}", "close 0"]),
+            ("[", []),
+            ("/THINK]", ["note stray_marker"]),
+        ],
+        [],
+    ),
+    Flow(
         "a_number_waits_for_its_end",
         "glm47",
         None,

@@ -163,19 +163,26 @@ class Machine:
             self._plain_held = self._plain
 
     def _read_again(self, buffer: str, at: int) -> tuple[str, int]:
-        """A head that was no call: its marker is prose, what follows is read as such."""
+        """A head that was no call: its marker is prose, what follows is read as such.
+
+        A marker that means nothing here may still begin one that does: it is read with the rest.
+        """
         head, self._rewind = self._rewind or "", None
-        marker = self._head_marker
-        if self._state.channel is Channel.LOST:
-            self._spans.raw.append(marker)
-        elif self._state.channel is Channel.TEXT:
-            self._spans.write("text", marker)
-        else:
-            self._spans.write("reasoning", marker)
+        marker = self._head_marker if self._head_marker in self._state.edges else ""
+        if marker:
+            self._write_prose(marker)
         if len(head) <= at:  # it began in this buffer: nothing is copied
             return buffer, at - len(head) + len(marker)
         self._boundary, self._plain_held = len(head), self._saw_plain
         return head + buffer[at:], len(marker)
+
+    def _write_prose(self, text: str) -> None:
+        if self._state.channel is Channel.LOST:
+            self._spans.raw.append(text)
+        elif self._state.channel is Channel.TEXT:
+            self._spans.write("text", text)
+        else:
+            self._spans.write("reasoning", text)
 
     # Prose
 
