@@ -97,11 +97,11 @@ async def _pass(
 ) -> None:
     incoming, events = Incoming(), PayloadReader()
     while data := await answer.read(65536):
-        writer.write(data)
-        await writer.drain()
-        if record is not None:
+        if record is not None:  # before it is passed on: who has the answer may look at once
             for payload in events.feed(incoming.feed(data)):
                 _note(record, payload)
+        writer.write(data)
+        await writer.drain()
 
 
 def _note(record: Recorded, payload: bytes) -> None:
