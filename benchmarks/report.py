@@ -56,12 +56,12 @@ def stamp() -> str:
     """Where and of what a measurement was made."""
     day = datetime.now(UTC).date().isoformat()
     return (
-        f"{day}, commit {_commit()}, {platform.python_implementation()} "
-        f"{platform.python_version()}, {_processor()}, {os.cpu_count()} cores."
+        f"{day}, commit {commit()}, {platform.python_implementation()} "
+        f"{platform.python_version()}, {processor()}, {os.cpu_count()} cores."
     )
 
 
-def _commit() -> str:
+def commit() -> str:
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     return f"{commit} with changes" if _git("status", "--porcelain", "packages") else commit
 
@@ -73,7 +73,7 @@ def _git(*arguments: str) -> str:
     return found.stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
     info = Path("/proc/cpuinfo")
     text = info.read_text(encoding="utf-8") if info.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

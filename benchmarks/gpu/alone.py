@@ -20,9 +20,9 @@ from benchmarks.gpu.actor import Note, Silent, read_notes, read_prompt
 from benchmarks.gpu.orders import Group, Replay
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
-from dovetail.engines.transformers.child.hosting import settle
 from dovetail.engines.transformers.child.loading import load_model
 from dovetail.engines.transformers.options import TransformersOptions
+from dovetail.settling import settle
 from dovetail_model import Sampling
 
 

@@ -19,7 +19,7 @@ def machine(facts: Mapping[str, Any], model: str, commit: str | None) -> dict[st
     return {
         "gpu": gpu or "none",
         "driver": driver,
-        "cpu": report._processor(),
+        "cpu": report.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: facts.get(name) for name in told},
@@ -32,7 +32,7 @@ def machine(facts: Mapping[str, Any], model: str, commit: str | None) -> dict[st
 
 def _commit() -> str:
     try:
-        return report._commit()
+        return report.commit()
     except OSError:  # no git there
         return "unknown"
 

@@ -143,45 +143,8 @@ class Matter:
         return self._dice.choice(words)
 
 
-#: Tools that the acted turns call. Their schemas have what Claude Code's rewriting goes by.
-ACTED_TOOLS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "Bash",
-        "description": "Runs a command in the working folder and gives back what it prints.",
-        "input_schema": {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "description": "What to run."},
-                "timeout": {"type": "number", "description": "Milliseconds that it may take."},
-                "description": {"type": "string", "description": "What it does, in few words."},
-                "run_in_background": {"type": "boolean", "default": False},
-            },
-            "required": ["command"],
-            "additionalProperties": False,
-        },
-    },
-    {
-        "name": "Grep",
-        "description": "Searches files for a regular expression.",
-        "input_schema": {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "description": "The regular expression."},
-                "path": {"type": "string", "description": "Where to search."},
-                "glob": {"type": "string", "description": "Which files."},
-                "head_limit": {"type": "number", "description": "The most lines to show."},
-                "multiline": {"type": "boolean", "default": False},
-            },
-            "required": ["pattern"],
-            "additionalProperties": False,
-        },
-    },
-)
-
-
-def _tool(name: str, description: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _tool(name: str, description: str, fields: dict[str, Any], required: int = 2) -> dict[str, Any]:
+    """A tool whose first fields are required."""
     return {
         "name": name,
         "description": description,
@@ -189,7 +152,35 @@ def _tool(name: str, description: str, fields: dict[str, Any]) -> dict[str, Any]
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "type": "object",
             "properties": fields,
-            "required": list(fields)[:2],
+            "required": list(fields)[:required],
             "additionalProperties": False,
         },
     }
+
+
+#: Tools that the acted turns call. Their schemas have what Claude Code's rewriting goes by.
+ACTED_TOOLS: tuple[dict[str, Any], ...] = (
+    _tool(
+        "Bash",
+        "Runs a command in the working folder and gives back what it prints.",
+        {
+            "command": {"type": "string", "description": "What to run."},
+            "timeout": {"type": "number", "description": "Milliseconds that it may take."},
+            "description": {"type": "string", "description": "What it does, in few words."},
+            "run_in_background": {"type": "boolean", "default": False},
+        },
+        required=1,
+    ),
+    _tool(
+        "Grep",
+        "Searches files for a regular expression.",
+        {
+            "pattern": {"type": "string", "description": "The regular expression."},
+            "path": {"type": "string", "description": "Where to search."},
+            "glob": {"type": "string", "description": "Which files."},
+            "head_limit": {"type": "number", "description": "The most lines to show."},
+            "multiline": {"type": "boolean", "default": False},
+        },
+        required=1,
+    ),
+)

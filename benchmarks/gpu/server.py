@@ -6,7 +6,6 @@ are one.
 """
 
 import asyncio
-import gc
 import json
 import logging
 import socket
@@ -24,7 +23,6 @@ from benchmarks.gpu.claude import MODEL, session_id
 from benchmarks.gpu.orders import Serve
 from benchmarks.gpu.scenes import make_scene
 from dovetail.catalog import Model, load_model
-from dovetail.cli.serve import YOUNG
 from dovetail.config import Config
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http import App
@@ -33,6 +31,7 @@ from dovetail.http.server import serve, server, until_started
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
+from dovetail.settling import settle
 from dovetail.setup import open_keyring, open_ledger
 from dovetail.setup.build import default_sampling, settings
 from dovetail_tokenizers import Tokenizer
@@ -119,7 +118,7 @@ async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
                 config = Config(model=MODEL, data_dir=home, **more)
                 fronts[name] = Front(make_app(model, actor, config, home))
                 await fronts[name].started()
-            _settle()
+            settle()  # as `dovetail serve` does
             facts = (await engine.health()).facts or {}
             ports = {name: front.port for name, front in fronts.items()}
             tell({"ports": ports, "facts": facts, "load_s": loaded})
@@ -127,13 +126,6 @@ async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
         finally:
             await asyncio.gather(*(front.stop() for front in fronts.values()))
             await engine.stop()
-
-
-def _settle() -> None:
-    """As `dovetail serve` does: what was loaded by now is not collected in the midst of streams."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """`dovetail serve`: a server, and what to paste to try it."""
 
 import asyncio
-import gc
 import json
 import shlex
 import socket
@@ -28,11 +27,10 @@ from dovetail.http.server import server, until_started
 from dovetail.launch.registry import HARNESSES
 from dovetail.log import configure
 from dovetail.service import Service
+from dovetail.settling import settle
 from dovetail.setup import DEFAULT_MODEL, build
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
-
-YOUNG = 10_000  # objects before the collector looks: most of a stream's are gone by then anyway
 
 _err = Console(stderr=True)
 
@@ -104,16 +102,9 @@ async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[]
     """Serves until told to stop. Says when it is ready."""
     task = asyncio.create_task(run_server(serving, [place]))
     if await until_started(serving, task):
-        _settle()
+        settle()
         ready()
     await task
-
-
-def _settle() -> None:
-    """What was loaded by now stays: the collector looks at it no more, in the midst of streams."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG)
 
 
 def _warn(service: Service, exposed: str | None) -> None:

@@ -42,7 +42,7 @@ class Drawing:
     def __init__(self, rows: int, vocabulary: int, spelled: int, device: Any) -> None:
         self._torch = torch = import_module("torch")
         self._numpy = numpy = import_module("numpy")
-        self._rows, self._vocabulary, self._spelled = rows, vocabulary, min(spelled, vocabulary)
+        self._vocabulary, self._spelled = vocabulary, min(spelled, vocabulary)
         self._device = torch.device(device)
         self.needs = NOISE
         self.stand_in = Draw()  # of requests that the library makes up to warm up

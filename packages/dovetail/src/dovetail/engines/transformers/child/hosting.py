@@ -1,7 +1,6 @@
 """The model and its server, made ready."""
 
 import asyncio
-import gc
 import os
 import sys
 from array import array
@@ -17,8 +16,7 @@ from dovetail.engines.serving import Address, CompletionsServer, listen, read_mo
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loading import LoadError, load_model, versions
 from dovetail.engines.transformers.options import Order
-
-YOUNG = 10_000  # objects before the collector looks: most of a step's are gone by then anyway
+from dovetail.settling import settle
 
 
 def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -46,13 +44,6 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         "facts": {**versions(), **loaded.facts, "cache_tokens": capacity},
     }
     return answer, lambda: serve(app, listener)
-
-
-def settle() -> None:
-    """What was loaded by now stays: the collector looks at it no more, in the midst of a step."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG)
 
 
 async def _prove(engine: BatchingEngine) -> None:

@@ -85,7 +85,7 @@ def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
         heads = manager.model.config.get_text_config().num_attention_heads
         attention.compile_kernels(attention.pages_of(cache, 0), heads)
         tables = import_module("dovetail.engines.transformers.child.tables")
-        tables.gather_tables(processor, drawing)
+        tables.gather_tables(processor)
     if runner.use_cuda_graph_decode:
         draws = Draw(temperature=0.0), Draw(), Sampler(loaded.defaults, loaded.vocabulary).draw(ANY)
         with import_module("torch").no_grad():

@@ -5,15 +5,9 @@ change: a sequence takes a new page once in so many tokens. So they are kept on 
 is there already is not written again.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class Processor(Protocol):
-    """What the library asks when all rows of a batch were filled."""
-
-    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: Any) -> Any: ...
 
 
 class Tables:
@@ -49,17 +43,17 @@ class Tables:
         return 1 if apart is None else int(apart // self._allocator.tokens_per_page)
 
 
-def gather_tables(processor: Any, drawing: Processor) -> None:
+def gather_tables(processor: Any) -> None:
     """Makes a batch's table be sent at once, for a model whose layers all see everything."""
     cache, batch = processor.cache, processor.inputs_and_outputs
     old = getattr(cache, "group_cache_managers", None)
     allocators = old if old is not None else list(cache.cache_allocators.values())
     if len(allocators) != 1 or not batch.block_table.numel():
         return
-    tables, prepare = Tables(allocators[0], batch.block_table[0]), drawing.prepare_tensor_args
+    tables, prepare = Tables(allocators[0], batch.block_table[0]), batch.prepare_batch_tensors
 
-    def prepared(requests_in_batch: list[Any], arg_storage: Any) -> Any:
+    def prepared(*given: Any, **more: Any) -> None:
+        prepare(*given, **more)
         tables.send()
-        return prepare(requests_in_batch, arg_storage)
 
-    drawing.prepare_tensor_args = prepared  # type: ignore[method-assign]
+    batch.prepare_batch_tensors = prepared
