@@ -5,7 +5,9 @@ weights, run by transformers alone.
 """
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from array import array
 from collections.abc import Coroutine, Iterator, Sequence
@@ -350,6 +352,24 @@ def test_weights_that_are_not_there(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="no file named") as raised:
         bench.run(engine.start())
     assert str(tmp_path) in raised.value.message
+
+
+def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
+    """The library would make up what is missing."""
+    folder = tmp_path / "model"
+    shutil.copytree(bench.folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    engine = TransformersEngine(folder, options=TransformersOptions(python=PYTHON))
+    with pytest.raises(EngineUnavailable, match=r"the weights lack model\.layers\.2\."):
+        bench.run(engine.start())
+
+
+def test_a_cache_without_room_for_a_prompt(bench: Bench) -> None:
+    options = TransformersOptions(python=PYTHON, cache_tokens=10)
+    with pytest.raises(EngineUnavailable, match="no room for a prompt"):
+        bench.run(TransformersEngine(bench.folder, options=options).start())
 
 
 def test_a_cache_that_does_not_fit(bench: Bench) -> None:

@@ -22,8 +22,9 @@ def main() -> None:
     serve: Callable[[], None] | None = None
     try:
         answer, serve = _prepare(order)
-    except ImportError as fault:
-        answer = {"error": f"{fault} (pip install 'dovetail[transformers]')"}
+    except ModuleNotFoundError as fault:
+        hint = "pip install 'dovetail[transformers]', or name the interpreter that has it: python"
+        answer = {"error": f"{fault} ({hint})"}
     except Exception as fault:
         answer = {"error": f"{fault}"}
     print(json.dumps(answer), file=report, flush=True)

@@ -16,7 +16,7 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.packing import highest
 from dovetail.engines.transformers.child.constraints import Constraints, Guide
 from dovetail.engines.transformers.child.delivery import Delivery, postpone
-from dovetail.engines.transformers.child.loading import Loaded
+from dovetail.engines.transformers.child.loading import Loaded, LoadError
 from dovetail.engines.transformers.child.managing import NO_END, make_manager
 from dovetail.engines.transformers.child.prefixes import Prefixes
 from dovetail.engines.transformers.child.sampling import NAME, Sampler
@@ -34,6 +34,8 @@ def make_engine(
 ) -> tuple["BatchingEngine", int]:
     """The engine of a model, not yet started, and the tokens that its cache has room for."""
     manager, capacity = make_manager(loaded, options, window)
+    if capacity <= 0:
+        raise LoadError("the cache has no room for a prompt beside a page to spare (cache_tokens)")
     constraints = Constraints(folder, loaded.vocabulary, loaded.ends)
     sampler = Sampler(loaded.defaults, loaded.vocabulary)
     return BatchingEngine(manager, sampler, min(window, capacity), constraints), capacity

@@ -113,7 +113,10 @@ def _load(transformers: Any, folder: Path, device: str, options: TransformersOpt
     at_once = device in SPREAD or importlib.util.find_spec("accelerate") is not None
     if at_once:
         given["device_map"] = device
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **given)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    model, found = read(folder, output_loading_info=True, **given)
+    if missing := sorted(found["missing_keys"]):  # the library would make them up
+        raise LoadError(f"the weights lack {missing[0]}, and {len(missing) - 1} more")
     return (model if at_once else model.to(device)).eval()
 
 
