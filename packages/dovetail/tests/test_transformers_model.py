@@ -366,6 +366,13 @@ def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
         bench.run(engine.start())
 
 
+@pytest.mark.parametrize("name", ["foo", "nn"])
+def test_a_dtype_that_is_none(bench: Bench, name: str) -> None:
+    options = TransformersOptions(python=PYTHON, dtype=name)
+    with pytest.raises(EngineUnavailable, match=f"dtype is '{name}': auto, float32"):
+        bench.run(TransformersEngine(bench.folder, options=options).start())
+
+
 def test_a_cache_without_room_for_a_prompt(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, cache_tokens=10)
     with pytest.raises(EngineUnavailable, match="no room for a prompt"):

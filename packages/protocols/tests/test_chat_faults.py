@@ -38,6 +38,7 @@ FAULTS: list[tuple[Json, str]] = [
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"temperature": -1}, "temperature"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 2}, "top_p"),
     ({"max_tokens": 0}, "max_tokens"),

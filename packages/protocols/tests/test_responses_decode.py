@@ -448,6 +448,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[DovetailError], str]] = [
      InvalidRequest, "input[0].name"),
     ("no_tokens", {"max_output_tokens": 0}, InvalidRequest, "max_output_tokens"),
     ("a_cold_temperature", {"temperature": -1}, InvalidRequest, "temperature"),
+    ("no_penalty", {"repetition_penalty": 0}, InvalidRequest, "repetition_penalty"),
     ("no_schema", {"text": {"format": {"type": "json_schema"}}},
      InvalidRequest, "text.format.schema"),
     ("no_such_format", {"text": {"format": {"type": "xml"}}}, InvalidRequest, "text.format.type"),

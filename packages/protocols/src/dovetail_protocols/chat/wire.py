@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -83,7 +84,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: NotNegative | None = None
+    repetition_penalty: Positive | None = None
     n: Choices | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

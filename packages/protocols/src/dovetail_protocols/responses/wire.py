@@ -79,7 +79,7 @@ class Body(msgspec.Struct, frozen=True):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class ImageUrl(msgspec.Struct, frozen=True):

@@ -100,9 +100,17 @@ def _device(torch: Any, wanted: str | None) -> str:
     return wanted
 
 
+def _dtype(wanted: str | None) -> str | None:
+    torch = import_module("torch")
+    known = wanted in (None, "auto") or isinstance(getattr(torch, wanted, None), torch.dtype)
+    if not known:
+        raise LoadError(f"dtype is {wanted!r}: auto, float32, bfloat16 or float16 is wanted")
+    return wanted
+
+
 def _load(transformers: Any, folder: Path, device: str, options: TransformersOptions) -> Any:
     # Half precision is slower than single on most processors that have no GPU beside them.
-    dtype = options.dtype or ("float32" if device == "cpu" else "auto")
+    dtype = _dtype(options.dtype) or ("float32" if device == "cpu" else "auto")
     attention = options.attention if options.attention not in (None, OURS) else "sdpa"
     if options.load_format == "dummy":
         return _make(
