@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -52,10 +52,13 @@ test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test  ## every t
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long"
 	$(BIN)/python -m pytest -m registry tests
 
+soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed requests, 20,000 streams, 500 turns, workers
+	$(PYTEST) -m "long and not vllm and not transformers and not sglang" packages/dovetail/tests
+
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
-test-all: check test test-harness test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
+test-all: check test soak test-harness test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
@@ -109,9 +112,11 @@ fuzz: .venv/.dev .cache/.tokenizers  ## throw mutated model output at every fami
 	$(BIN)/python tools/fuzz_requests.py
 	$(BIN)/python tools/fuzz_turns.py
 
-docs: .venv/.dev .cache/.tokenizers  ## rewrite docs/models.md and docs/exactness.md
+docs: .venv/.dev .cache/.tokenizers  ## rewrite the pages, tables and the dashboard that are made from the code
 	$(BIN)/python tools/render_models_doc.py
+	$(BIN)/python tools/render_settings_doc.py
 	$(BIN)/python tools/render_exactness_doc.py
+	$(BIN)/python tools/render_dashboard.py
 
 wheels: .venv/.dev  ## build each wheel into dist/, install it alone in a clean venv, import it
 	$(BIN)/python tools/wheels.py dist

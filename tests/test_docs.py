@@ -46,6 +46,10 @@ def test_the_models_page_is_current() -> None:
     run("tools/render_models_doc.py", "--check")
 
 
+def test_the_table_of_settings_is_current() -> None:
+    run("tools/render_settings_doc.py", "--check")
+
+
 def test_the_demo_dispatches_every_call_and_keeps_every_turn() -> None:
     shown = run("-m", "dovetail", "demo", "--fast")
     assert shown.count("⚡ dispatched") == 3

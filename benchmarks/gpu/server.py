@@ -27,7 +27,7 @@ from dovetail.config import Config
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http import App
 from dovetail.http.options import http_options
-from dovetail.http.server import serve, server, until_started
+from dovetail.http.serving.server import serve, server, until_started
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

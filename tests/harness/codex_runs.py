@@ -59,16 +59,19 @@ class Told:
 
 
 def codex(
-    place: Sandbox, url: str, prompt: str, *arguments: str, flags: tuple[str, ...] = ()
+    place: Sandbox, url: str, prompt: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
 ) -> Told:
-    """A prompt, worked on to its end. `flags` are those of `dovetail launch`."""
-    ran = place.run("codex", url, "exec", *HEADLESS, *arguments, prompt, flags=flags)
+    """A prompt, worked on to its end. `flags` are those of `dovetail launch`, `more` variables."""
+    ran = place.run("codex", url, "exec", *HEADLESS, *arguments, prompt, flags=flags, **more)
     return _told(ran)
 
 
-def codex_again(place: Sandbox, url: str, prompt: str, *arguments: str) -> Told:
+def codex_again(
+    place: Sandbox, url: str, prompt: str, *arguments: str, flags: tuple[str, ...] = ()
+) -> Told:
     """A prompt more for the last session."""
-    return _told(place.run("codex", url, "exec", "resume", "--last", *HEADLESS, *arguments, prompt))
+    resumed = ("exec", "resume", "--last", *HEADLESS, *arguments, prompt)
+    return _told(place.run("codex", url, *resumed, flags=flags))
 
 
 def template_at_hand(family: Family) -> bool:

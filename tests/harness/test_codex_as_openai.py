@@ -34,7 +34,8 @@ def test_codex_sends_compressed_requests_and_compacts_remotely(
 ) -> None:
     scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
     _log_in(place)
-    with scene.server(_script()) as server, front_of(server.url) as front:
+    off = "--no-enable-responses-websocket"  # the front between them knows HTTP only
+    with scene.server(_script(), off) as server, front_of(server.url) as front:
         told = codex(place, front.url, "Take all steps.", *_as_openai(front.url))
     assert told.result == DONE
     assert (place.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
@@ -51,6 +52,27 @@ def test_codex_sends_compressed_requests_and_compacts_remotely(
     # Tools stay in this kind of compaction, which so goes on exactly. What begins anew is the task,
     # and the history that Codex makes of the summary.
     tell(was_exact(heard, new=2))
+
+
+def test_codex_compacts_remotely_over_a_socket(
+    place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+) -> None:
+    scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
+    _log_in(place)
+    script = _script()
+    task = {"when": {"text": "Take all steps."}, "turns": script["turns"]}
+    script |= {"rules": [*script["rules"], task], "turns": turns(QWEN3_CODER, [])}
+    with scene.server(script) as server:
+        told = codex(place, server.url, "Take all steps.", *_as_openai(server.url))
+        assert "endpoint=responses status=101" in server.log.read_text()
+        assert "status=426" not in server.log.read_text()
+    assert told.result == DONE
+    assert (place.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
+    heard = [one for one in scene.heard if "Take all steps." in one.text]
+    assert len(heard) == 6
+    assert TRIGGER in heard[3].text
+    assert SUMMARY in heard[4].text
+    tell(was_exact(heard, new=2))  # as above
 
 
 def _script() -> dict[str, Any]:

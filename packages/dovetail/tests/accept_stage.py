@@ -17,7 +17,7 @@ from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_scr
 from dovetail.engines.serving import CompletionsServer, ServedModel
 from dovetail.http import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
-from dovetail.http.server import server
+from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore

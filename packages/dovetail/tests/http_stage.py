@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,11 +25,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from dovetail.catalog import Model, load_model
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.http import App, HttpOptions
-from dovetail.http.server import server
+from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
+from dovetail.request_end import Recorder
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
 
@@ -259,7 +260,7 @@ def service(
 
 
 @asynccontextmanager
-async def serving(
+async def serving(  # noqa: PLR0913 - each is what some test needs
     options: HttpOptions | None = None,
     *,
     max_context: int | None = None,
@@ -267,13 +268,14 @@ async def serving(
     template: str = _TEMPLATE,
     send_buffer: int | None = None,
     offered: Service | None = None,
+    recorders: Sequence[Recorder] = (),
 ) -> AsyncIterator[Stage]:
     """A server, up before the first line of the block and gone after the last.
 
     It serves what is `offered`, else the usual model.
     """
     made, engine = service(max_context=max_context, count=count, template=template)
-    app = App(offered or made, options)
+    app = App(offered or made, options, recorders=recorders)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_buffer is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -281,7 +283,12 @@ async def serving(
     logger = logging.getLogger("dovetail.request")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    running = server(app)
+    running = server(
+        app,
+        draining=app.draining,
+        message_bytes=app.options.max_body_bytes if app.options.websockets else None,
+        metrics=app.metrics,
+    )
     task = asyncio.create_task(running.serve([listening]))
     stage = Stage(app, engine, listening.getsockname()[1], running, handler.lines)
     try:

@@ -3,7 +3,7 @@
 import msgspec
 from hypothesis import strategies as st
 
-from dovetail.ledger.entry import Entry, Span, pack
+from dovetail.ledger.entry import Entry, Span, pack, pack_logprobs
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack)
@@ -39,6 +39,11 @@ ENTRIES = st.builds(
     head=HASH,
     finish=st.sampled_from(["stop", "length", "tool_calls"]),
     created=st.floats(0, 2e9),
+    session=TEXT,
+    agent=TEXT,
+    answer=st.sampled_from(["", "00ff"]),
+    logprobs=st.lists(st.floats(-20, 0, width=32), max_size=8).map(pack_logprobs),
+    forced=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=2).map(tuple),
 )
 
 

@@ -137,14 +137,20 @@ def clean_environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def served(
-    *arguments: str | Path, home: Path | None = None, environment: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    home: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    program: tuple[str, ...] = ("-m", "dovetail"),
 ) -> Iterator[Running]:
     """`dovetail serve` with these arguments, up before the block begins and gone after it."""
     with TemporaryDirectory(prefix="dovetail-served-") as scratch:
         place = Path(scratch)
         with (place / "log").open("w") as log:
             process = _start(
-                arguments, place, log, {**clean_environment(home or place), **(environment or {})}
+                (*program, "serve", *arguments),
+                place,
+                log,
+                {**clean_environment(home or place), **(environment or {})},
             )
         with process:
             running = Running(process, _greeting(process, place / "log"), place / "log")
@@ -161,7 +167,7 @@ def _start(
     arguments: tuple[str | Path, ...], place: Path, log: IO[str], environment: Mapping[str, str]
 ) -> "subprocess.Popen[str]":
     port = () if "--http-port" in arguments else ("--http-port", "0")
-    command = [sys.executable, "-m", "dovetail", "serve", *map(str, arguments), *port]
+    command = [sys.executable, *map(str, arguments), *port]
     return subprocess.Popen(
         command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
     )

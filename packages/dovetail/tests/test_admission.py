@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dovetail.http.admission import Admission
+from dovetail.http.access.admission import Admission
 from dovetail_model import Hints, Overloaded, RateLimited
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
@@ -116,5 +116,25 @@ def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
         await stays.task
         assert order == ["stays"]
         assert admission.inside == 0
+
+    scene(play)
+
+
+def test_who_waits_and_goes_again_leaves_nothing_behind() -> None:
+    """Also while nobody inside leaves: a client could come and go for hours."""
+
+    async def play() -> None:
+        admission, order = Admission(1, longest=4), []  # type: ignore[var-annotated]
+        inside, stays = Visit(admission, order, "inside"), Visit(admission, order, "stays")
+        for number in range(100):
+            gone = Visit(admission, order, f"gone {number}", priority=9)
+            await settle(lambda: admission.waiting == 2)
+            gone.task.cancel()
+            await settle(lambda: admission.waiting == 1)
+        assert len(admission._line) < 10
+        inside.leave.set()
+        stays.leave.set()
+        await stays.task
+        assert order == ["inside", "stays"]
 
     scene(play)

@@ -1,6 +1,7 @@
 """The commands that need no server: what they print, and one line where they cannot."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_help_names_every_command() -> None:
     shown = printed("--help")
     assert all(f"\n  {command} " in shown for command in COMMANDS)
     assert run().exit_code == 2  # nothing said: help, and the shell hears of it
+
+
+def test_the_version_is_told() -> None:
+    assert printed("--version") == f"dovetail {version('dovetail')}\n"
+
+
+def test_help_shows_what_a_flag_takes_and_what_holds_without_it() -> None:
+    shown = " ".join(printed("serve", "--help").split())
+    assert "--log-format logfmt|json how a line of the log is written (default: logfmt)" in shown
+    assert "stored response is kept (default: 2592000)" in shown
+    assert "serve the Messages API (default: on)" in shown
+    assert "(default: None)" not in shown
 
 
 @pytest.mark.parametrize("api", BODIES)

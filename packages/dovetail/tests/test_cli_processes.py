@@ -5,12 +5,13 @@ import socket
 import subprocess
 import sys
 from http.client import HTTPConnection
+from importlib.metadata import version
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
 
 import pytest
-from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder, served
+from served import NAME, PATIENCE, clean_environment, dovetail, free_port, qwen_folder, served
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -86,7 +87,6 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
         ([*scripted(), "--store", "nope"], "--store nope"),
         ([*scripted(), "--api-key-file", "nofile"], "nofile"),
         ([*scripted(), "--seal-key-file", "nofile"], "nofile"),
-        ([*scripted(), "--http-port", "99999"], "port 99999"),
         ([*scripted(), "--http-host", "999.1.1.1"], "999.1.1.1"),
         ([*scripted(), "--tls-key-path", "not.pem"], "--tls-cert-path"),
         ([*scripted(), "--volatile-pattern", "("], "volatile pattern"),
@@ -133,10 +133,37 @@ def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
     arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "hello.txt"))[1:]]
     with served(*arguments, *flags, home=tmp_path) as running:
         log = running.log.read_text()
-        assert "warning: template and parsers do not fit" in log
-        assert "warning: listening on 0.0.0.0 without API keys" in log
+        assert 'event=warning text="template and parsers do not fit' in log
+        assert 'event=warning text="listening on 0.0.0.0 without API keys' in log
         assert running.url.startswith("http://127.0.0.1:")
         assert running.ask("GET", "/live").status == 200
+
+
+def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
+    """From the start to the end, which are told in it too."""
+    flags = ["--http-host", "0.0.0.0", "--log-format", "json", "--served-model-name", NAME]
+    with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:], *flags) as running:
+        running.process.send_signal(SIGTERM)
+        running.process.wait(PATIENCE)
+        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+    *warnings, serving, draining, stopped = lines
+    assert {line["event"] for line in warnings} == {"warning"}
+    assert [line["event"] for line in (serving, draining, stopped)] == [
+        "serving",
+        "draining",
+        "stopped",
+    ]
+    port = running.url.rpartition(":")[2]
+    told = (serving["address"], serving["models"], serving["workers"], serving["version"])
+    assert told == (f"http://0.0.0.0:{port}", NAME, 1, version("dovetail"))
+
+
+def test_an_engine_that_cannot_be_reached_is_told_once(place: Path) -> None:
+    nowhere = ["--engine", "vllm", "--engine-url", f"http://127.0.0.1:{free_port()}"]
+    ran = dovetail("serve", *nowhere, "--tokenizer", "qwen", "--http-port", "0", home=place)
+    assert ran.status == 1
+    assert len(ran.err.splitlines()) == 1, ran.err
+    assert ran.err.startswith("dovetail serve: ")
 
 
 @pytest.mark.parametrize(("signal", "status"), [(SIGINT, 130), (SIGTERM, -SIGTERM)])

@@ -109,6 +109,8 @@ def test_other_variables_are_not_settings() -> None:
         ({}, {"DOVETAIL_TEMPERATURE": "nan"}, None, "temperature.*environment.*0 at least"),
         ({"engine_wait": float("inf")}, {}, None, "engine_wait"),
         ({}, {}, "max-concurrent-requests = 0", "max_concurrent_requests.*1 at least"),
+        ({"rate_limit_requests": 0}, {}, None, "rate_limit_requests.*1 at least"),
+        ({}, {"DOVETAIL_RATE_LIMIT_TOKENS": "0"}, None, "rate_limit_tokens.*1 at least"),
         ({}, {}, "script = 3", r"script.*dovetail\.toml"),
         ({"slots": 2}, {}, "[[models]]\nmodel = 'm'", r"slots.*flag.*\[\[models\]\]"),
         ({}, {"DOVETAIL_ENGINE": "vllm"}, "[[models]]\nmodel = 'm'", "engine.*environment"),
@@ -161,3 +163,32 @@ def test_passwords_in_addresses_are_not_shown() -> None:
     settings = load({"store": "redis://me:secret@host/0"}, {})
     assert dump(settings)["store"] == "redis://me:***@host/0"
     assert dump(settings, secrets=True)["store"] == "redis://me:secret@host/0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trace_keep", -1),
+        ("trace_max_bytes", -1),
+        ("responses_max_age", -1.0),
+        ("responses_max_bytes", -1),
+        ("resume_drop_thinking", -1.0),
+        ("http_port", 70_000),
+        ("workers", 100_000),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} \(flag\): \d+ at (least|most) is wanted"):
+        load({name: value}, {})
+
+
+def test_an_empty_key_does_not_open_the_server() -> None:
+    """As `--api-key "$KEY"` is where the variable is not set."""
+    with pytest.raises(ConfigError, match=r"api_key \(flag\): a key is wanted"):
+        load({"api_key": [""]}, {})
+
+
+def test_values_are_shown_whole_where_no_terminal_cuts_them() -> None:
+    path = "/srv/" + "deep/" * 40 + "trace.jsonl"
+    shown = CliRunner().invoke(app, ["config", "--trace-file", path])
+    assert f'"{path}"' in shown.output

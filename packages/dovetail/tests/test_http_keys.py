@@ -1,37 +1,91 @@
-"""Keys without a server: files, headers, and the warning."""
+"""Keys without a server: files, headers, rotation, and the warning."""
 
+import hmac
+import logging
+import os
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from dovetail.http.auth import KeyFileError, Keys, candidates, exposure, read_keys
+from dovetail.http.access import auth
+from dovetail.http.access.auth import Caller, Keys, candidates, exposure
+from dovetail.http.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
+from dovetail.http.access.limits import Limits
 from dovetail_model import Unauthenticated
 
-HASH = sha256(b"key").hexdigest()
+
+def hashed(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+HASH = hashed("key")
+
+
+def sent(key: str) -> dict[str, str]:
+    return {"x-api-key": key}
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"# ours\n\nteam-a:{HASH}  # since May\nb/c:{HASH.upper()}\n")
-    assert [tenant for tenant, _ in read_keys(file)] == ["team-a", "b/c"]
-    assert Keys(hashed=read_keys(file)[:1]).tenant({"x-api-key": "key"}) == "team-a"
+    file.write_text(f"# ours\n\nteam-a:{HASH}  # since May\nb/c:{hashed('other').upper()}\n")
+    assert [key.tenant for key in read_keys(file)] == ["team-a", "b/c"]
+    keys = Keys(file=file)
+    assert keys.caller(sent("key")).tenant == "team-a"
+    assert keys.caller(sent("other")).tenant == "b/c"
+
+
+def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(
+        f"\ufeffa:{hashed('1')} requests=60 tokens=none admin\r\n"
+        f"a:{hashed('2')}\tconcurrent=8  expires=2027-01-31\n"
+        f"b:{hashed('3')} expires=2027-01-31T12:00:00+02:00"
+    )
+    one, two, three = read_keys(file, Limits(5, 500, 3))
+    assert (one.limits, one.admin, one.expires) == (Limits(60, None, 3), True, None)
+    assert (two.limits, two.admin) == (Limits(5, 500, 8), False)
+    assert two.expires == 1_801_440_000.0  # the end of that day
+    assert three.expires == 1_801_389_600.0
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# none\n", f"{HASH}\n", f":{HASH}\n", "team:abc\n", f"two words:{HASH}\n"]
+    ("text", "told"),
+    [
+        ("", "no key"),
+        ("# none\n", "no key"),
+        (f"{HASH}\n", "line 1"),
+        (f":{HASH}\n", "line 1"),
+        ("\nteam:abc\n", "line 2"),
+        (f"two words:{HASH}\n", "line 1"),
+        (f"team:{HASH} requests=0\n", "number from 1"),
+        (f"team:{HASH} tokens=1e9\n", "number from 1"),
+        (f"team:{HASH} tokens=\n", "number from 1"),
+        (f"team:{HASH} requests=1 requests=2\n", "twice"),
+        (f"team:{HASH} expires=soon\n", "a day"),
+        (f"team:{HASH} expires=9999-12-31\n", "year"),
+        (f"team:{HASH} expires=2027-02-30\n", "a day"),
+        (f"team:{HASH} admin=yes\n", "behind the hash"),
+        (f"team:{HASH} secret-that-was-meant-as-a-key\n", "behind the hash"),
+        (f"a:{HASH}\nb:{HASH.upper()}\n", "same key as in line 1"),
+        ("team:\udcff", "UTF-8"),
+        ("".join(f"t:{at:064x}\n" for at in range(MOST_KEYS + 1)), "more than"),
+        ("#" * (5 << 20), "MiB"),
+    ],
 )
-def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "keys"
-    file.write_text(text)
-    with pytest.raises(KeyFileError) as refused:
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(KeyFileError, match=told) as refused:
         read_keys(file)
+    assert str(file) in str(refused.value)
     assert HASH not in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyFileError):
-        read_keys(tmp_path / "none")
+    with pytest.raises(KeyFileError, match="No such file"):
+        Keys(file=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -50,15 +104,145 @@ def test_where_keys_are_sent(headers: dict[str, str], found: list[str]) -> None:
     assert candidates(headers) == found
 
 
-def test_without_keys_everybody_may_ask() -> None:
-    assert Keys().tenant({}) == ""
+def test_without_keys_everybody_may_ask_and_all_share_the_limits() -> None:
+    caller = Keys(limits=Limits(requests=5)).caller({})
+    assert (caller.tenant, caller.limits, caller.admin) == ("", Limits(requests=5), True)
     assert not Keys([""])
+
+
+def test_a_key_of_the_command_line_is_the_operators() -> None:
+    caller = Keys(["key"], limits=Limits(tokens=9)).caller(sent("key"))
+    assert (caller.tenant, caller.limits, caller.admin) == ("", Limits(tokens=9), True)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "né"}, {"authorization": "Bearer ke"}])
 def test_with_keys_not_everybody_may(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
-        Keys(["key"]).tenant(headers)
+        Keys(["key"]).caller(headers)
+
+
+def test_a_key_ends_with_its_day() -> None:
+    now = [99.0]
+    old = Key("a", bytes.fromhex(hashed("old")), expires=100.0)
+    keys = Keys(hashed=[old, Key("a", bytes.fromhex(HASH))], clock=lambda: now[0])
+    caller = keys.caller(sent("old"))
+    assert keys.check(caller) == caller
+    now[0] = 100.0
+    with pytest.raises(Unauthenticated, match="expired"):
+        keys.caller(sent("old"))
+    with pytest.raises(Unauthenticated, match="expired"):
+        keys.check(caller)
+    both = {"x-api-key": "old", "authorization": "Bearer key"}
+    assert keys.caller(both).tenant == "a"
+
+
+class Watched:
+    """A file of keys whose changes are seen at once, as `LOOK_EVERY` seconds later."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
+        self.file = file
+        self.write(f"a:{HASH} requests=7")
+        self.keys = Keys(file=file)
+
+    def write(self, text: str) -> None:
+        """As an operator should: the new file takes the place of the old."""
+        new = self.file.with_suffix(".new")
+        new.write_text(text)
+        os.replace(new, self.file)
+
+    def knows(self, key: str) -> bool:
+        try:
+            self.keys.caller(sent(key))
+        except Unauthenticated:
+            return False
+        return True
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path / "keys", monkeypatch)
+
+
+def test_keys_are_changed_while_the_server_runs(watched: Watched) -> None:
+    before = watched.keys.caller(sent("key"))
+    watched.write(f"a:{HASH} requests=8\na:{hashed('next')}\n")
+    assert watched.knows("next")
+    assert watched.keys.check(before).limits == Limits(requests=8)
+    watched.write(f"a:{hashed('next')}\n")
+    assert not watched.knows("key")
+    with pytest.raises(Unauthenticated, match="no longer"):
+        watched.keys.check(before)
+    assert watched.knows("next")
+
+
+def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    watched.write(f"a:{HASH}\nb:{hashed('next')}  requests=many\n")
+    with caplog.at_level(logging.INFO):
+        assert watched.knows("key")
+        assert not watched.knows("next")
+        watched.file.unlink()
+        assert watched.knows("key")
+    told = [vars(record)["fields"]["reason"] for record in caplog.records]
+    assert "line 2" in told[0]
+    assert "No such file" in told[-1]
+    count = len(told)
+    with caplog.at_level(logging.INFO):
+        assert watched.knows("key")
+    assert len(caplog.records) == count  # told once for each version, not for each request
+    watched.write(f"b:{hashed('next')}\n")
+    assert watched.knows("next")
+
+
+def test_a_change_in_place_is_seen_however_soon_it_comes(watched: Watched) -> None:
+    """Two versions of one size within a grain of the file system's clock."""
+    stamp = os.stat(watched.file)
+    for _ in range(3):
+        watched.file.write_text(f"a:{hashed('next')} requests=7")
+        os.utime(watched.file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert watched.knows("next")
+        watched.file.write_text(f"a:{HASH} requests=7")
+        os.utime(watched.file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert watched.knows("key")
+
+
+def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"a:{HASH}")
+    looks: list[Path] = []
+    monkeypatch.setattr(auth, "LOOK_EVERY", 1e9)
+    keys = Keys(file=file)
+    monkeypatch.setattr(auth, "stamp", looks.append)
+    for _ in range(100):
+        keys.caller(sent("key"))
+    assert looks == []
+    file.write_text(f"a:{hashed('next')}")
+    keys.read_again()  # SIGHUP waits for no time
+    assert keys.caller(sent("next")).tenant == "a"
+
+
+def test_a_guess_costs_the_same_however_many_keys_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One comparison, of whole hashes and in constant time, whether there is such a key or not."""
+    keys = Keys(["key"], [Key("t", at.to_bytes(32, "big")) for at in range(1, 5000)])
+    compared: list[tuple[bytes, bytes]] = []
+    real = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return real(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert keys.caller(sent("key")).admin
+    with pytest.raises(Unauthenticated):
+        keys.caller(sent("guess"))
+    assert [len(a) == len(b) == 32 for a, b in compared] == [True, True]
+
+
+def test_nobody_is_no_caller_where_there_are_keys() -> None:
+    with pytest.raises(Unauthenticated):
+        Keys(["key"]).check(Caller())
 
 
 @pytest.mark.parametrize(

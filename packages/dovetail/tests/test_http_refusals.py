@@ -13,9 +13,11 @@ from http_stage import NAME, Stage, run, service, serving
 
 from dovetail.engines.engine import EngineRequest, Health, TokenDelta
 from dovetail.http import App, HttpOptions, Keys
+from dovetail.http.access.key_file import Key
+from dovetail_model import EngineError, EngineUnavailable
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]
-KEYS = Keys(["open-sesame"], [("team-a", sha256(b"key-a").digest())])
+KEYS = Keys(["open-sesame"], [Key("team-a", sha256(b"key-a").digest())])
 
 
 def test_a_wrong_key_is_refused_in_each_dialect() -> None:
@@ -36,6 +38,21 @@ def test_a_wrong_key_is_refused_in_each_dialect() -> None:
                 await stage.openai("wrong").chat.completions.create(model=NAME, messages=MESSAGE)
             assert denied.value.code == "invalid_api_key"
             assert not stage.engine.asked
+
+    run(scene)
+
+
+def test_the_log_says_what_was_wrong_with_a_key_and_never_which() -> None:
+    gone = Keys(["open-sesame"], [Key("old", sha256(b"was-good").digest(), expires=1.0)])
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=gone)) as stage:
+            assert (await stage.ask("GET", "/v1/models")).status == 401
+            for key in ("wrong", "was-good"):
+                assert (await stage.ask("GET", "/v1/models", x_api_key=key)).status == 401
+            lines = [await stage.ended.get() for _ in range(3)]
+            assert [line["reason"] for line in lines] == ["no_key", "unknown_key", "expired_key"]
+            assert not any("wrong" in str(line) or "was-good" in str(line) for line in lines)
 
     run(scene)
 
@@ -78,11 +95,15 @@ def test_what_is_open_without_a_key(path: str, status: int) -> None:
     run(scene)
 
 
-def test_metrics_may_need_a_key() -> None:
+def test_metrics_may_need_an_admins_key() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS, metrics_need_key=True)) as stage:
             assert (await stage.ask("GET", "/metrics")).status == 401
-            assert (await stage.ask("GET", "/metrics", x_api_key="key-a")).status == 200
+            refused = await stage.ask("GET", "/metrics", x_api_key="key-a")
+            assert (refused.status, refused.json["error"]["code"]) == (403, "permission_denied")
+            assert (await stage.ask("GET", "/metrics", x_api_key="open-sesame")).status == 200
+        async with serving(HttpOptions(metrics_need_key=True)) as stage:
+            assert (await stage.ask("GET", "/metrics")).status == 200
 
     run(scene)
 
@@ -108,13 +129,6 @@ def test_the_root_answers(method: str) -> None:
         ("GET", "/v1/chat/completions", {}, 405, "invalid_request_error"),
         ("DELETE", "/v1/models", {}, 405, "invalid_request_error"),
         ("GET", "/v1/responses", {}, 405, "invalid_request_error"),
-        (
-            "GET",
-            "/v1/responses",
-            {"connection": "Upgrade", "upgrade": "websocket"},
-            426,
-            "invalid_request_error",
-        ),
         ("GET", "/v1/models/un/known", {}, 404, "invalid_request_error"),
         ("GET", "/v1/models/", {"anthropic_version": "1"}, 404, "not_found_error"),
     ],
@@ -219,15 +233,18 @@ async def _refused(stage: Stage) -> None:
     assert b"rate_limit_exceeded" in reply.body
     assert b"try again in 2s" in reply.body
     assert (await stage.ask("POST", "/v1/responses", responses)).status == 429
+    assert {(await stage.ended.get())["reason"] for _ in range(4)} == {"busy"}
 
 
 def test_a_response_that_is_not_kept_cannot_be_gone_on_from() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            with pytest.raises(openai.BadRequestError, match="resp_1") as refused:
                 await stage.openai().responses.create(
                     model=NAME, input="Hi", previous_response_id="resp_1"
                 )
+            assert refused.value.code == "previous_response_not_found"
+            assert refused.value.param == "previous_response_id"
 
     run(scene)
 
@@ -241,6 +258,35 @@ def test_an_engine_that_is_not_ready() -> None:
                 assert reply.status == 503
                 assert reply.json["engines"][0]["detail"] == "loading"
             assert (await stage.ask("GET", "/live")).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("kind", [EngineError, EngineUnavailable])
+def test_where_an_engine_lives_is_told_to_no_client(kind: type[EngineError], after: int) -> None:
+    """Neither before its first token nor behind it, by whatever way its fault is told."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                for _ in range(after):
+                    yield TokenDelta(stage.engine.tokenizer.encode("a"))
+                raise kind("no connection to http://engine.inside:8000/v1 (refused)")
+
+            stage.engine.plan = play
+            asked: dict[str, Any] = {
+                "/v1/messages": {"max_tokens": 9, "messages": MESSAGE},
+                "/v1/chat/completions": {"messages": MESSAGE},
+                "/v1/responses": {"input": "Hi"},
+                "/v1/completions": {"prompt": "Hi"},
+            }
+            for path, body in asked.items():
+                for stream in (False, True):
+                    reply = await stage.ask("POST", path, {"model": NAME, "stream": stream, **body})
+                    assert b"no connection to the engine (refused)" in reply.body, path
+                    assert b"inside" not in reply.body
 
     run(scene)
 

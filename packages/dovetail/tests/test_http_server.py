@@ -4,15 +4,15 @@ import pytest
 from http_stage import head, read_reply, run, service, serving
 
 from dovetail.http import App
-from dovetail.http import server as server_module
 from dovetail.http.asgi import Message
+from dovetail.http.serving import connection
 
 
 def test_headers_are_bounded() -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
-            writer.write(b"GET / HTTP/1.1\r\nx-long: " + b"x" * server_module.MAX_HEADER_BYTES)
+            writer.write(b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES)
             reply = await read_reply(reader)
             assert reply.status == 431
             assert await reader.read() == b""
@@ -23,7 +23,7 @@ def test_headers_are_bounded() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: te"])
 def test_headers_must_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEADER_TIMEOUT", 0.02)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.02)
 
     async def scene() -> None:
         async with serving() as stage:

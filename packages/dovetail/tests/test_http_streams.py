@@ -13,8 +13,9 @@ from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, se
 
 from dovetail import speaker
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, outlet
-from dovetail.http.stream import Streaming
+from dovetail.http import HttpOptions
+from dovetail.http.answering import outlet
+from dovetail.http.answering.stream import Streaming
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
 MESSAGE = [{"role": "user", "content": "Hi"}]
@@ -235,7 +236,7 @@ def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch
     ("path", "error", "status", "kind"),
     [
         ("/v1/messages", Overloaded("busy", retry_after=7), 529, "overloaded_error"),
-        ("/v1/messages", EngineUnavailable("gone"), 503, "api_error"),
+        ("/v1/messages", EngineUnavailable("gone"), 503, "overloaded_error"),
         ("/v1/responses", EngineUnavailable("gone"), 503, "server_error"),
         ("/v1/chat/completions", Overloaded("busy", retry_after=7), 503, "server_error"),
         ("/v1/completions", EngineUnavailable("gone"), 503, "server_error"),
@@ -256,7 +257,7 @@ def test_an_engine_that_fails_first_is_a_status(
             assert reply.status == status
             assert reply.json["error"]["type"] == kind
             assert "secret" not in reply.body.decode()
-            wait = error.retry_after if isinstance(error, DovetailError) else None
+            wait = (error.retry_after or 2) if isinstance(error, DovetailError) else None
             assert reply.headers.get("retry-after") == (f"{wait:.0f}" if wait else None)
 
     run(scene)

@@ -102,6 +102,20 @@ def test_a_server_of_the_settings_is_found(running: Running, tmp_path: Path) -> 
     assert (ran.status, ran.err) == (7, f"dovetail launch: using the server at {running.url}\n")
 
 
+def test_a_file_of_the_folder_does_not_say_where_prompts_go(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents are run in other people's projects."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "dovetail.toml").write_text("http_port = 1\nno_such_setting = 1\n")
+    monkeypatch.chdir(project)
+    harness = FakeHarness(tmp_path, "opencode")
+    port = running.url.rpartition(":")[2]
+    ran = launch(tmp_path, "opencode", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
+    assert (ran.status, ran.err) == (7, f"dovetail launch: using the server at {running.url}\n")
+
+
 def test_lines_are_printed_for_a_harness_that_is_not_installed(
     running: Running, tmp_path: Path
 ) -> None:

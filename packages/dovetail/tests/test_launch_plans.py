@@ -85,6 +85,12 @@ def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None
     assert "ANTHROPIC_API_KEY" in known.plan(asked).unset
 
 
+def test_codex_is_told_of_sockets_where_they_are_asked_for(tmp_path: Path) -> None:
+    for api, told in (("responses", False), ("websocket", True)):
+        (provider,) = (part for part in made("codex", tmp_path, api).command if "base_url" in part)
+        assert ("supports_websockets=true" in provider) == told
+
+
 def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) -> None:
     plan = made("claude", tmp_path, key='a"b')
     lines = "\n".join(shell_lines(plan, 'a"b'))

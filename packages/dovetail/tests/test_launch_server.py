@@ -47,7 +47,7 @@ def test_it_is_there_for_the_run_and_gone_after_it(
     assert ran.status == status, ran.err
     log = tmp_path / "launch" / "codex" / "server.log"
     assert ran.err == f"dovetail launch: starting a server (log: {log})\n"
-    assert "Finished server process" in log.read_text()
+    assert "event=stopped" in log.read_text()
     assert harness.told["arguments"][-1] == "a b"
     assert harness.told["environment"]["KEY_OF_DOVETAIL"] == "k1"
     assert not _answers(_address(harness))
@@ -62,6 +62,26 @@ def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) 
     assert (ran.status, harness.ran) == (1, False)
     assert "the server did not start:\ndovetail serve: " in ran.err
     assert "hello.txt" in ran.err
+
+
+def test_it_imports_nothing_of_the_project_it_is_started_in(
+    settings: list[str], tmp_path: Path
+) -> None:
+    """The command itself is started as an installed script is, without the folder in its path."""
+    harness = FakeHarness(tmp_path, "codex")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "uvloop.py").write_text("raise SystemExit('imported')")
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "dovetail", "launch", "codex", *settings],
+        cwd=project,
+        env=environment(tmp_path, harness),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (ran.returncode, harness.ran) == (7, True), ran.stderr
 
 
 def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(

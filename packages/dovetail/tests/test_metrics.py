@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dovetail.http import HttpOptions
 from dovetail.log import JsonLines, Logfmt, configure, request_fields
 from dovetail.metrics import GAPS, Metrics
-from dovetail.request_end import RequestEnd
+from dovetail.request_end import Prefix, RequestEnd
 from dovetail.stability import REASONS
 from dovetail_model import Usage
 
@@ -112,6 +112,13 @@ def test_logfmt_quotes_what_would_break_a_line() -> None:
     assert line.endswith(r'event=request session="a\"b\nc d" tokens=3 stream=true model=x/y')
 
 
+@pytest.mark.parametrize("form", [Logfmt(), JsonLines()], ids=["logfmt", "json"])
+def test_a_line_steers_no_terminal(form: logging.Formatter) -> None:
+    steering = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
+    line = form.format(record(session=f"s{steering}"))
+    assert not set(steering) & set(line)
+
+
 def test_json_lines() -> None:
     line = json.loads(JsonLines().format(record(session="a\nb", tokens=3)))
     assert (line["event"], line["session"], line["tokens"]) == ("request", "a\nb", 3)
@@ -149,6 +156,39 @@ def test_a_line_leaves_out_what_is_not_known() -> None:
     }
 
 
+def test_a_line_tells_of_waits_moves_and_sub_agents() -> None:
+    end = RequestEnd(
+        id="r",
+        endpoint="responses",
+        status=200,
+        duration=0.5,
+        transport="websocket",
+        session="s",
+        parent="p",
+        decoded=0.1,
+        admitted=0.3,
+        migrations=2,
+    )
+    fields = request_fields(end)
+    assert (fields["parent"], fields["queue_ms"], fields["migrations"]) == ("p", 200.0, 2)
+    assert fields["transport"] == "websocket"
+
+
+def test_gauges_and_limits() -> None:
+    metrics = Metrics()
+    metrics.sockets(+1)
+    metrics.sockets(+1)
+    metrics.sockets(-1)
+    metrics.background(+1)
+    metrics.draining(True)
+    metrics.limited("tokens")
+    found = samples(metrics.render()[0].decode())
+    assert found["dovetail_websocket_connections", ()] == 1
+    assert found["dovetail_background_responses", ()] == 1
+    assert found["dovetail_draining", ()] == 1
+    assert found["dovetail_rate_limited_requests_total", (("reason", "tokens"),)] == 1
+
+
 def test_gaps_are_cumulative() -> None:
     metrics = Metrics()
     gaps = metrics.gaps("m")
@@ -167,7 +207,7 @@ def test_gaps_are_cumulative() -> None:
 def test_reasons_are_a_closed_set() -> None:
     metrics = Metrics()
     for reason in (None, *REASONS):
-        metrics.prompted("m", reason, {"exact": 1}, 0)
+        metrics.prompted("m", Prefix(common=0, total=1, reason=reason, turns={"exact": 1}), 0)
     text = metrics.render()[0].decode()
     assert text.count("dovetail_prefix_reasons_total{") == len(REASONS) + 1
 

@@ -404,3 +404,33 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
         assert await characters(_player(served), "And now?", "Another first line.\n") < 25_000
 
     _run(main())
+
+
+def test_a_very_long_text_does_not_stop_the_loop() -> None:
+    """It is encoded beside the loop, and becomes the same tokens."""
+    long = "\n".join(f"line {at} of a file that somebody pasted" for at in range(8000))
+    request = Request(model="m", turns=(Turn("user", (TextBlock(long),)),))
+    beats = 0
+
+    async def scene() -> Sequence[int]:
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0)
+                beats += 1
+
+        beating = asyncio.create_task(beat())
+        served = load_model(TOKENIZERS / "qwen3")
+        preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+        await asyncio.sleep(0)
+        before = beats
+        prepared = await preparer.prepare(request)
+        beating.cancel()
+        assert beats - before > 20
+        text = served.tokenizer.decode(prepared.prompt.ids)
+        assert long in text
+        assert served.tokenizer.encode(text) == list(prepared.prompt.ids)
+        return prepared.prompt.ids
+
+    require(next(pair for pair in PAIRS if pair.name.startswith("Qwen3")))
+    assert len(asyncio.run(scene())) > 50_000

@@ -94,6 +94,20 @@ def test_a_thought_that_was_closed_for_the_model_goes_on_behind_its_own_end() ->
     assert play_text(playing, again) == "answer<|end|>"
 
 
+def test_each_thought_of_a_turn_can_be_closed_in_its_turn() -> None:
+    playing = engine("[{text: 'a1</think>call<think>b2</think>end'}]")
+    asked = request("q<think>", session="s")
+    play(playing, asked)
+    said, heard = "", []
+    for more in ("a</think>", "call<think></think>"):
+        said += more
+        grown = asked.prompt + array("I", ids(said))
+        again = EngineRequest(asked.id, grown, 100, stop_ids=asked.stop_ids, session="s")
+        heard.append(play_text(playing, again))
+        assert play_text(playing, again) == heard[-1]  # asked once more for the same
+    assert heard == ["call<think>b2</think>end<|end|>", "end<|end|>"]
+
+
 def test_the_same_id_for_the_next_turn_is_the_next_turn() -> None:
     playing = engine("[{text: one}, {text: two}]")
     first = request("q", id="x", session="s")

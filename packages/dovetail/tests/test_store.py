@@ -239,6 +239,61 @@ def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[Entry]
     scenario.run(body)
 
 
+def test_a_session_has_its_turns_in_their_order(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        ids = [f"e{number}" for number in range(NEWEST + 3)]
+        for number, id in enumerate(ids):
+            await bench.store.put(turn(id, session="one", chain=id.encode()))
+            if number % 2:
+                await bench.store.put(turn(f"other{number}", session="two"))
+        await bench.store.put(turn("nowhere"))
+        await bench.store.put(turn(ids[0], session="one"))  # once more
+        assert await bench.store.by_session("t", "one") == tuple(ids)
+        assert len(await bench.store.by_session("t", "two")) == len(ids) // 2
+        assert await bench.store.by_session("t", "") == ()
+        assert await bench.store.by_session("t", "three") == ()
+
+    scenario.run(body)
+
+
+def test_sessions_are_listed_for_their_tenant_alone(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        for id, session in (("e1", "one"), ("e2", "two é\n{}"), ("e3", "two é\n{}")):
+            await bench.store.put(turn(id, session=session))
+            await bench.advance(1)
+        await bench.store.put(turn("e4", session="one", tenant="other"))
+        listed = await bench.store.sessions("t")
+        assert [(one.session, one.turns) for one in listed] == [("two é\n{}", 2), ("one", 1)]
+        assert [one.session for one in await bench.store.sessions("other")] == ["one"]
+        assert await bench.store.by_session("other", "two é\n{}") == ()
+        assert await bench.store.sessions("nobody") == ()
+
+    scenario.run(body)
+
+
+def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.store.put(turn("e1", session="one"))
+        await bench.advance(AGE * 0.75)
+        await bench.store.touch("t", ["e1"])
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.by_session("t", "one") == ("e1",)
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.by_session("t", "one") == ()
+        assert await bench.store.sessions("t") == ()
+
+    scenario.run(body)
+
+
+def test_a_turn_is_found_by_the_answer_that_it_became(scenario: Scenario) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.store.put(turn("e1", answer="0a1b", calls=("call_1",)))
+        assert await bench.store.by_call("t", "0a1b") == ("e1",)
+        assert await bench.store.by_call("other", "0a1b") == ()
+
+    scenario.run(body)
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_an_entry_that_is_too_large_drives_nothing_out(kind: str, tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.config import Config
 from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
-from dovetail.http.server import server
+from dovetail.http.serving.server import server
 from dovetail.setup import build
 from dovetail.verify.scripted import own_server
 

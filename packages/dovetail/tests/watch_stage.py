@@ -13,7 +13,7 @@ from http_stage import NAME, Stage, StageEngine, tiny_model
 from dovetail.catalog import Model
 from dovetail.engines.wire import Endpoint
 from dovetail.http import App
-from dovetail.http.server import server
+from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore

@@ -132,7 +132,7 @@ def test_a_broken_stream_raises(transcript: Transcript) -> None:
         Server(transcript.events()).streamed(asked(transcript))
     assert caught.value.body == {
         "type": "error",
-        "error": {"type": "api_error", "message": "The engine stopped answering."},
+        "error": {"type": "overloaded_error", "message": "The engine stopped answering."},
     }
 
 
@@ -198,7 +198,7 @@ ERRORS: list[tuple[DovetailError, int, str]] = [
     (RateLimited("slowly", retry_after=1.2), 429, "rate_limit_error"),
     (Unsupported("not offered"), 400, "invalid_request_error"),
     (EngineError("broke"), 500, "api_error"),
-    (EngineUnavailable("gone"), 503, "api_error"),
+    (EngineUnavailable("gone"), 503, "overloaded_error"),
     (EngineTimeout("late"), 503, "api_error"),
     (Overloaded("full"), 529, "overloaded_error"),
     (InternalError("ours"), 500, "api_error"),

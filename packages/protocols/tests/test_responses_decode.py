@@ -283,6 +283,18 @@ def test_a_trigger_asks_for_a_summary_and_for_no_calls() -> None:
     assert request.identity.compaction
 
 
+def test_a_trigger_that_was_answered_asks_for_nothing_more() -> None:
+    given = {"type": "compaction", "id": "cmp_1", "encrypted_content": pack("Été.")}
+    request = decode(
+        input=[{"type": "compaction_trigger"}, given, {"role": "user", "content": "a"}]
+    )
+    assert [turn.role for turn in request.turns] == ["user"] * 3
+    assert request.tool_choice.mode == "auto"
+    assert not request.identity.compaction
+    assert isinstance(request.echo, Echo)
+    assert not request.echo.compacts
+
+
 @pytest.mark.parametrize("kind", ["compaction", "compaction_summary"])
 def test_our_own_compaction_item_is_the_summary_again(kind: str) -> None:
     item = {"type": kind, "id": "cmp_1", "encrypted_content": pack("Été.")}
@@ -431,7 +443,7 @@ def test_a_stored_conversation_may_go_on_without_input() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], type[DovetailError], str]] = [
-    ("background", {"background": True}, Unsupported, "background"),
+    ("background", {"background": True, "store": False}, InvalidRequest, "background"),
     ("prompt_template", {"prompt": {"id": "pmpt_1"}}, Unsupported, "prompt"),
     ("conversation", {"conversation": "conv_1"}, Unsupported, "conversation"),
     ("no_model", {"model": ""}, InvalidRequest, "model"),
@@ -464,5 +476,9 @@ def test_refused(body: dict[str, Any], kind: type[DovetailError], param: str) ->
     assert caught.value.param == param
 
 
-def test_background_false_is_what_everybody_has() -> None:
-    assert decode(background=False, input="x").turns
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_background_is_for_the_application_to_do(asked: bool | None) -> None:
+    echo = decode(background=asked, input="x").echo
+    assert isinstance(echo, Echo)
+    assert echo.background is (asked is True)
+    assert msgspec.json.decode(echo.fields)["background"] is (asked is True)

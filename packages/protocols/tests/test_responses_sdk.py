@@ -109,6 +109,16 @@ def test_an_overflow_is_a_stream_that_fails() -> None:
     assert events[-1].response.error.message == "Too long."
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(3, "3s"), (7.37374, "7.4s"), (0.02, "0.1s"), (1.1, "1.1s")]
+)
+def test_the_time_to_wait_is_told_in_tenths(seconds: float, told: str) -> None:
+    request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
+    error = RateLimited("Too many.", retry_after=seconds)
+    frames = overflow_stream(request, error, CountingIds(), clock)
+    assert f"try again in {told}.".encode() in frames
+
+
 def test_a_rate_limit_in_a_stream_says_when_to_try_again() -> None:
     request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
     error = RateLimited("Too many requests.", retry_after=3)

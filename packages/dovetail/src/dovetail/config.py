@@ -128,6 +128,15 @@ class Config:
     seal_key_file: Path | None = _setting(
         None, "keys that seal turns, one a line; by default one is made in the data folder"
     )
+    keep_logprobs: bool = _of_model(
+        False, "ask the engine for the logprob of each token, and keep them for `dovetail export`"
+    )
+    responses_max_bytes: int = _setting(
+        256 << 20, "how much of stored responses is kept; the oldest go first"
+    )
+    responses_max_age: float = _setting(
+        30 * 86_400.0, "seconds for which a stored response is kept"
+    )
 
     # HTTP
     http_host: str = _setting("127.0.0.1", "address to listen on")
@@ -138,12 +147,30 @@ class Config:
     tls_cert_path: Path | None = _setting(None, "certificate, to serve HTTPS")
     tls_key_path: Path | None = _setting(None, "key of the certificate")
     api_key: tuple[str, ...] = _setting((), "key that clients must send; several are allowed")
-    api_key_file: Path | None = _setting(None, "file of hashed keys: a line `tenant:sha256` each")
+    api_key_file: Path | None = _setting(
+        None,
+        "file of hashed keys: a line `tenant:sha256 [limits]` each; read again when it changes",
+    )
+    rate_limit_requests: int | None = _setting(None, "requests a minute for each key")
+    rate_limit_tokens: int | None = _setting(
+        None, "tokens a minute for each key, of prompts (less what was cached) and answers"
+    )
+    max_concurrent_per_key: int | None = _setting(
+        None, "requests of one key that are worked on at once"
+    )
+    metrics_need_key: bool = _setting(False, "show /metrics to admin keys only")
     max_body_bytes: int = _setting(64 << 20, "largest request body, after decompression")
     max_concurrent_requests: int = _setting(1024, "requests that are worked on at once")
     max_queued_requests: int = _setting(256, "requests that wait for room, the most urgent first")
     queue_timeout: float = _setting(60.0, "seconds that a request waits for room")
+    workers: int = _setting(1, "processes that serve one port, over one store of turns")
+    drain_timeout: float = _setting(
+        300.0, "seconds that running answers may go on when the server is told to stop"
+    )
     enable_anthropic_api: bool = _setting(True, "serve the Messages API")
+    enable_responses_websocket: bool = _setting(
+        True, "serve the Responses API over WebSockets too; off: such a request gets 426"
+    )
     enable_streaming_tool_dispatch: bool = _setting(
         False, "send tool_call_dispatch events in every stream"
     )
@@ -153,7 +180,21 @@ class Config:
     codex_profile: str | None = _setting(
         None, "show models to Codex under this entry of its own bundled catalog, such as gpt-5.5"
     )
+
+    # What it tells
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
+    log_format: Literal["logfmt", "json"] = _setting("logfmt", "how a line of the log is written")
+    trace_file: Path | None = _setting(
+        None, "write a JSON line for each request that is over: no payloads, see --trace-payloads"
+    )
+    trace_max_bytes: int = _setting(64 << 20, "size at which a trace file is put away, compressed")
+    trace_keep: int = _setting(8, "how many trace files that were put away are kept")
+    trace_payloads: bool = _setting(
+        False, "write bodies of requests and answers into the trace, for debugging"
+    )
+    otlp_endpoint: str | None = _setting(
+        None, "send spans to this OpenTelemetry collector, by OTLP over HTTP (dovetail[otel])"
+    )
 
     # Sampling, where a request does not say
     temperature: float | None = _of_model(None, "stronger than the model's own default")

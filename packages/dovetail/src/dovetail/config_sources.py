@@ -26,11 +26,14 @@ _OTHER_VARIABLES = {
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _MOST = 1e18
 _LEAST: Mapping[str, int] = {
-    "context_length": 1, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
-    "max_concurrent_requests": 1, "max_queued_requests": 0, "migration_limit": 0,
-    "queue_timeout": 0, "recovery_wait": 0, "replicas": 1, "slots": 1, "temperature": 0,
-    "threads": 1, "top_p": 0,
+    "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
+    "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_queued_requests": 0,
+    "migration_limit": 0, "queue_timeout": 0, "rate_limit_requests": 1, "rate_limit_tokens": 1,
+    "recovery_wait": 0, "replicas": 1, "responses_max_age": 0, "responses_max_bytes": 0,
+    "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1, "top_p": 0,
+    "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
+_AT_MOST: Mapping[str, int] = {"http_port": 65535, "workers": 256}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -89,9 +92,10 @@ def _shown(name: str, value: Any, secrets: bool) -> Any:
 
 
 def _named_file(environment: Mapping[str, str]) -> Path | None:
+    """The file that counts. A variable that is set and empty says: none."""
     named = environment.get(CONFIG_VARIABLE)
-    if named:
-        return Path(named)
+    if named is not None:
+        return Path(named) if named else None
     return Path(FILE) if Path(FILE).is_file() else None
 
 
@@ -153,12 +157,17 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     try:
         typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
-        choices = [repr(one) for one in _choices(_TYPES[name])]
-        told = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
+        known = [repr(one) for one in choices(_TYPES[name])]
+        told = f"one of {', '.join(known)} is wanted, not {value!r}" if known else str(error)
         raise ConfigError(f"{name} ({origin}): {told}") from error
     least = _LEAST.get(name)
     if least is not None and typed is not None and not least <= typed < _MOST:
         raise ConfigError(f"{name} ({origin}): {least} at least is wanted, not {value!r}")
+    most = _AT_MOST.get(name)
+    if most is not None and typed is not None and typed > most:
+        raise ConfigError(f"{name} ({origin}): {most} at most is wanted, not {value!r}")
+    if name == "api_key" and "" in typed:  # a variable that was not set must not open the server
+        raise ConfigError(f"{name} ({origin}): a key is wanted, not an empty text")
     return typed
 
 
@@ -189,11 +198,11 @@ def _tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
     return tuple(tables)
 
 
-def _choices(kind: Any) -> tuple[Any, ...]:
+def choices(kind: Any) -> tuple[Any, ...]:
     """The values of a setting that has only a few."""
     if get_origin(kind) is Literal:
         return get_args(kind)
-    return tuple(one for inner in get_args(kind) for one in _choices(inner))
+    return tuple(one for inner in get_args(kind) for one in choices(inner))
 
 
 def _path(kind: type, value: Any) -> Any:

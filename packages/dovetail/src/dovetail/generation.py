@@ -87,7 +87,7 @@ class Generation:
         self.ids = array(IDS)
         self._extents = Extents(voice.tokenizer, self.ids)
         thinking = msgspec.json.encode(request.thinking)
-        origin = Origin(entry_id, voice.fingerprint, prompt, owner, thinking)
+        origin = Origin(entry_id, voice.fingerprint, prompt, owner, thinking, request.identity)
         self._record = TurnRecord(origin, self.ids, self._extents)
         self._one_by_one = self._stop_text is None  # a plain token can be read for itself
         self._flowing: type[Delta] | None = None  # more of the open block, if nothing is held back
@@ -125,6 +125,16 @@ class Generation:
             return self._account(events)
         return [] if self.stopped else self._feed(ids)
 
+    def probable(self, logprobs: Iterable[float]) -> None:
+        """What the engine says about the tokens that are fed next."""
+        if not self.stopped:
+            self._record.probable(logprobs)
+
+    def forced(self, start: int) -> None:
+        """The tokens from this place on were not chosen by the model."""
+        if start < len(self.ids):
+            self._record.forced.append((start, len(self.ids)))
+
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
         """The events that the end of the output completes, the `Finish` among them."""
         self._one_by_one = False
@@ -145,7 +155,9 @@ class Generation:
     def entry(self, created: float = 0.0) -> Entry:
         """The turn as the ledger keeps it."""
         over = self._over or self._stop is not None
-        return self._record.entry(self._fold.message(), self._stop, over, created)
+        # Behind a stop sequence nothing is kept, so no token ended what is.
+        stop = self._stop if self._stop_sequence is None else None
+        return self._record.entry(self._fold.message(), stop, over, created)
 
     # Reading
 

@@ -15,7 +15,9 @@ Form = Literal["logfmt", "json"]
 Value = str | int | float | bool | None
 
 _requests = logging.getLogger("dovetail.request")
-_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
+#: What would steer a terminal that shows a line; JSON has the other control characters escaped.
+_STEERING = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None = None) -> None:
@@ -25,6 +27,8 @@ def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What it says of starts and ends is said in events of our own.
+    logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
 
 
 def log_request(end: RequestEnd) -> None:
@@ -45,19 +49,31 @@ def request_fields(end: RequestEnd) -> dict[str, Value]:
         "stream": end.stream,
         "tenant": end.tenant or None,
         "session": end.session,
+        "parent": end.parent,
         "agent": end.agent,
         "input": usage.input_tokens if counted else None,
         "output": usage.output_tokens if counted else None,
         "cached": usage.cached_tokens if counted else None,
         "reasoning": usage.reasoning_tokens or None,
         "ttft_ms": None if end.first_token is None else round(end.first_token * 1000, 1),
+        "queue_ms": _waited(end),
         "duration_ms": round(end.duration * 1000, 1),
         "finish": end.finish,
         "error": end.error,
+        "reason": end.reason,
         "disconnected": end.disconnected or None,
-        "prefix": end.prefix,
+        "migrations": end.migrations or None,
+        "transport": end.transport if end.transport != "http" else None,
+        "prefix": end.prefix_line,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _waited(end: RequestEnd) -> float | None:
+    """Milliseconds that there was no room, where there was none."""
+    if end.decoded is None or end.admitted is None:
+        return None
+    return round((end.admitted - end.decoded) * 1000, 1) or None
 
 
 class Logfmt(logging.Formatter):
@@ -71,7 +87,7 @@ class JsonLines(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(_line(self, record), ensure_ascii=False)
+        return _json(_line(self, record))
 
 
 def _line(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Value]:
@@ -94,4 +110,8 @@ def _written(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN.fullmatch(text) else _json(text)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).translate(_STEERING)

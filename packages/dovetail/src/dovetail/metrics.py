@@ -5,19 +5,33 @@ client writes never becomes a label.
 """
 
 from collections.abc import Iterable
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from dovetail.request_end import RequestEnd
+from dovetail.request_end import Prefix, RequestEnd
 
+VERSION = version("dovetail")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = tuple(float(2**power) for power in range(4, 21))
 GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _GAP_NAME = "dovetail_inter_token_latency_seconds"
 _GAP_HELP = "Time between two batches of tokens of a stream."
+#: What the histograms say of themselves.
+_HELP = {
+    "time_to_first_token_seconds": "From a request's first byte to the model's first token.",
+    "request_duration_seconds": "From a request's first byte to the end of its answer.",
+    "input_sequence_tokens": "Tokens of a prompt.",
+    "output_sequence_tokens": "Tokens of an answer, thoughts and calls included.",
+    "cached_tokens": "Tokens of a prompt that the engine had cached.",
+    "dispatch_lead_seconds": "How long before the end of a stream its client could run a call.",
+    "queue_wait_seconds": "From a request being understood to there being room for it.",
+    "prepare_seconds": "What a prompt took to be made, once there was room.",
+}
 
 
 class Gaps:
@@ -47,7 +61,9 @@ class Metrics:
     """All numbers of one server."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = _Registry()
+        ProcessCollector(registry=self.registry)
+        self._gauge("build_info", "Always 1, for the version.", "version").labels(VERSION).set(1)
         by_model = ("model",)
         self._requests = self._counter(
             "requests", "Requests.", "model", "endpoint", "request_type", "status"
@@ -77,8 +93,35 @@ class Metrics:
         self._migrations = self._counter(
             "migrations", "Answers that went on on another replica.", *by_model
         )
+        self._carried = self._counter(
+            "migrated_tokens", "Tokens of answers that went on on another replica.", *by_model
+        )
+        self._prefix_tokens = self._counter(
+            "prefix_tokens", "Prompt tokens beside those of the last prompt.", "model", "kind"
+        )
+        self._reprefilled = self._counter(
+            "reprefilled_tokens", "Prompt tokens that an engine read a second time.", *by_model
+        )
+        self._lead = self._histogram("dispatch_lead_seconds", _SECONDS, *by_model)
+        self._queue = self._histogram("queue_wait_seconds", _SECONDS, *by_model)
+        self._preparing = self._histogram("prepare_seconds", _SECONDS, *by_model)
+        self._untraced = self._counter("trace_dropped", "Requests that no trace has.")
         self._diagnostics = self._counter(
             "parser_diagnostics", "Malformed output that was tolerated.", "model", "code"
+        )
+        self._limited = self._counter(
+            "rate_limited_requests", "Requests that a limit turned away.", "reason"
+        )
+        self._refused = self._counter(
+            "refused_connections", "Connections refused before there was a request.", "reason"
+        )
+        self._sockets = self._gauge("websocket_connections", "WebSockets that are open.")
+        self._draining = self._gauge("draining", "1 while the server ends what runs, else 0.")
+        self._background = self._gauge(
+            "background_responses", "Responses that are made without a client."
+        )
+        self._restarts = self._counter(
+            "worker_restarts", "How often this worker fell and was started again."
         )
         self._gaps: dict[str, Gaps] = {}
         self.registry.register(_GapCollector(self._gaps))
@@ -94,14 +137,41 @@ class Metrics:
         """A request waits for its first token, or does no longer."""
         self._queued.inc(by)
 
-    def diagnosed(self, model: str, code: str) -> None:
-        self._diagnostics.labels(model, code).inc()
-
     def inexact(self, model: str) -> None:
         self._inexact.labels(model).inc()
 
-    def migrated(self, model: str) -> None:
+    def migrated(self, model: str, carried: int) -> None:
+        """An answer goes on on another replica, with so many tokens that it was given."""
         self._migrations.labels(model).inc()
+        self._carried.labels(model).inc(carried)
+
+    def untraced(self) -> None:
+        """A request is not in the trace: it was given up."""
+        self._untraced.inc()
+
+    def limited(self, reason: str) -> None:
+        """A request was turned away: `reason` names the limit, from a closed set."""
+        self._limited.labels(reason).inc()
+
+    def refused(self, reason: str) -> None:
+        """A connection was refused below the application: `reason` is from a closed set."""
+        self._refused.labels(reason).inc()
+
+    def sockets(self, by: int) -> None:
+        """A WebSocket was opened, or closed."""
+        self._sockets.inc(by)
+
+    def draining(self, begun: bool) -> None:
+        """The server takes nothing new from now on, or does again."""
+        self._draining.set(begun)
+
+    def background(self, by: int) -> None:
+        """A response is made without a client, or is no longer."""
+        self._background.inc(by)
+
+    def restarted(self, times: int) -> None:
+        """This process was started again so often, after those before it fell."""
+        self._restarts.inc(times)
 
     def ended(self, end: RequestEnd) -> None:
         """Counts a request that is over."""
@@ -111,17 +181,42 @@ class Metrics:
         self._duration.labels(end.model, end.endpoint, kind).observe(end.duration)
         if end.disconnected:
             self._gone.labels(end.model).inc()
-        if end.first_token is not None:
-            self._first.labels(end.model).observe(end.first_token)
+        for code, count in end.diagnostics.items():
+            self._diagnostics.labels(end.model, code).inc(count)
+        self._count_tokens(end)
+        self._count_times(end)
+
+    def _count_tokens(self, end: RequestEnd) -> None:
         if end.usage is not None:
             self._input.labels(end.model).observe(end.usage.input_tokens)
             self._output.labels(end.model).observe(end.usage.output_tokens)
             self._cached.labels(end.model).observe(end.usage.cached_tokens)
+        if end.reprefilled is not None:
+            self._reprefilled.labels(end.model).inc(end.reprefilled)
 
-    def prompted(self, model: str, reason: str | None, turns: dict[str, int], failed: int) -> None:
+    def _count_times(self, end: RequestEnd) -> None:
+        if end.first_token is not None:
+            self._first.labels(end.model).observe(end.first_token)
+        if end.decoded is not None and end.admitted is not None:
+            self._queue.labels(end.model).observe(end.admitted - end.decoded)
+        if end.admitted is not None and end.prepared is not None:
+            self._preparing.labels(end.model).observe(end.prepared - end.admitted)
+        if end.stream and end.said is not None:
+            for call in end.calls:
+                if call.dispatched is not None:
+                    self._lead.labels(end.model).observe(end.said - call.dispatched)
+
+    def prompted(self, model: str, prefix: Prefix, failed: int) -> None:
         """Counts a prompt: why it left the last one, how turns stand in it, what went wrong."""
-        self._reasons.labels(model, reason or "none").inc()
-        self.replayed(model, turns)
+        self._reasons.labels(model, prefix.reason or "none").inc()
+        kinds = {
+            "kept": prefix.common,
+            "new": prefix.total - prefix.common,
+            "lost": prefix.lost,
+        }
+        for kind, count in kinds.items():
+            self._prefix_tokens.labels(model, kind).inc(count)
+        self.replayed(model, prefix.turns)
         if failed:
             self._splices.labels(model).inc(failed)
 
@@ -142,8 +237,18 @@ class Metrics:
         return Gauge(f"dovetail_{name}", help, labels, registry=self.registry)
 
     def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        help = name.replace("_", " ").capitalize() + "."
-        return Histogram(f"dovetail_{name}", help, labels, buckets=buckets, registry=self.registry)
+        return Histogram(
+            f"dovetail_{name}", _HELP[name], labels, buckets=buckets, registry=self.registry
+        )
+
+
+class _Registry(CollectorRegistry):
+    """Leaves out when each series was made: it would double them, and nobody asks for it."""
+
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
+            yield family
 
 
 class _GapCollector(Collector):

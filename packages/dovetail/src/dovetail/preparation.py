@@ -6,7 +6,7 @@ Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ P
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
 from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import Sealer
 from dovetail.renderers import Renderers
+from dovetail.rendering.ahead import encode_ahead
 from dovetail.rendering.prompt import Prompt
 from dovetail.rendering.renderer import loop_start
 from dovetail.rendering.template import RenderError
@@ -70,7 +71,14 @@ class Prepared:
 
 
 class Prepares(Protocol):
-    """What the pipeline asks of whoever makes prompts."""
+    """What the pipeline asks of whoever makes prompts.
+
+    `records_first`: a turn is to be recorded before its end is told, since the next request may
+    reach another process.
+    """
+
+    @property
+    def records_first(self) -> bool: ...
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared: ...
 
@@ -83,6 +91,8 @@ class Prepares(Protocol):
     async def record(self, prepared: Prepared, generation: Generation) -> None: ...
 
     async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None": ...
+
+    async def opening(self, request: Request) -> "array[int] | None": ...
 
     async def close(self) -> None: ...
 
@@ -117,6 +127,10 @@ class Preparer:
         )
         self._owners: dict[str, Owner] = {}
         self._doctor = Doctor(decode=model.tokenizer.decode)
+
+    @property
+    def records_first(self) -> bool:
+        return self._ledger.siblings
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
         """The request as the model gets it. `harness` names the client, for comparisons."""
@@ -169,6 +183,7 @@ class Preparer:
         clears = self._clears_thoughts(request, recalled, loop)
         if clears:
             request, recalled = _without_thoughts(request, loop), recalled.forgotten(loop)
+        await encode_ahead(self._model.tokenizer, request, recalled.anchor or 0)
         try:
             prompt = renderer.render(request, recalled, steering)
         except RenderError as error:
@@ -200,16 +215,22 @@ class Preparer:
         A template that drops the thoughts of finished turns lets the next prompt leave this one
         long before its end.
         """
-        spoken = Turn("assistant", generation.message().blocks)
-        prompts = []
-        for text in ("a", "b"):  # what two such prompts share does not depend on what is said
-            turns = (*prepared.request.turns, spoken, Turn("user", (TextBlock(text),)))
-            request = msgspec.structs.replace(prepared.request, turns=turns)
-            _, prompt, _, _ = await self._render(request)
-            prompts.append(prompt.ids)
-        shared = common_ids(*prompts)
-        known = common_ids(prompts[0], prepared.prompt.ids + generation.ids)
-        return prompts[0][:shared] if shared - known >= WORTH_WARMING else None
+        turns = (*prepared.request.turns, Turn("assistant", generation.message().blocks))
+        ids = await self.opening(msgspec.structs.replace(prepared.request, turns=turns))
+        known = common_ids(ids, prepared.prompt.ids + generation.ids)
+        return ids if len(ids) - known >= WORTH_WARMING else None
+
+    async def opening(self, request: Request) -> "array[int]":
+        """How every prompt begins that goes on from this request with a user's words.
+
+        Where nobody has spoken yet, more may be said to the system before.
+        """
+        shared: array[int] | None = None
+        for asked in _continued(request):
+            _, prompt, _, _ = await self._render(asked)
+            shared = prompt.ids if shared is None else shared[: common_ids(shared, prompt.ids)]
+        assert shared is not None
+        return shared
 
     async def close(self) -> None:
         """Writes down what is still to be written."""
@@ -281,3 +302,13 @@ def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: boo
         policy_dropped=prompt.dropped,
         deliberate=deliberate,
     )
+
+
+def _continued(request: Request) -> Iterator[Request]:
+    """Ways in which it may go on: what their prompts share does not depend on what is said."""
+    for text in ("a", "b"):
+        turns = (*request.turns, Turn("user", (TextBlock(text),)))
+        yield msgspec.structs.replace(request, turns=turns)
+    if all(turn.role in ("system", "developer") for turn in request.turns):
+        more = Turn("developer", (TextBlock("b"),))
+        yield msgspec.structs.replace(request, turns=(*request.turns, more, turns[-1]))

@@ -11,6 +11,7 @@ from contextlib import aclosing
 import msgspec
 
 from dovetail.audience import Audience
+from dovetail.engines.outward import outward
 from dovetail.ledger.entry import Span
 from dovetail.ledger.sealed import Sealed
 from dovetail.service import Relayed
@@ -67,7 +68,7 @@ class Relay:
         except DovetailError as error:
             if not self._begun:
                 raise
-            audience.hear(self._choice, [error.failure()])
+            audience.hear(self._choice, [outward(error).failure()])
         except Exception as error:
             if not self._begun:
                 raise

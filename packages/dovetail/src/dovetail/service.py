@@ -12,6 +12,8 @@ import msgspec
 from dovetail.catalog import Model
 from dovetail.engines.engine import MessageEngine
 from dovetail.guidance import Demand, Guidance, Place
+from dovetail.kept import Kept
+from dovetail.kept.store.memory import MemoryResponses
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Prepared, Prepares
 from dovetail.routing import Pool
@@ -28,7 +30,8 @@ class Served:
 
     `defaults` are the operator's sampling values, stronger than the model's, weaker than a request.
     A stream whose replica dies may go on `migration_limit` times: on another one, or on the same
-    if that comes back within `recovery_wait` seconds.
+    if that comes back within `recovery_wait` seconds. `keep_logprobs`: the engine is asked for them
+    though the client is not shown any.
     """
 
     names: tuple[str, ...]
@@ -39,6 +42,7 @@ class Served:
     migration_limit: int = 0
     recovery_wait: float = 0.0
     defaults: Sampling = field(default_factory=Sampling)
+    keep_logprobs: bool = False
     created: float = field(default_factory=time.time)
 
     @property
@@ -67,7 +71,10 @@ class Served:
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The request's values, then the operator's, then the model's own."""
-        return merged_sampling(asked, self.defaults, self.model.sampling)
+        merged = merged_sampling(asked, self.defaults, self.model.sampling)
+        if self.keep_logprobs and merged.logprobs is None and self.engine.abilities.logprobs:
+            merged = msgspec.structs.replace(merged, logprobs=0)
+        return merged
 
     async def close(self) -> None:
         """Writes down what is still to be written."""
@@ -132,10 +139,16 @@ def _window(*named: int | None) -> int:
 
 
 class Service:
-    """Finds models by the names that clients use."""
+    """Finds models by the names that clients use. `kept` are the responses that it remembers."""
 
-    def __init__(self, served: Sequence[Offered], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        served: Sequence[Offered],
+        aliases: Mapping[str, str] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self.served = tuple(served)
+        self.kept = kept or Kept(MemoryResponses())
         self.memory = Memory()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in served for name in one.names}
@@ -183,6 +196,7 @@ class Service:
         for one in self.served:
             await one.engine.stop()
             await one.close()
+        await self.kept.close()
 
 
 _WILD = re.compile(r"[*?\[]")

@@ -1,14 +1,19 @@
 """One choice of an answer: the engine's tokens in, batches of events out."""
 
 import asyncio
+import secrets
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import nan
 from typing import Literal
 
 import msgspec
 
 from dovetail.audience import Audience
+from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.outward import outward
 from dovetail.generation import Generation
 from dovetail.guidance import Place
 from dovetail.preparation import Prepared
@@ -21,6 +26,7 @@ from dovetail_model import (
     Event,
     Finish,
     FinishReason,
+    Identity,
     InternalError,
     Logprobs,
     Request,
@@ -39,8 +45,10 @@ class Watch:
     prepared: Callable[[Prepared], None] = lambda prepared: None
     noted: Callable[[str], None] = lambda note: None
     inexact: Callable[[], None] = lambda: None
-    migrated: Callable[[], None] = lambda: None
+    migrated: Callable[[int], None] = lambda carried: None
     relayed: Callable[[int], None] = lambda turns: None
+    taken: Callable[[int], None] = lambda replica: None
+    said: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_told: None
 
 
 class Speaker:
@@ -71,6 +79,7 @@ class Speaker:
         self._moved_at = 0  # how much had been said then
         self._asked = 0  # how often the engine was asked
         self._begun = False  # whether anything was told
+        self._recorded = False
         self._finished: FinishReason | None = None  # why the engine ended
         self._reason: FinishReason | None = None  # why the answer ended
         model = served.model
@@ -88,11 +97,14 @@ class Speaker:
         hold = asyncio.get_running_loop().call_later(HOLD, self._begin)
         try:
             await self._generate()
-            self._tell(self._end())
+            end = self._end()
+            if self._served.preparer.records_first:
+                await self._record()
+            self._tell(end)
         except DovetailError as error:
             if not self._begun:
                 raise
-            self._tell([self._usage(), error.failure()])
+            self._tell([self._usage(), outward(error).failure()])
         except Exception as error:
             if not self._begun:
                 raise
@@ -100,6 +112,8 @@ class Speaker:
             raise
         finally:
             hold.cancel()
+            if self._begun:
+                self._watch.said(self._choice, self._usage(), self._cached is not None)
             await self._record()
         self._warm()
 
@@ -111,9 +125,7 @@ class Speaker:
             self._exact = False
             self._watch.inexact()
         generation = self._generation
-        events = generation.feed(delta.ids)
-        if delta.logprobs:
-            events.insert(0, Logprobs(delta.logprobs))
+        events = self._probable(delta) if delta.logprobs else generation.feed(delta.ids)
         if delta.finish is not None:
             self._finished = delta.finish
         if not self._begun:
@@ -121,6 +133,18 @@ class Speaker:
         else:
             room = not events or self._audience.hear(self._choice, events)
         return room and not generation.stopped and (self._budget is None or not self._is_spent())
+
+    def _probable(self, delta: TokenDelta) -> list[Event]:
+        """More tokens with their logprobs: they are kept, and shown to a client that asked."""
+        lacking = len(delta.ids) - len(delta.logprobs)
+        # Of the token that ended a turn, an engine may tell the id alone.
+        if lacking == 0 or (lacking == 1 and delta.finish == "stop"):
+            values = (one.logprob for one in delta.logprobs)
+            self._generation.probable(nan if v == UNKNOWN_LOGPROB else v for v in values)
+        events = self._generation.feed(delta.ids)
+        if self._prepared.request.sampling.logprobs is not None:
+            events.insert(0, Logprobs(delta.logprobs))
+        return events
 
     async def wait(self) -> bool:
         """Waits for who listens. Whether the engine is to go on."""
@@ -150,7 +174,7 @@ class Speaker:
         while not self._is_over():
             self._asked += 1
             try:
-                await self._served.engine.generate(self._engine_request(), self)
+                await self._served.engine.generate(self._engine_request(), self, self._watch.taken)
             except EngineError as fault:
                 if self._is_over():
                     return  # all was said
@@ -161,13 +185,15 @@ class Speaker:
                     raise
                 self._moves += 1
                 self._moved_at = len(self._generation.ids)
-                self._watch.migrated()
+                self._watch.migrated(self._moved_at)
                 continue
             if self._is_over() or not self._is_spent():
                 return
             room = self._limit - len(self._generation.ids)
             over: Literal["length"] | None = "length" if room <= len(closing) else None
+            start = len(self._generation.ids)
             self.hear(TokenDelta(ids=closing[:room], finish=over))
+            self._generation.forced(start)
             await self._audience.room()
 
     def _is_over(self) -> bool:
@@ -258,7 +284,8 @@ class Speaker:
 
     async def _record(self) -> None:
         """Also what was said before a client hung up: it may come back with that."""
-        if self._exact and self._generation.ids:
+        if self._exact and self._generation.ids and not self._recorded:
+            self._recorded = True
             await self._served.preparer.record(self._prepared, self._generation)
 
     def _warm(self) -> None:
@@ -271,19 +298,39 @@ class Speaker:
 
     async def _next_request(self) -> EngineRequest | None:
         ids = await self._served.preparer.expected(self._prepared, self._generation)
-        if ids is None or len(ids) >= self._served.context_length:
-            return None
-        request = self._engine_request()
-        return msgspec.structs.replace(
-            request,
-            id=f"{request.id}-warm",
-            prompt=ids,
-            max_tokens=1,
-            priority=LEAST_URGENT,
-            constraint=None,
-            sampling=Sampling(temperature=0.0),
-            expected_tokens=1,
-        )
+        name, session = self._generation.entry_id, _session(self._prepared)
+        return _only_read(self._served, self._prepared.request, ids, (name, session))
+
+
+def read_ahead(served: Served, request: Request) -> None:
+    """Has the engine read what prompts begin with that go on from this request."""
+    session = _own_session(request.identity)
+
+    async def opening() -> EngineRequest | None:
+        ids = await served.preparer.opening(request)
+        return _only_read(served, request, ids, (secrets.token_urlsafe(12), session))
+
+    served.engine.warm(session, opening)
+
+
+def _only_read(
+    served: Served, request: Request, ids: "array[int] | None", told: tuple[str, str | None]
+) -> EngineRequest | None:
+    """A prompt that the engine is to read and not to answer, if it has room for it."""
+    if not ids or len(ids) >= served.context_length:
+        return None
+    name, session = told
+    return EngineRequest(
+        id=f"{name}-warm",
+        prompt=ids,
+        max_tokens=1,
+        sampling=Sampling(temperature=0.0),
+        stop_ids=served.model.stop_ids,
+        session=session,
+        priority=LEAST_URGENT,
+        cache_salt=_salt(request),
+        expected_tokens=1,
+    )
 
 
 def _session(prepared: Prepared) -> str | None:
@@ -291,7 +338,13 @@ def _session(prepared: Prepared) -> str | None:
     identity, begun = prepared.request.identity, prepared.prompt.recalled.digests
     if identity.session is None:
         return (prepared.prompt.head.whole + begun[0]).hex() if begun else None
-    return _of_tenant(identity.tenant, identity.session) if identity.tenant else identity.session
+    return _own_session(identity)
+
+
+def _own_session(identity: Identity) -> str | None:
+    """The session that the client named, if it did, apart from those of other tenants."""
+    session, tenant = identity.session, identity.tenant
+    return _of_tenant(tenant, session) if tenant and session is not None else session
 
 
 def _salt(request: Request) -> str | None:

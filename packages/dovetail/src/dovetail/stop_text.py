@@ -3,6 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from dovetail_model import InvalidRequest
+
+LONGEST = 1024  # characters of one sequence: its beginnings are kept, which grow by the square
+ALL = 16 << 10  # characters of all of them together
+
 
 class StopText:
     """Lets text through up to the first stop sequence; holds back what may become one."""
@@ -11,6 +16,10 @@ class StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         kept = sorted(set(filter(None, stops)), key=len, reverse=True)
+        if kept and (len(kept[0]) > LONGEST or sum(map(len, kept)) > ALL):
+            raise InvalidRequest(
+                f"stop sequences: at most {LONGEST} characters each, {ALL} together", param="stop"
+            )
         self._pattern = re.compile("|".join(map(re.escape, kept)))
         self._prefixes = {stop[:size] for stop in kept for size in range(1, len(stop))}
         self._longest = max(map(len, kept), default=1) - 1

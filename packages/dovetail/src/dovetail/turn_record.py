@@ -1,17 +1,18 @@
 """What is kept of a turn: the entry for the ledger, and the seals that thoughts take with them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 
 from dovetail.extents import Extents
-from dovetail.ledger.entry import IDS, Entry, Span
+from dovetail.ledger.entry import IDS, LOGPROBS, Entry, Span, session_name
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.visible import link, see
 from dovetail.rendering.prompt import Prompt
 from dovetail.stability.prefix import common_ids
-from dovetail_model import Fold, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
+from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,32 @@ class Owner:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a turn comes from. `thinking` is what was asked about thoughts, as JSON."""
+    """Where a turn comes from. `thinking` is what was asked about thoughts, as JSON.
+
+    `identity` is who asked: the turn belongs to its session.
+    """
 
     entry_id: str
     model: str
     prompt: Prompt
     owner: Owner
     thinking: bytes
+    identity: Identity
 
 
 class TurnRecord:
     """The record of one turn, whose ids and extents others write."""
 
-    __slots__ = ("_extents", "_ids", "_origin", "_sealed", "_thoughts", "own_ids")
+    __slots__ = (
+        "_extents",
+        "_ids",
+        "_logprobs",
+        "_origin",
+        "_sealed",
+        "_thoughts",
+        "forced",
+        "own_ids",
+    )
 
     def __init__(self, origin: Origin, ids: "array[int]", extents: Extents) -> None:
         self._origin = origin
@@ -46,6 +60,16 @@ class TurnRecord:
         self.own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
         self._thoughts = 0
         self._sealed = (0, 0)  # ids and spans that the turn's seals hold so far
+        self._logprobs: array[float] = array(LOGPROBS)
+        self.forced: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
+
+    def probable(self, logprobs: Iterable[float]) -> None:
+        """What the engine says about the ids that come next. About some it may have said nothing.
+
+        Only what is noted is paid for: an answer without any has no numbers.
+        """
+        self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
+        self._logprobs.extend(logprobs)
 
     def entry(self, message: Message, stop: int | None, over: bool, created: float) -> Entry:
         """The turn as the ledger keeps it. One that is not `over` broke off."""
@@ -54,6 +78,7 @@ class TurnRecord:
         blocks = message.blocks[: self._whole_blocks(over)]
         spans = self._spans(blocks)
         shown = see(Turn("assistant", blocks))
+        kept = self._kept(spans, over)
         before = prompt.recalled.chain
         return Entry(
             id=origin.entry_id,
@@ -62,7 +87,7 @@ class TurnRecord:
             parent=parent,
             keep=keep,
             suffix=suffix,
-            generated=self._ids[: self._kept(spans, over)].tobytes(),
+            generated=self._ids[:kept].tobytes(),
             stop=stop,
             spans=spans,
             before=before,
@@ -73,6 +98,11 @@ class TurnRecord:
             line=prompt.recalled.line,
             opening=prompt.opening,
             thinking=origin.thinking,
+            session=self._session(),
+            agent=session_name(origin.identity.agent or ""),
+            answer=origin.identity.answer,
+            logprobs=self._known(kept, stop),
+            forced=tuple((start, min(end, kept)) for start, end in self.forced if start < kept),
         )
 
     def seal(self, fold: Fold) -> str | None:
@@ -99,6 +129,22 @@ class TurnRecord:
         )
         self._sealed = (reach, len(blocks))
         return origin.owner.sealer.seal(sealed, origin.owner.tenant, origin.model)
+
+    def _session(self) -> str:
+        """The session that the client names, else the one that the turn goes on with."""
+        named, parent = self._origin.identity.session, self._origin.prompt.recalled.parent
+        if named:
+            return session_name(named)
+        return (parent.session if parent is not None else "") or self._origin.entry_id
+
+    def _known(self, kept: int, stop: int | None) -> bytes:
+        """What is known of the ids that are kept, and of the one that ended the turn."""
+        if not self._logprobs:
+            return b""
+        count = kept + (stop is not None)
+        known = self._logprobs[:count]
+        known.extend([nan] * (count - len(known)))
+        return b"" if all(map(isnan, known)) else known.tobytes()
 
     def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[Span, ...]:
         whole = len(self._ids)

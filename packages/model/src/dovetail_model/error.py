@@ -5,7 +5,9 @@
     │   ├── InvalidRequest     a field is wrong or missing (param says which)
     │   ├── Unauthenticated    no key, or not one of ours
     │   ├── Forbidden          a key, but not for this
-    │   ├── NotFound           no such model, response or route
+    │   ├── NotFound           no such model or route
+    │   ├── ResponseNotFound   no such response is kept
+    │   ├── PreviousNotFound   the response that a request goes on from is not kept
     │   ├── TooLarge           the body is over the limit
     │   ├── ContextOverflow    the prompt does not fit the model's window
     │   ├── RateLimited        too many requests for this key
@@ -26,9 +28,13 @@ from dovetail_model.event import Failure
 
 
 class DovetailError(Exception):
-    """Never raised itself: raise one of the kinds below."""
+    """Never raised itself: raise one of the kinds below.
+
+    `reason` is a word that tells the operator more than the kind. Clients are not shown it.
+    """
 
     kind: ClassVar[str] = "internal"
+    reason: str | None = None
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -61,6 +67,14 @@ class Forbidden(ClientError):
 
 class NotFound(ClientError):
     kind = "not_found"
+
+
+class ResponseNotFound(ClientError):
+    kind = "response_not_found"
+
+
+class PreviousNotFound(ClientError):
+    kind = "previous_not_found"
 
 
 class TooLarge(ClientError):

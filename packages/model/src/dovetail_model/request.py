@@ -56,7 +56,10 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who is speaking, as far as headers and metadata tell. Never reaches the prompt."""
+    """Who is speaking, as far as headers and metadata tell. Never reaches the prompt.
+
+    `answer` is the number in the outward id of the answer, where a server gives it out.
+    """
 
     tenant: str = ""
     session: str | None = None
@@ -65,6 +68,7 @@ class Identity(msgspec.Struct, frozen=True):
     user: str | None = None
     compaction: bool = False
     final: bool = False
+    answer: str = ""
 
 
 class Hints(msgspec.Struct, frozen=True):

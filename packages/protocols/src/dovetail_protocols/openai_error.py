@@ -17,6 +17,8 @@ KINDS: dict[str, tuple[int, str, str | None]] = {
     "unauthenticated": (401, _REQUEST, "invalid_api_key"),
     "forbidden": (403, _REQUEST, "permission_denied"),
     "not_found": (404, _REQUEST, "model_not_found"),
+    "response_not_found": (404, _REQUEST, None),
+    "previous_not_found": (400, _REQUEST, "previous_response_not_found"),
     "too_large": (413, _REQUEST, "request_too_large"),
     "rate_limited": (429, "rate_limit_error", "rate_limit_exceeded"),
     "engine": (500, _SERVER, "engine_error"),

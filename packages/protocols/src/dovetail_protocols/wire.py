@@ -90,13 +90,13 @@ class Body:
             return _split(self._bytes)
         except _NOT_JSON:
             self._rest = None  # the fault is worded by its place in the whole body
-            return _split(_checked(self._bytes))
+            return _split(checked(self._bytes))
 
     def _mended(self, item: bytes, error: Exception) -> Any:
         try:
             return _decode(_mend(item))
         except (ValueError, RecursionError):
-            _checked(self._bytes)  # words the fault by its place in the body
+            checked(self._bytes)  # words the fault by its place in the body
             raise _not_json(error) from error
 
 
@@ -119,7 +119,7 @@ def unknown(value: dict[str, Any], kind: type[msgspec.Struct], path: str = "") -
     return tuple(f"{path}{name}" for name in value if name not in known)
 
 
-def _checked(body: bytes) -> bytes:
+def checked(body: bytes) -> bytes:
     """The body as sound JSON.
 
     Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as

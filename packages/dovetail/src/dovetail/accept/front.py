@@ -13,7 +13,7 @@ from dovetail.config import Config
 from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
-from dovetail.http.server import serve, server, until_started
+from dovetail.http.serving.server import serve, server, until_started
 from dovetail.setup import build
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay

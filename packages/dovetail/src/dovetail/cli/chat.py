@@ -7,16 +7,12 @@ import typer
 from rich.console import Console
 
 from dovetail.audience import Viewer
-from dovetail.catalog import CatalogError
 from dovetail.cli.settings import with_settings
 from dovetail.config_sources import Settings
-from dovetail.engines.registry import EngineSetupError
 from dovetail.pipeline import answer
 from dovetail.service import Offered
-from dovetail.setup import build
-from dovetail.weights import WeightsError
+from dovetail.setup import SETUP_FAULTS, build
 from dovetail_model import (
-    DovetailError,
     Event,
     Failure,
     Identity,
@@ -37,14 +33,7 @@ def chat(settings: Settings) -> None:
     try:
         service = build(settings.config)
         asyncio.run(_talk(service.served[0]))
-    except (
-        CatalogError,
-        EngineSetupError,
-        WeightsError,
-        DovetailError,
-        ValueError,
-        OSError,
-    ) as error:
+    except SETUP_FAULTS as error:
         typer.echo(f"dovetail chat: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -1,12 +1,15 @@
 """`dovetail config`: the settings as they would be, and where each comes from."""
 
 import json
+import sys
 
 from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.settings import with_settings
 from dovetail.config_sources import Settings, dump
+
+_WIDEST = 10_000  # characters of a line that no terminal has to fit
 
 
 @with_settings
@@ -15,8 +18,10 @@ def config(settings: Settings) -> None:
 
     Takes the same flags as `dovetail serve`. Keys are not shown.
     """
-    table = Table("setting", "value", "from", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for title in ("setting", "value", "from"):
+        table.add_column(title, overflow="fold")
     for name, value in dump(settings).items():
         origin = settings.origins.get(name, "")
         table.add_row(name, json.dumps(value, ensure_ascii=False), origin)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)

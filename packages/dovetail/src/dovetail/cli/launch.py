@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -33,7 +34,8 @@ USUAL_PORTS = (8000, 8001)
 _OF_ANY_SERVER = frozenset({"api_key", "codex_profile", "data_dir"})
 
 
-@with_settings
+# Agents are run in folders that come from anywhere: what lies there must not say where prompts go.
+@partial(with_settings, here=False)
 def launch(  # noqa: PLR0913 - each is a flag
     settings: Settings,
     harness: Annotated[

@@ -1,5 +1,8 @@
 """The command line."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from dovetail.cli import (
@@ -9,13 +12,16 @@ from dovetail.cli import (
     config,
     demo,
     engine,
+    export,
     inspect,
+    keys,
     launch,
     models,
     parse,
     render,
     serve,
     tokenize,
+    trace,
     verify,
     watch,
 )
@@ -38,6 +44,7 @@ app.command("accept")(accept.accept)
 app.command("config")(config.config)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)
 app.command("render")(render.render)
 app.command("parse")(parse.parse)
@@ -45,6 +52,26 @@ app.command("tokenize")(tokenize.tokenize)
 app.command("models")(models.models)
 app.command("watch")(watch.watch)
 app.add_typer(engine.app, name="engine")
+app.add_typer(keys.app, name="keys")
+app.add_typer(trace.app, name="trace")
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dovetail {version('dovetail')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _any(
+    told: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_tell_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Flags of the command as such."""
 
 
 def main() -> None:

@@ -2,37 +2,37 @@
 
 import asyncio
 import json
+import logging
 import shlex
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from typing import Any
 
 import typer
-import uvicorn
-import uvloop
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dovetail.catalog import CatalogError
+from dovetail.cli.serving import (
+    Front,
+    bind,
+    build_service,
+    certificate_of,
+    fail,
+    port_of,
+    run_here,
+    warn,
+)
 from dovetail.cli.settings import with_settings
 from dovetail.config import Config
 from dovetail.config_sources import Settings
-from dovetail.engines.registry import EngineSetupError
-from dovetail.http.app import App
-from dovetail.http.auth import exposure
-from dovetail.http.options import http_options
-from dovetail.http.server import serve as run_server
-from dovetail.http.server import server, until_started
+from dovetail.http.access.auth import exposure
+from dovetail.http.accounts.recorders import recorders
+from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.registry import HARNESSES
 from dovetail.log import configure
-from dovetail.service import Service
-from dovetail.settling import settle
-from dovetail.setup import DEFAULT_MODEL, build
-from dovetail.weights import WeightsError
-from dovetail_model import DovetailError
+from dovetail.metrics import VERSION, Metrics
+from dovetail.workers import Crew, CrewError, notify
 
-_err = Console(stderr=True)
+_log = logging.getLogger(__name__)
 
 
 @with_settings
@@ -43,115 +43,109 @@ def serve(settings: Settings) -> None:
     come from flags, then DOVETAIL_* variables, then dovetail.toml; `dovetail config` shows them.
     """
     config = settings.config
-    configure(level=config.log_level)
+    configure(config.log_format, config.log_level)
     try:
         options = http_options(config)
-        if config.tls_key_path is not None and config.tls_cert_path is None:
-            raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
+        certificate = certificate_of(config)
+        if config.workers > 1 and config.store == "memory":
+            raise ValueError("--workers: several need one store of turns, sqlite or redis://")
+        if config.workers > 1 and sys.platform != "linux":
+            raise ValueError("--workers: only Linux spreads connections over several processes")
         # Before the model is loaded: a port that is taken is told at once.
-        place = _bind(config.http_host, _port(config))
+        place = bind(config.http_host, port_of(config))
     except (OSError, OverflowError, ValueError) as error:
-        _fail(str(error))
-    service = _build(config)
-    _warn(service, exposure(config.http_host, options.keys))
-    tls = {"tls_cert": config.tls_cert_path, "tls_key": config.tls_key_path}
-    serving = server(App(service, options), config.http_host, place.getsockname()[1], **tls)
+        fail(str(error))
+    scheme = "http" if certificate is None else "https"
+    if config.workers > 1:
+        _serve_together(config, options, place, scheme)
+        return
     try:
-        serving.config.load()
+        metrics = Metrics()
+        front = Front(options, certificate, place, metrics, recorders(config, metrics))
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    service = build_service(config)
+    first = service.served[0]
+    warn(config, *(warning for one in service.served for warning in one.warnings))
+    warn(config, *_of_interest(config, options))
+
+    def ready() -> None:
+        _tell_serving(place, scheme, [one.name for one in service.served], config.workers)
+        _greet(_address(place, scheme), first.name, first.context_length, bool(options.keys))
+        notify("READY=1")
+
+    run_here(config, front, service, ready)
+
+
+def _serve_together(
+    config: Config, options: HttpOptions, place: socket.socket, scheme: str
+) -> None:
+    """Several processes on one port. This one keeps them, and holds the port for them."""
+    port = place.getsockname()[1]
+    place.close()
+    try:
+        place = bind(config.http_host, port, shared=True)
     except OSError as error:
-        _fail(f"the certificate {config.tls_cert_path} and its key cannot be used: {error}")
-    address = _address(place, "https" if serving.config.is_ssl else "http")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(serving, place, lambda: _greet(address, service, bool(options.keys))))
-    if not serving.started:
-        _fail("the server could not be started; what went wrong is told above")
+        fail(str(error))
+    warn(config, *_of_interest(config, options))
 
+    def ready(facts: dict[str, Any]) -> None:
+        _tell_serving(place, scheme, facts["models"], config.workers)
+        _greet(_address(place, scheme), facts["name"], facts["window"], bool(options.keys))
 
-def _port(config: Config) -> int:
-    """Remote engines mostly listen on 8000 themselves."""
-    if config.http_port is not None:
-        return config.http_port
-    return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
+    async def run() -> signal.Signals | None:
+        crew = Crew(config, port)
+        await crew.run(ready)
+        return crew.stopped_by
 
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A place to listen, where nobody listens yet."""
-    place: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        family, kind, number, _, address = found[0]
-        place = socket.socket(family, kind, number)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind((address[0], port, *address[2:]))
-    except (OSError, OverflowError) as error:
-        if place is not None:
-            place.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise OSError(f"cannot listen on {host}, port {port}: {reason}") from error
-    return place
+        stopped_by = asyncio.run(run())
+        _log.info("stopped")
+    except CrewError as error:
+        fail(str(error))
+    if stopped_by is not None:
+        signal.raise_signal(stopped_by)  # whoever waits for us sees how we ended
+
+
+def _of_interest(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
+    """What an operator should know of these settings."""
+    return exposure(config.http_host, options.keys), _kept_payloads(config)
 
 
 def _address(place: socket.socket, scheme: str) -> str:
     """Where clients on this machine reach it. The port may be a free one."""
     host, port = place.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return _url(scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def _run(serving: uvicorn.Server, place: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until told to stop. Says when it is ready."""
-    task = asyncio.create_task(run_server(serving, [place]))
-    if await until_started(serving, task):
-        settle()
-        ready()
-    await task
+def _tell_serving(place: socket.socket, scheme: str, models: list[str], workers: int) -> None:
+    """In the log: from now on requests are taken."""
+    fields = {
+        "version": VERSION,
+        "address": _url(scheme, *place.getsockname()[:2]),
+        "models": ",".join(models),
+        "workers": workers,
+    }
+    _log.info("serving", extra={"fields": fields})
 
 
-def _warn(service: Service, exposed: str | None) -> None:
-    """What an operator should know before the first request."""
-    told = [warning for one in service.served for warning in one.warnings]
-    for warning in [*told, *([exposed] if exposed else [])]:
-        _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-
-
-def _build(config: Config) -> Service:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+def _kept_payloads(config: Config) -> str | None:
+    """That somebody reads along."""
+    if config.trace_file is None or not config.trace_payloads:
+        return None
+    return (
+        f"--trace-payloads: every request and answer is written to {config.trace_file}, with all "
+        "that users and models say; it is for debugging, and makes streams slower"
     )
-    quiet = not _err.is_terminal
-    with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
-        what = f"fetching {config.model or DEFAULT_MODEL}"
-        task = progress.add_task(what, total=None, visible=False)
-
-        def tell(done: int, total: int | None) -> None:
-            progress.update(task, completed=done, total=total, visible=True)
-
-        try:
-            return build(config, tell)
-        except (
-            CatalogError,
-            EngineSetupError,
-            WeightsError,
-            DovetailError,
-            ValueError,
-            OSError,
-        ) as error:
-            progress.stop()
-            _fail(str(error))
 
 
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail serve: {message}", err=True)
-    raise typer.Exit(1)
-
-
-def _greet(address: str, service: Service, keyed: bool) -> None:
+def _greet(address: str, name: str, window: int, keyed: bool) -> None:
     """The address, and a line to paste for each API."""
     key = ' -H "x-api-key: $KEY"' if keyed else ""
-    name = service.served[0].name
     ask = {
         "model": name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -167,7 +161,7 @@ def _greet(address: str, service: Service, keyed: bool) -> None:
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}"
         )
-    typer.echo("\n" + "\n".join(_agents(address, service.served[0].context_length, keyed)) + "\n")
+    typer.echo("\n" + "\n".join(_agents(address, window, keyed)) + "\n")
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_h
 import typer
 
 from dovetail.config import Config
-from dovetail.config_sources import ConfigError, Settings, load
+from dovetail.config_sources import CONFIG_VARIABLE, ConfigError, Settings, choices, load
 
 #: Other spellings under which users know a flag.
 _SPELLINGS = {
@@ -23,24 +23,28 @@ _FILE_ONLY = ("models",)
 _File = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
 
 
-def with_settings(command: Callable[Concatenate[Settings, ...], None]) -> Callable[..., None]:
+def with_settings(
+    command: Callable[Concatenate[Settings, ...], None], *, here: bool = True
+) -> Callable[..., None]:
     """The command with a flag for each setting; it gets them together with file and environment.
 
     Settings are its first parameter. Others are its own arguments and flags, and come before.
+    `here`: a file in the working folder counts, though nobody named it.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
+    unnamed = {} if here else {CONFIG_VARIABLE: ""}
 
     def run(config: Path | None = None, **flags: Any) -> None:
         given = {one.name: flags.pop(one.name) for one in own}
         try:
-            settings = load(_given(flags), os.environ, config)
+            settings = load(_given(flags), {**unnamed, **os.environ}, config)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
         command(settings, **given)
 
     kinds = get_type_hints(Config)
     flags = [
-        (one.name, _flag(one.name, kinds[one.name], one.metadata))
+        (one.name, _flag(one.name, kinds[one.name], _help(one.metadata["help"], one.default)))
         for one in fields(Config)
         if one.name not in _FILE_ONLY and one.name not in {mine.name for mine in own}
     ]
@@ -58,8 +62,16 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def _flag(name: str, kind: Any, metadata: Mapping[str, Any]) -> Any:
-    help = metadata["help"]
+def _help(text: str, default: Any) -> str:
+    """What a flag is for, and what holds without it, unless that is nothing."""
+    if isinstance(default, bool):
+        return f"{text} (default: on)" if default else text
+    if isinstance(default, float):
+        default = int(default) if default.is_integer() else default
+    return f"{text} (default: {default})" if isinstance(default, int | float | str) else text
+
+
+def _flag(name: str, kind: Any, help: str) -> Any:
     if name == "model":
         return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]
     spelled = f"--{name.replace('_', '-')}"
@@ -70,7 +82,8 @@ def _flag(name: str, kind: Any, metadata: Mapping[str, Any]) -> Any:
     if get_origin(kind) is tuple:
         return Annotated[list[str] | None, typer.Option(spelled, help=f"{help} (repeatable)")]
     spellings = _SPELLINGS.get(name, (spelled,))
-    return Annotated[_plain(kind) | None, typer.Option(*spellings, help=help)]
+    known = "|".join(choices(kind)) or None
+    return Annotated[_plain(kind) | None, typer.Option(*spellings, help=help, metavar=known)]
 
 
 def _plain(kind: Any) -> Any:

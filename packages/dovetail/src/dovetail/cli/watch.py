@@ -18,7 +18,7 @@ from dovetail.config import Config
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
-from dovetail.http.server import server, until_started
+from dovetail.http.serving.server import server, until_started
 from dovetail.setup import build
 from dovetail.watch.fix import FixApp
 from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, served_models
@@ -175,7 +175,7 @@ async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
 async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) -> None:
     """Answers through Dovetail until it is told to stop."""
     fixing = FixApp(app, endpoint, watching.tee.exchange, watching.fell_back)
-    serving = server(fixing, *flags.place)
+    serving = server(fixing, *flags.place, draining=app.draining)
     _signals(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
     task = asyncio.create_task(serving.serve())

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import h11
 
 from dovetail.engines.line import Line, Take, Wait
+from dovetail.trace_context import handed_on
 from dovetail_model import EngineTimeout, EngineUnavailable
 
 LONGEST = 64 << 20  # bytes of an answer that is read whole
@@ -159,6 +160,7 @@ def _request(name: str, endpoint: Endpoint, call: Call) -> list[bytes]:
     headers = {
         "host": endpoint.authority,
         "connection": "close",
+        **handed_on(),
         **endpoint.headers,
         **call.headers,
     }

@@ -1,25 +1,35 @@
 """The ASGI application. No framework: a table of routes, and one way to answer errors."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.codex_catalog import Catalog
-from dovetail.http.account import Account
+from dovetail.http.access.auth import STRANGER, require_admin
+from dovetail.http.access.quiet import Hush
+from dovetail.http.accounts.account import Account
+from dovetail.http.accounts.capture import Capture
+from dovetail.http.answering.generate import Generator
 from dovetail.http.asgi import Receive, Scope, Send
 from dovetail.http.errors import Disconnected, refuse, status_of, told
 from dovetail.http.exchange import Exchange
-from dovetail.http.generate import Generator
 from dovetail.http.health import Probes
 from dovetail.http.models import CATALOG_TAG, Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
 from dovetail.http.replicas import ReplicaNumbers
 from dovetail.http.routes import Handler, Route, Routes, dialect
+from dovetail.http.serving.draining import Draining
+from dovetail.http.sockets import SOCKET_PATH, Sockets
+from dovetail.http.stateful.background import Background
+from dovetail.http.stateful.responses import Responses
 from dovetail.http.tokens import Tokens
 from dovetail.metrics import Metrics
+from dovetail.request_end import Recorder
 from dovetail.service import Service
+from dovetail.trace_context import Spans, traced
 from dovetail_model import DovetailError
-from dovetail_protocols import COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
+from dovetail_protocols import COMPACT, COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
 
 _log = logging.getLogger(__name__)
 
@@ -28,16 +38,34 @@ class App:
     """Serves a service to any ASGI server, which has to support `lifespan`."""
 
     def __init__(
-        self, service: Service, options: HttpOptions | None = None, metrics: Metrics | None = None
+        self,
+        service: Service,
+        options: HttpOptions | None = None,
+        metrics: Metrics | None = None,
+        recorders: Sequence[Recorder] = (),
     ) -> None:
         self.service = service
+        self.recorders = recorders
+        self._begin_span = next((one.begin for one in recorders if isinstance(one, Spans)), None)
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaNumbers(service))
+        self._hush = Hush()
+        self.fault: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
-        self._generator = Generator(service, self.options)
+        #: What a scrape is answered with: all numbers, also of other processes where there are any.
+        self.numbers: Callable[[str], Awaitable[tuple[bytes, str]]] = self._own_numbers
+        self.draining = Draining(self.options.drain_timeout)
+        self.draining.on_begin(lambda: self.metrics.draining(True))
+        self.background = Background(service.kept, self.metrics)
+        self._generator = Generator(
+            service, self.options, self.draining, self.metrics, self.background
+        )
         self._catalog = Catalog(service, self.options.codex_profile)
-        self.routes = Routes(self._table())
+        self._sockets = Sockets(
+            self._respond, self.draining, self.metrics, self.options.max_body_bytes
+        )
+        self.routes = Routes(self._table(), self._upgrades())
         self._document = document(self.routes.all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,27 +75,44 @@ class App:
             case "lifespan":
                 await self._live(receive, send)
             case "websocket":
-                await send({"type": "websocket.close"})
+                await self._sockets.serve(scope, receive, send)
 
     async def _respond(self, exchange: Exchange) -> None:
+        """One request, in the trace that its client names."""
+        with traced(exchange.headers, self._begin_span):
+            await self._account_for(exchange)
+
+    async def _account_for(self, exchange: Exchange) -> None:
         """One request. Whatever goes wrong is told in the client's own dialect."""
-        route = self.routes.find(exchange.path)
+        route = self.routes.find(exchange.path, exchange.method)
         endpoint = "unknown" if route is None else route.endpoint
-        account = Account(exchange, endpoint, self.metrics, log_prefix=self.options.log_prefix)
+        account = Account(
+            exchange,
+            endpoint,
+            self.metrics,
+            log_prefix=self.options.log_prefix,
+            recorders=self.recorders,
+        )
         if route is not None and not route.counted:
             await self._try(exchange, account)
+            if account.refused:  # probes are many, but whoever tries keys on them is told of
+                account.open()
+                self._close(exchange, account)
             return
         account.open()
+        capture = Capture(exchange) if self.options.keep_payloads else None
         try:
             await self._try(exchange, account)
         finally:
-            account.close()
+            if not account.detached:
+                self._close(exchange, account, None if capture is None else capture.answer)
 
     async def _try(self, exchange: Exchange, account: Account) -> None:
         try:
             route = self.routes.require(exchange)
             if route.needs_key:
-                exchange.tenant = self.options.keys.tenant(exchange.headers)
+                exchange.caller = self.options.keys.caller(exchange.headers)
+                exchange.tenant = exchange.caller.tenant
             await route.handler(exchange, account)
         except Disconnected:
             account.hung_up()
@@ -78,26 +123,43 @@ class App:
                 raise  # the server cuts the connection: half an answer must not look whole
             await refuse(exchange, codec, failure)
 
+    def _close(self, exchange: Exchange, account: Account, answer: bytes | None = None) -> None:
+        """The request is over. Strangers who are refused do not fill the log."""
+        if account.erred and exchange.caller is STRANGER and not self._hush.speaks():
+            account.mute()
+        account.close(answer)
+
     async def _live(self, receive: Receive, send: Send) -> None:
         """Starts the service before the first request, stops it after the last."""
         await receive()
         try:
             await self.service.start()
         except Exception as error:
-            # What we say ourselves is clear without the way it took through the code.
-            fault = None if isinstance(error, DovetailError) else error
-            _log.error("start_failed", exc_info=fault, extra={"fields": {"reason": str(error)}})
+            # What we say ourselves is clear without the way it took through the code: whoever
+            # started the server tells it.
+            if not isinstance(error, DovetailError):
+                fields = {"reason": str(error)}
+                _log.error("start_failed", exc_info=error, extra={"fields": fields})
+            self.fault = str(error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await self.background.close()
         try:
             await self.service.stop()
         finally:
+            for recorder in self.recorders:
+                await asyncio.to_thread(recorder.close)
             await send({"type": "lifespan.shutdown.complete"})
 
+    async def _own_numbers(self, accept: str) -> tuple[bytes, str]:
+        return self.metrics.render(accept)
+
     async def _metrics(self, exchange: Exchange) -> None:
-        body, content_type = self.metrics.render(exchange.headers.get("accept", ""))
+        if self.options.metrics_need_key:
+            require_admin(exchange.caller)
+        body, content_type = await self.numbers(exchange.headers.get("accept", ""))
         await exchange.answer(200, body, content_type)
 
     async def _openapi(self, exchange: Exchange) -> None:
@@ -116,6 +178,8 @@ class App:
         post, get = "POST", "GET"
         table = [
             Route(post, "/v1/responses", self._generates(RESPONSES), "OpenAI Responses"),
+            Route(post, "/v1/responses/compact", self._generates(COMPACT), "A summary instead"),
+            *Responses(self.service, self.options, self.background).routes(),
             Route(post, "/v1/chat/completions", self._generates(self._chat), "Chat Completions"),
             Route(post, "/v1/completions", self._generates(COMPLETIONS), "Text completions"),
             Route(get, "/v1/models", _plain(models.list), "Models that are served"),
@@ -135,17 +199,28 @@ class App:
             ]
         return table
 
+    def _upgrades(self) -> list[Route]:
+        """Where a client may ask for a WebSocket."""
+        if not self.options.websockets:
+            return []
+
+        async def accept(exchange: Exchange, account: Account) -> None:
+            exchange.extra.append((CATALOG_TAG, self._catalog.current().etag))
+            await self._sockets.accept(exchange)
+
+        return [Route("GET", SOCKET_PATH, accept, "OpenAI Responses over a WebSocket")]
+
     def _probes(self) -> list[Route]:
-        probes = Probes(self.service, self.options.keys)
-        open_to_all = [
-            ("/", probes.root, "Name and version"),
-            ("/live", probes.live, "Whether the process answers"),
+        probes = Probes(self.service, self.options.keys, self.draining)
+        open_to_all: list[tuple[str, Handler, str]] = [
+            ("/", _plain(probes.root), "Name and version"),
+            ("/live", _plain(probes.live), "Whether the process answers"),
             ("/ready", probes.ready, "Whether every engine is ready"),
             ("/health", probes.ready, "The same as /ready"),
         ]
         return [
             *(
-                Route("GET", path, _plain(handler), summary, needs_key=False, counted=False)
+                Route("GET", path, handler, summary, needs_key=False, counted=False)
                 for path, handler, summary in open_to_all
             ),
             Route(

@@ -9,7 +9,7 @@ import zstandard
 
 from dovetail.http.errors import Disconnected, HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
-from dovetail_model import TooLarge
+from dovetail_model import Overloaded, TooLarge
 
 _MOST_MEMBERS = 16
 _PIECE = 1 << 18  # bytes that are decompressed at a time
@@ -17,8 +17,27 @@ _ZSTD_FEED = 512  # bytes of zstd at a time: each may become 2^15 times as many
 _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows for content encodings
 _MOST_CODINGS = 4
 
+_MOST_BODIES = 16  # of the largest size, that may be coming at once: they are all in memory
+_RETRY_AFTER = 2.0  # seconds
+
 Pieces = Iterator[bytes]
 Codings = list[tuple[str, Callable[[bytes], Pieces]]]
+
+
+class Coming:
+    """The bytes of bodies and messages that are not here yet as a whole, or wait to be read.
+
+    Those of all clients of this process.
+    """
+
+    size = 0
+
+    def is_too_much(self, limit: int) -> bool:
+        """Where each may have so many bytes."""
+        return self.size > _MOST_BODIES * limit
+
+
+coming = Coming()
 
 
 async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
@@ -53,19 +72,23 @@ async def _receive(exchange: Exchange, limit: int) -> bytes:
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         return _within(message.get("body", b""), limit)  # in one piece, as nearly always
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-        message = await receive()
+    whole = bytearray()  # not a list of parts: a client may send them byte by byte
+    try:
+        while True:
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            whole += part
+            coming.size += len(part)
+            if len(whole) > limit:
+                raise _too_large(limit)
+            if coming.is_too_much(limit):
+                raise Overloaded("Too much is being sent at once.", retry_after=_RETRY_AFTER)
+            if not message.get("more_body", False):
+                return bytes(whole)
+            message = await receive()
+    finally:
+        coming.size -= len(whole)
 
 
 def _within(body: bytes, limit: int) -> bytes:

@@ -1,15 +1,23 @@
 """Refusals that are about HTTP itself, and how any error becomes an answer."""
 
 import logging
-import re
 from typing import ClassVar
 
+from dovetail.engines.outward import outward
 from dovetail.http.exchange import Exchange
-from dovetail_model import ClientError, DovetailError, EngineError, InternalError, NotFound
+from dovetail_model import (
+    ClientError,
+    DovetailError,
+    EngineError,
+    EngineUnavailable,
+    InternalError,
+    NotFound,
+    Overloaded,
+)
 from dovetail_protocols import MESSAGES, Codec
 
+RETRY_AFTER = 2.0  # seconds in which an engine may be back, or have room
 _log = logging.getLogger(__name__)
-_ADDRESS = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
 
 
 class HttpError(ClientError):
@@ -55,11 +63,13 @@ class Disconnected(Exception):
 def told(error: Exception) -> DovetailError:
     """The error as a client may hear of it. What was not foreseen is logged, not told.
 
-    Where engines live is the operator's business: it stands in the log, with the replica.
+    An engine that is away or full is worth a second try, so clients hear when.
     """
     if isinstance(error, EngineError):
-        message = _ADDRESS.sub("the engine", error.message)
-        return type(error)(message, param=error.param, retry_after=error.retry_after)
+        safe = outward(error)
+        if isinstance(error, EngineUnavailable | Overloaded) and error.retry_after is None:
+            safe.retry_after = RETRY_AFTER
+        return safe
     if isinstance(error, DovetailError):
         return error
     _log.error("unforeseen", exc_info=error)

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
+from dovetail.http.access.auth import STRANGER
 from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.ids import new_id
+from dovetail.kept import Local
 
 Headers = Iterable[tuple[str, str]]
 
@@ -20,13 +22,17 @@ _LONGEST_VALUE = 4096
 class Exchange:
     """What a handler gets. `status` is None until an answer has begun.
 
-    `extra` are headers that the answer has whatever it turns out to be.
+    `extra` are headers that the answer has whatever it turns out to be. `local` are the responses
+    that the connection holds for itself. `warms`: nothing is to be generated, the next request of
+    the connection goes on from this one.
     """
 
     __slots__ = (
+        "caller",
         "extensions",
         "extra",
         "headers",
+        "local",
         "method",
         "path",
         "query_string",
@@ -36,6 +42,8 @@ class Exchange:
         "started",
         "status",
         "tenant",
+        "transport",
+        "warms",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +56,11 @@ class Exchange:
         self.receive: Receive = receive
         self.send: Send = send
         self.status: int | None = None
+        self.caller = STRANGER
         self.tenant = ""
+        self.transport: Literal["http", "websocket"] = "http"
+        self.local: Local | None = None
+        self.warms = False
         self.extra: list[tuple[str, str]] = []
         given = self.headers.get("x-request-id", "")
         self.request_id = given if _SOUND_ID.fullmatch(given) else new_id("req_")
@@ -56,6 +68,11 @@ class Exchange:
     @property
     def query(self) -> dict[str, str]:
         return dict(parse_qsl(self.query_string.decode("latin-1")))
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether this is the request for a WebSocket, not one that came over it."""
+        return self.transport == "websocket" and self.method == "GET"
 
     def wants(self, what: str) -> bool:
         """Whether the client asked for more about its request, in `x-dovetail-debug`."""

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import health_of
-from dovetail.http.auth import Keys
+from dovetail.http.access.auth import Keys
+from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
+from dovetail.http.serving.draining import Draining
 from dovetail.service import Service
 from dovetail_model import Unauthenticated
 
@@ -19,12 +21,13 @@ _PATIENCE = 8.0  # seconds that engines may take to say how they are, each repli
 class Probes:
     """What load balancers and people ask. None of it needs a key.
 
-    Names, addresses and what engines say of themselves are for those who have one.
+    Names, addresses and what engines say of themselves are for admins.
     """
 
-    def __init__(self, service: Service, keys: Keys) -> None:
+    def __init__(self, service: Service, keys: Keys, draining: Draining) -> None:
         self._service = service
         self._keys = keys
+        self._draining = draining
 
     async def root(self, exchange: Exchange) -> None:
         """Claude Code asks HEAD / when it starts."""
@@ -35,13 +38,16 @@ class Probes:
         """The process answers: that is all."""
         await exchange.answer(200, b'{"status":"live"}')
 
-    async def ready(self, exchange: Exchange) -> None:
-        """Every engine can take requests."""
+    async def ready(self, exchange: Exchange, account: Account) -> None:
+        """Every engine can take requests, and the server does."""
+        if self._draining.begun:
+            await exchange.answer(503, b'{"status":"draining"}')
+            return
         states = await asyncio.gather(
             *(health_of(served.engine, _PATIENCE) for served in self._service.served)
         )
         ready = all(state.ready for state in states)
-        trusted = self._trusts(exchange)
+        trusted = self._trusts(exchange, account)
         engines: list[dict[str, Any]] = [
             {
                 "engine": served.engine.name,
@@ -53,9 +59,11 @@ class Probes:
         body = {"status": "ready" if ready else "not ready", "engines": engines}
         await exchange.answer(200 if ready else 503, msgspec.json.encode(body))
 
-    def _trusts(self, exchange: Exchange) -> bool:
+    def _trusts(self, exchange: Exchange, account: Account) -> bool:
+        """A wrong key changes nothing in the answer, but is told: it may be a guess."""
         try:
-            self._keys.tenant(exchange.headers)
-        except Unauthenticated:
+            return self._keys.caller(exchange.headers).admin
+        except Unauthenticated as error:
+            if error.reason != "no_key":
+                account.failed(error, 401)
             return False
-        return True

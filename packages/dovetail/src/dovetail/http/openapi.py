@@ -17,10 +17,12 @@ _THEIRS = {
     "/v1/messages": "Anthropic's Messages API",
     "/v1/messages/count_tokens": "Anthropic's count_tokens",
     "/v1/responses": "OpenAI's Responses API",
+    "/v1/responses/compact": "OpenAI's Responses API",
+    "/v1/responses/input_tokens": "OpenAI's Responses API",
     "/v1/chat/completions": "OpenAI's Chat Completions API",
     "/v1/completions": "OpenAI's Completions API",
 }
-_STREAMS = {path for path in _THEIRS if not path.endswith("count_tokens")}
+_STREAMS = {path for path in _THEIRS if not path.endswith(("_tokens", "/compact"))}
 _TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _OWN: dict[str, Json] = {
@@ -39,7 +41,7 @@ def document(routes: Iterable[Route]) -> bytes:
     paths: dict[str, Json] = {}
     for route in routes:
         path = f"{route.path}{{model}}" if route.path == "/v1/models/" else route.path
-        paths[path] = {route.method.lower(): _operation(route)}
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -68,7 +70,9 @@ def _operation(route: Route) -> Json:
         ]
     if route.path.startswith(("/tokenize", "/detokenize")):
         operation["operationId"] += "_without_prefix"
-    if route.method == "POST":
+    if "{id}" in route.path:
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _TEXT}]
+    elif route.method == "POST":
         operation["requestBody"] = _body(route)
     if route.needs_key:
         operation["security"] = [{"bearer": []}, {"key": []}]

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from dovetail.codex_catalog import read_profile
 from dovetail.config import Config
-from dovetail.http.auth import Keys, read_keys
+from dovetail.http.access.auth import Keys
+from dovetail.http.access.key_file import KeyFileError
+from dovetail.http.access.limits import Book, Limits, MemoryBook
 
 Channel = Literal["tools", "reasoning"]
 
@@ -15,45 +17,63 @@ Channel = Literal["tools", "reasoning"]
 class HttpOptions:
     """Limits, keys and forms.
 
+    `book` has what is left of each key's limits. `metrics_need_key` shows numbers to admins only.
     `max_body_bytes` bounds a body as it comes and again once it is decompressed. Beyond
-    `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. `keep_alive` is
+    `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. Those that run
+    when the server is told to stop have `drain_timeout` seconds. `keep_alive` is
     the silence, in seconds, after which a stream shows a sign of life. `dispatch` names the side
-    channels that every stream gets, whether the client asked or not. `codex_profile` is the
+    channels that every stream gets, whether the client asked or not. `keep_payloads` has bodies
+    and answers kept for those who record requests. `codex_profile` is the
     entry of Codex's own catalog under which it is shown the models.
     """
 
     keys: Keys = field(default_factory=Keys)
+    book: Book = field(default_factory=MemoryBook)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
     max_queued: int = 256
     queue_timeout: float = 60.0
+    drain_timeout: float = 300.0
     body_timeout: float = 120.0
     keep_alive: float = 10.0
     messages_api: bool = True
+    websockets: bool = True
     metrics_need_key: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     dispatch: frozenset[Channel] = frozenset()
     log_prefix: bool = False
+    keep_payloads: bool = False
     codex_profile: Mapping[str, Any] | None = None
 
 
-def http_options(config: Config) -> HttpOptions:
+def http_options(config: Config, book: Book | None = None) -> HttpOptions:
     """What the settings say of it. Raises where keys or profile cannot be read."""
-    hashed = read_keys(config.api_key_file) if config.api_key_file is not None else []
+    limits = Limits(
+        config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
+    )
     wanted: list[Channel] = []
     if config.enable_streaming_tool_dispatch:
         wanted.append("tools")
     if config.enable_streaming_reasoning_dispatch:
         wanted.append("reasoning")
+    try:
+        keys = Keys(config.api_key, file=config.api_key_file, limits=limits)
+    except KeyFileError as error:
+        raise ValueError(f"--api-key-file {error}") from error
     return HttpOptions(
-        keys=Keys(config.api_key, hashed),
+        keys=keys,
+        book=MemoryBook() if book is None else book,
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,
         max_queued=config.max_queued_requests,
         queue_timeout=config.queue_timeout,
+        drain_timeout=config.drain_timeout,
         messages_api=config.enable_anthropic_api,
+        websockets=config.enable_responses_websocket,
+        metrics_need_key=config.metrics_need_key,
         reasoning_field=config.reasoning_field_name,
         dispatch=frozenset(wanted),
         log_prefix=config.log_prefix,
+        keep_payloads=config.trace_payloads and config.trace_file is not None,
         codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,
     )

@@ -1,9 +1,10 @@
 """Which address leads where."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from dovetail.http.account import Account
+from dovetail.http.accounts.account import Account
 from dovetail.http.errors import NoUpgrade, UnknownRoute, WrongMethod
 from dovetail.http.exchange import Exchange
 from dovetail_protocols import MESSAGES, RESPONSES, Codec
@@ -13,7 +14,8 @@ Handler = Callable[[Exchange, Account], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """An address. One that ends with a slash stands for all that begin with it.
+    """An address. One that ends with a slash stands for all that begin with it, and `{id}` for
+    any one part.
 
     `needs_key` where the server has keys; `counted` where requests appear in metrics and logs.
     """
@@ -28,36 +30,56 @@ class Route:
     @property
     def endpoint(self) -> str:
         """How metrics and logs call it."""
-        return self.path.removeprefix("/v1").strip("/").replace("/", "_") or "root"
+        path = self.path.replace("{id}", "id")
+        return path.removeprefix("/v1").strip("/").replace("/", "_") or "root"
 
 
 class Routes:
     """All addresses."""
 
-    __slots__ = ("_exact", "_open", "all")
+    __slots__ = ("_exact", "_open", "_patterns", "_upgrades", "all")
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Iterable[Route], upgrades: Iterable[Route] = ()) -> None:
         self.all = tuple(routes)
-        self._exact = {route.path: route for route in self.all}
+        self._exact: dict[str, list[Route]] = {}
+        for route in self.all:
+            self._exact.setdefault(route.path, []).append(route)
+        self._patterns = [
+            (re.compile(re.escape(path).replace(re.escape("{id}"), "[^/]+")), routes)
+            for path, routes in self._exact.items()
+            if "{id}" in path
+        ]
+        self._upgrades = {route.path: route for route in upgrades}
         self._open = [route for route in self.all if route.path.endswith("/") and route.path != "/"]
 
-    def find(self, path: str) -> Route | None:
-        found = self._exact.get(path)
-        if found is not None:
-            return found
-        return next((r for r in self._open if path.startswith(r.path) and path != r.path), None)
+    def find(self, path: str, method: str = "") -> Route | None:
+        """The route of an address; of several, the one for this method, else any."""
+        found = self._at(path)
+        return next((r for r in found if method in _methods(r)), found[0] if found else None)
 
     def require(self, exchange: Exchange) -> Route:
         """The route of a request. Raises where there is none, or not for this method."""
-        route = self.find(exchange.path)
+        upgrade = self._upgrades.get(exchange.path) if exchange.upgrades else None
+        if upgrade is not None:
+            return upgrade
+        route = self.find(exchange.path, exchange.method)
         if route is None:
             raise UnknownRoute(f"There is nothing at {exchange.path}.{self._hint(exchange.path)}")
-        allowed = ("GET", "HEAD") if route.method == "GET" else (route.method,)
-        if exchange.method in allowed:
+        if exchange.method in _methods(route):
             return route
         if exchange.headers.get("upgrade", "").lower() == "websocket":
             raise NoUpgrade("WebSockets are not offered here: use HTTP.")
+        allowed = [method for one in self._at(exchange.path) for method in _methods(one)]
         raise WrongMethod(exchange.method, exchange.path, ", ".join(allowed))
+
+    def _at(self, path: str) -> list[Route]:
+        """All routes of an address."""
+        found = self._exact.get(path)
+        if found is None:
+            found = next((routes for form, routes in self._patterns if form.fullmatch(path)), None)
+        if found is None:
+            found = [r for r in self._open if path.startswith(r.path) and path != r.path]
+        return found
 
     def _hint(self, path: str) -> str:
         """What was probably meant: clients add `/v1` by themselves, or do not."""
@@ -65,6 +87,10 @@ class Routes:
             if meant != path and self.find(meant) is not None:
                 return f" Did you mean {meant}? Then the base URL has a /v1 too many or too few."
         return ""
+
+
+def _methods(route: Route) -> tuple[str, ...]:
+    return ("GET", "HEAD") if route.method == "GET" else (route.method,)
 
 
 def dialect(exchange: Exchange, chat: Codec) -> Codec:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from dovetail.config_sources import CONFIG_VARIABLE
 from dovetail.launch.files import open_private
 from dovetail.launch.plan import LaunchError
 
@@ -26,12 +27,13 @@ def serving(
     with open_private(log) as lines:
         # A session of its own: a Ctrl-C is meant for the harness.
         process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.launch.guarded", "serve", *arguments],
+            # -P: agents are run in other people's projects, and nothing of these is imported.
+            [sys.executable, "-P", "-m", "dovetail.launch.guarded", "serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=lines,
             text=True,
-            env={**os.environ, **secrets},
+            env={CONFIG_VARIABLE: "", **os.environ, **secrets},
             start_new_session=True,
         )
         child = ChildServer(process, log, lines)

@@ -5,6 +5,9 @@ from typing import Any
 
 from dovetail.launch.plan import KEY_VARIABLE, PROVIDER, Order, Plan, Target
 
+#: The Responses API over one connection for a whole session. HTTP is what Codex falls back to.
+SOCKET = "websocket"
+
 
 def plan(order: Order) -> Plan:
     """Settings stand before the user's arguments, where every subcommand of Codex reads them.
@@ -13,12 +16,14 @@ def plan(order: Order) -> Plan:
     for the provider keeps Codex from asking for a login.
     """
     target = order.target
-    provider = {
+    provider: dict[str, str | bool] = {
         "name": "Dovetail",
         "base_url": f"{target.address}/v1",
         "wire_api": "responses",
         "env_key": KEY_VARIABLE,
     }
+    if order.api == SOCKET:
+        provider["supports_websockets"] = True
     told = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
     settings = {
         "model": json.dumps(target.model),

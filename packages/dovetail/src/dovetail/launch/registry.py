@@ -22,7 +22,7 @@ HARNESSES: Mapping[str, Harness] = {
             title="Codex",
             package="@openai/codex",
             executable="codex",
-            apis=("responses",),
+            apis=("responses", codex.SOCKET),
             least_window=16_384,
             plan=codex.plan,
         ),

@@ -3,6 +3,7 @@
 Never the whole prompt: an entry holds what was new, and points to the entry it grew from.
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable
 from typing import Literal
@@ -10,6 +11,9 @@ from typing import Literal
 import msgspec
 
 IDS = "I"  # the type code of token ids: four bytes each
+LOGPROBS = "f"  # the type code of logarithms of probabilities; not a number: not known
+
+_LONGEST_NAME = 200  # characters of a session's name; a longer one is kept as its hash
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,6 +43,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `line` is the chain over what those messages were taken for, thoughts and all; `head` is the
     hash of system text, tools and template switches. `opening` is how the prompt ended behind its
     last role marker, where that can be told; `thinking` what was asked about thoughts, as JSON.
+
+    `session` is the one that the client named, else that of the parent, else the id of the line's
+    first entry; `agent` is the sub-agent that spoke. `answer` is the number in the id under which
+    the client knows the answer. `logprobs` has one number for each generated id, and one more for
+    `stop` where that is known; it is empty where the engine told none. `forced` are the ranges of
+    generated ids that were put into the model's mouth: the end of a thought that grew too long.
     """
 
     id: str
@@ -58,11 +68,23 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     line: bytes = b""
     opening: str | None = None
     thinking: bytes = b""
+    session: str = ""
+    agent: str = ""
+    answer: str = ""
+    logprobs: bytes = b""
+    forced: tuple[tuple[int, int], ...] = ()
 
     @property
     def call_ids(self) -> tuple[str, ...]:
         """The outward ids of its calls."""
         return tuple(span.id for span in self.spans if span.kind == "call" and span.id)
+
+
+def session_name(given: str) -> str:
+    """A client's name for its session as entries hold it: short, and text that can be stored."""
+    if len(given) > _LONGEST_NAME:
+        return "sha256-" + hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()
+    return given.encode("utf-8", "replace").decode()
 
 
 def pack(ids: Iterable[int]) -> bytes:
@@ -75,3 +97,15 @@ def unpack(packed: bytes) -> "array[int]":
     ids = array(IDS)
     ids.frombytes(packed)
     return ids
+
+
+def pack_logprobs(values: Iterable[float]) -> bytes:
+    """Logarithms of probabilities as an entry holds them."""
+    return array(LOGPROBS, values).tobytes()
+
+
+def unpack_logprobs(packed: bytes) -> "array[float]":
+    """The numbers of a packed run."""
+    values: array[float] = array(LOGPROBS)
+    values.frombytes(packed)
+    return values

@@ -4,19 +4,30 @@ Entries never change, so a copy in memory is as good as the stored one. A store 
 turns unknown; it never fails a request.
 """
 
+import asyncio
 import logging
 import time
 from array import array
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from dovetail.ledger.backlog import Backlog
-from dovetail.ledger.entry import IDS, Entry
+from dovetail.ledger.entry import IDS, Entry, session_name
 from dovetail.ledger.recent import Recent
 from dovetail.ledger.shelf import Shelf
-from dovetail.ledger.store.store import NEWEST, Clock, Store, StoreError, StoreStats, call_key
+from dovetail.ledger.store.store import (
+    NEWEST,
+    Clock,
+    SessionStats,
+    Store,
+    StoreError,
+    StoreStats,
+    call_key,
+)
 from dovetail.ledger.wholes import Wholes, extend
 
+ARRIVAL = 0.5  # seconds that a turn's end waits for its place in a store that others read
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
 
 _REMEMBERED = 16384  # chains and sessions with something known about them
@@ -29,7 +40,9 @@ class Ledger:
 
     `shared` says that other processes write to the same store. Then a look-up by chain always asks
     it: one of them may have recorded another turn that looks the same, and the caller has to know
-    of both. `failed` counts questions that the store could not answer.
+    of both. `failed` counts questions that the store could not answer. `siblings` says that some of
+    them may be asked for the next turn of a session: then a turn counts as recorded when it is in
+    the store, as far as that does not let itself be waited for.
     """
 
     __slots__ = (
@@ -46,6 +59,7 @@ class Ledger:
         "_wholes",
         "failed",
         "sequence",
+        "siblings",
     )
 
     def __init__(
@@ -55,6 +69,7 @@ class Ledger:
         cache_bytes: int = 64 << 20,
         wholes_bytes: int = 128 << 20,
         shared: bool = False,
+        siblings: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self._store = store
@@ -63,6 +78,7 @@ class Ledger:
         self._backlog = Backlog(self._write)
         self._backlog_bytes = cache_bytes
         self._shared = shared
+        self.siblings = siblings
         self._clock = clock
         # Of a chain, the ids of all entries that have it, where the store was asked.
         self._kin: Recent[tuple[str, bytes], tuple[str, ...]] = Recent(_REMEMBERED)
@@ -78,6 +94,11 @@ class Ledger:
     def lost(self) -> int:
         """How many entries could not be written."""
         return self._backlog.lost
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a turn may be unknown only because a store that others write to was away."""
+        return self._store.unsure
 
     def cached(self, tenant: str, id: str) -> Entry | None:
         """The entry, if it is in memory."""
@@ -119,7 +140,8 @@ class Ledger:
     async def record(self, entry: Entry, prompt: "array[int]") -> None:
         """Remember a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
 
-        Only where the store cannot keep up does it wait, so that memory stays bounded.
+        Only where the store cannot keep up does it wait, so that memory stays bounded, and where
+        there are siblings, for a while.
         """
         whole = prompt[:]
         whole.frombytes(entry.generated)
@@ -133,6 +155,10 @@ class Ledger:
         self._backlog.add(entry)
         if self._backlog.weight > self._backlog_bytes:
             await self.flush()
+        elif self.siblings:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ARRIVAL):
+                    await self._backlog.written(entry.tenant, entry.id)
 
     async def whole(self, entry: Entry) -> "array[int] | None":
         """Its prompt and what was generated, without the token that ended it.
@@ -167,6 +193,16 @@ class Ledger:
             line[above.id] = above
             above = await self._parent(above, line)
         return list(reversed(line.values()))
+
+    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+        """Ids of the turns of a session, oldest first. StoreError if the store cannot tell."""
+        await self.flush()
+        return await self._store.by_session(tenant, session_name(session))
+
+    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+        """The sessions of a tenant, newest first. StoreError if the store cannot tell."""
+        await self.flush()
+        return await self._store.sessions(tenant)
 
     async def flush(self) -> None:
         """Wait until all that was recorded is in the store."""

@@ -190,7 +190,7 @@ class Recaller:
         if scope.session is not None:
             if walk.looks and walk.seen_at[0] is None:
                 walk.seen_at = (await self._ledger.version(), self._ledger.sequence)
-            self._walks.keep(session, walk)
+            self._walks.keep(session, walk.sure() if self._ledger.unsure else walk)
         return walk
 
     async def _begun(self, turn: Turn, before: bytes, scope: Scope) -> Entry | None:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from dovetail.ledger.entry import Entry, Span
-from dovetail.ledger.store.store import NEWEST, call_keys
+from dovetail.ledger.store.store import NEWEST, SessionStats, call_keys
 
 _ENTRY_COST = 800  # the objects around the bytes, and the places in the indexes
 _SPAN_COST = 250
@@ -15,13 +15,14 @@ _Index = dict[tuple[str, str | bytes], dict[str, None]]
 
 def weight(entry: Entry) -> int:
     """About how many bytes of memory an entry takes."""
-    return _ENTRY_COST + len(entry.suffix) + len(entry.generated) + sum(map(_span, entry.spans))
+    ids = len(entry.suffix) + len(entry.generated) + len(entry.logprobs)
+    return _ENTRY_COST + ids + sum(map(_span, entry.spans))
 
 
 class Shelf:
     """A bounded set of entries. What is taken or added becomes the most recently used."""
 
-    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_weight")
+    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions", "_weight")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -29,6 +30,7 @@ class Shelf:
         self._entries: OrderedDict[Key, tuple[Entry, float]] = OrderedDict()
         self._calls: _Index = {}
         self._chains: _Index = {}
+        self._sessions: _Index = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,9 +89,24 @@ class Shelf:
         """Ids of the entries with that chain, newest first."""
         return _newest(self._chains.get((tenant, chain)))
 
+    def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+        """Ids of the entries of that session, oldest first."""
+        return tuple(self._sessions.get((tenant, session), ()))
+
+    def sessions(self, tenant: str) -> list[SessionStats]:
+        """The sessions of a tenant. Looks at those of all."""
+        return [
+            SessionStats(str(name), len(ids), max(self._entries[tenant, id][1] for id in ids))
+            for (owner, name), ids in self._sessions.items()
+            if owner == tenant
+        ]
+
     def _places(self, entry: Entry) -> list[tuple[_Index, str | bytes]]:
-        calls: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in call_keys(entry)]
-        return [*calls, (self._chains, entry.chain)]
+        places: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in call_keys(entry)]
+        places.append((self._chains, entry.chain))
+        if entry.session:
+            places.append((self._sessions, entry.session))
+        return places
 
     def _drop_oldest(self) -> None:
         _, (entry, _) = self._entries.popitem(last=False)

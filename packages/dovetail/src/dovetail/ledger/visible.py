@@ -28,32 +28,42 @@ SIZE = 16  # bytes of a digest
 class Seen(NamedTuple):
     """A turn's digest, and what in it may lead back to an entry.
 
-    `copy` tells apart copies that look the same: by their handles and thoughts.
+    `copy` tells apart copies that look the same: by their handles and thoughts. `size` are the
+    characters that the turn holds.
     """
 
     digest: bytes
     seals: tuple[str, ...] = ()
     call_ids: tuple[str, ...] = ()
     copy: bytes = b""
+    size: int = 0
 
 
 class Digests:
-    """Digests of turns, remembered by identity: the decoder hands out known turns again."""
+    """Digests of turns, remembered by identity: the decoder hands out known turns again.
 
-    __slots__ = ("_known", "_most")
+    What is remembered is held: at most so many turns, of so many characters in all.
+    """
 
-    def __init__(self, most: int = 65536) -> None:
+    __slots__ = ("_chars", "_known", "_most", "_most_chars")
+
+    def __init__(self, most: int = 65536, most_chars: int = 64 << 20) -> None:
         self._known: OrderedDict[int, tuple[Turn, Seen]] = OrderedDict()
         self._most = most
+        self._most_chars = most_chars
+        self._chars = 0
 
     def of(self, turn: Turn) -> Seen:
         known = self._known.get(id(turn))
         if known is not None and known[0] is turn:
             return known[1]
         seen = see(turn)
+        if known is not None:
+            self._chars -= known[1].size
         self._known[id(turn)] = (turn, seen)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._chars += seen.size
+        while len(self._known) > self._most or self._chars > self._most_chars:
+            self._chars -= self._known.popitem(last=False)[1][1].size
         return seen
 
 
@@ -61,7 +71,7 @@ def see(turn: Turn) -> Seen:
     """The digest of a turn and its handles."""
     if turn.role != "assistant":
         role = "system" if turn.role == "developer" else turn.role
-        return Seen(digest(role, *_parts(turn.blocks)))
+        return Seen(digest(role, *_parts(turn.blocks)), size=_size(turn.blocks))
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
     thoughts = [block for block in turn.blocks if isinstance(block, ReasoningBlock)]
@@ -72,6 +82,7 @@ def see(turn: Turn) -> Seen:
         seals,
         call_ids,
         digest(*seals, "", *call_ids, "", *(block.text for block in thoughts)),
+        _size(turn.blocks),
     )
 
 
@@ -132,3 +143,23 @@ def _parts(blocks: Iterable[Block]) -> list[str | bytes]:
             case _:
                 parts += ["other", repr(block)]
     return parts
+
+
+def _size(blocks: Iterable[Block]) -> int:
+    """Characters that these blocks hold."""
+    total = 0
+    for block in blocks:
+        match block:
+            case TextBlock(text=text):
+                total += len(text)
+            case ReasoningBlock(text=text, seal=seal):
+                total += len(text) + len(seal or "")
+            case ToolCallBlock(arguments=text):
+                total += len(text)
+            case ToolResultBlock(blocks=inner):
+                total += _size(inner)
+            case ImageBlock(data=data):
+                total += len(data or "")
+            case DocumentBlock(data=data, text=text):
+                total += len(data or "") + len(text or "")
+    return total

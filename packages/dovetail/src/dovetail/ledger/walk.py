@@ -16,6 +16,7 @@ from dovetail_model import Turn
 
 START = bytes(SIZE)
 _LINES = 256
+_CHARS = 128 << 20  # of all turns of all lines together
 Line = tuple[str, str, bytes]
 """Tenant, session, and the digest of the first turn."""
 
@@ -34,13 +35,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn of a walk: both chains before and with it, and the calls in the turns before it."""
+    """One turn of a walk: both chains before and with it, and the calls in the turns before it.
+
+    `size` are the characters of all turns up to it.
+    """
 
     before: bytes
     line_before: bytes
     found: Found
     line: bytes
     calls: int
+    size: int = 0
 
     @property
     def chain(self) -> bytes:
@@ -52,7 +57,8 @@ def step(key: bytes, last: Step | None, calls: int, seen: Seen, found: Found) ->
     before = last.chain if last is not None else START
     line = last.line if last is not None else START
     taken = found.entry.encode() if found.entry is not None else seen.copy
-    return Step(before, line, found, link(key, line, digest(seen.digest, taken)), calls)
+    size = seen.size + (last.size if last is not None else 0)
+    return Step(before, line, found, link(key, line, digest(seen.digest, taken)), calls, size)
 
 
 class Walk:
@@ -94,9 +100,20 @@ class Walk:
         other.seen_at = self.seen_at
         return other
 
+    def sure(self) -> "Walk":
+        """The walk up to the first of the model's turns that nobody knows yet."""
+        unknown = (at for at in self.places if self.steps[at].found.entry is None)
+        first = next(unknown, None)
+        return self if first is None else self.up_to(self.turns, first)
+
     @property
     def last(self) -> Step | None:
         return self.steps[-1] if self.steps else None
+
+    @property
+    def size(self) -> int:
+        """Characters of its turns."""
+        return self.steps[-1].size if self.steps else 0
 
     def add(self, one: Step) -> None:
         at = len(self.steps)
@@ -109,12 +126,14 @@ class Walk:
 
 
 class Walks:
-    """The last walk of each line of a session, to go on from."""
+    """The last walk of each line of a session, to go on from: so many, of so many characters."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_chars", "_known", "_most_chars")
 
-    def __init__(self) -> None:
+    def __init__(self, most_chars: int = _CHARS) -> None:
         self._known: OrderedDict[Line, Walk] = OrderedDict()
+        self._most_chars = most_chars
+        self._chars = 0
 
     def resume(self, session: Line, turns: tuple[Turn, ...]) -> Walk:
         """The steps that these turns begin with. Known turns are the same objects: it costs little.
@@ -130,7 +149,8 @@ class Walks:
         return known.up_to(turns, max(same, 0))
 
     def keep(self, session: Line, walk: Walk) -> None:
+        before = self._known.pop(session, None)
+        self._chars += walk.size - (before.size if before is not None else 0)
         self._known[session] = walk
-        self._known.move_to_end(session)
-        if len(self._known) > _LINES:
-            self._known.popitem(last=False)
+        while len(self._known) > _LINES or self._chars > self._most_chars:
+            self._chars -= self._known.popitem(last=False)[1].size

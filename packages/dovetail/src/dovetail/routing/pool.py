@@ -6,6 +6,7 @@ said, and asks again with it.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,7 @@ from dovetail.routing.worker import Noted, Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered
 LOOK_EVERY = 10.0  # seconds
+ABOUT_EQUAL = 4  # requests by which one replica may be busier than another, where pools agree
 
 #: Makes the request that is expected next, if there is any.
 Expected = Callable[[], Awaitable[EngineRequest | None]]
@@ -24,11 +26,16 @@ _log = logging.getLogger(__name__)
 
 
 class Pool:
-    """A token engine made of replicas. They are alike: what one can do, all can."""
+    """A token engine made of replicas. They are alike: what one can do, all can.
 
-    def __init__(self, engines: Sequence[TokenEngine]) -> None:
+    `agreeing` pools of several processes send a new session to the same replica, as long as each of
+    them finds it about as busy as the others: they do not see each other's work.
+    """
+
+    def __init__(self, engines: Sequence[TokenEngine], *, agreeing: bool = False) -> None:
         self.workers = tuple(Worker(engine, at) for at, engine in enumerate(engines))
         self.name = engines[0].name
+        self._agreeing = agreeing
         self._homes: OrderedDict[str, Worker] = OrderedDict()
         self._warming: dict[Worker, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -69,15 +76,24 @@ class Pool:
         """Makes the replicas ready. One of them is enough; the others are looked after."""
         faults = await asyncio.gather(*(worker.start() for worker in self.workers))
         told = [fault for fault in faults if fault is not None]
+        for worker, fault in zip(self.workers, faults, strict=True):
+            if fault is not None and len(faults) > 1:  # of a lone one the error below tells
+                worker.fall(fault)
         if len(told) == len(self.workers):
             await self.stop()
             raise told[0]
         if len(self.workers) > 1 and not self.abilities.local:
             self._looking = asyncio.create_task(self._look_after())
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
-        """The answer of one replica. Raises what that raises."""
+    async def generate(
+        self,
+        request: EngineRequest,
+        listener: Listener,
+        taken: Callable[[int], None] = lambda replica: None,
+    ) -> None:
+        """The answer of one replica, whose number is told. Raises what that raises."""
         worker = self._choose(request.session)
+        taken(worker.number)
         await self._make_way(worker)
         if self._looking is not None:
             listener = Noted(worker, listener)
@@ -120,13 +136,29 @@ class Pool:
             return self.workers[0]
         home = self._homes.get(session) if session is not None else None
         if home is None or not home.up or home.shunned:
-            home = min(self._candidates(), key=lambda worker: (worker.shunned, worker.busy))
+            home = self._first_home(session)
         if session is not None:
             self._homes[session] = home
             self._homes.move_to_end(session)
             if len(self._homes) > SESSIONS:
                 self._homes.popitem(last=False)
         return home
+
+    def _first_home(self, session: str | None) -> Worker:
+        """The least busy; of those that are about as busy, the one that the session's name picks.
+
+        The name picks the same one everywhere, and another only where that is down.
+        """
+        candidates = self._candidates()
+        least = min(candidates, key=lambda worker: (worker.shunned, worker.busy))
+        if session is None or not self._agreeing:
+            return least
+        near = [
+            worker
+            for worker in candidates
+            if worker.shunned == least.shunned and worker.busy <= least.busy + ABOUT_EQUAL
+        ]
+        return max(near, key=lambda worker: _affinity(session, worker.number))
 
     def _candidates(self) -> Sequence[Worker]:
         """Those that are up. Where none is, any of them can say best what is wrong."""
@@ -154,3 +186,9 @@ class Pool:
         finally:
             if self._warming.get(worker) is asyncio.current_task():
                 del self._warming[worker]
+
+
+def _affinity(session: str, replica: int) -> bytes:
+    """How much a session is drawn to a replica: in every process the same."""
+    named = f"{replica} {session}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(named, digest_size=8).digest()

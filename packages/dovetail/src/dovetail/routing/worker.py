@@ -49,14 +49,12 @@ class Worker:
         self.recovery: asyncio.Task[None] | None = None  # ends when the replica is back
 
     async def start(self) -> DovetailError | None:
-        """Makes the replica ready, or says why it is not: then it is looked after."""
+        """Makes the replica ready, or says why it is not."""
         self._wanted = True
         try:
             await self.engine.start()
         except Exception as error:
-            fault = _told(error)
-            self.fall(fault)
-            return fault
+            return _told(error)
         return None
 
     @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.catalog import load_model
+from dovetail.catalog import Model, load_model
 from dovetail.config import Config
 from dovetail.engines.files import find_files
 from dovetail.engines.registry import UPSTREAMS
@@ -15,9 +15,10 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Preparer, Settings
+from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served, Service
 from dovetail.setup.engines import make_pool, make_upstream
-from dovetail.setup.kept import open_keyring, open_ledger
+from dovetail.setup.kept import open_kept, open_keyring, open_ledger
 from dovetail.setup.remote import Remote, find_remote
 from dovetail.stability import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.weights import find_model
@@ -50,7 +51,14 @@ def build(config: Config, progress: Progress | None = None) -> Service:
     each = [replace(config, models=(), **table) for table in config.models] or [config]
     offered = [_offer(one, shared, progress) for one in each]
     usual = {CLAUDE: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
-    return Service(offered, aliases(config) or usual)
+    return Service(offered, aliases(config) or usual, open_kept(config, folder))
+
+
+def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, Pool]:
+    """A model that runs here, and its engine alone: for a process that serves it to others."""
+    path = _files(config, config.data_dir or data_folder(), None, progress)
+    model = _load(config, path, None)
+    return model, make_pool(config, model, path, None)
 
 
 def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offered:
@@ -78,15 +86,8 @@ def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
 def _served(
     config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
 ) -> Served:
-    path = _files(config, shared, remote, progress)
-    template = own_template(_model_name(config)) if remote is None else None
-    model = load_model(
-        path,
-        tool_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
-        custom_template=config.custom_jinja_template or template,
-        switches=config.chat_template_kwargs,
-    )
+    path = _files(config, shared.folder, remote, progress)
+    model = _load(config, path, remote)
     return Served(
         names=config.served_model_name or _names(config, path, remote),
         model=model,
@@ -96,15 +97,25 @@ def _served(
         migration_limit=config.migration_limit,
         recovery_wait=config.recovery_wait,
         defaults=default_sampling(config),
+        keep_logprobs=config.keep_logprobs,
     )
 
 
-def _files(
-    config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
-) -> Path:
+def _load(config: Config, path: Path, remote: Remote | None) -> Model:
+    template = own_template(_model_name(config)) if remote is None else None
+    return load_model(
+        path,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        custom_template=config.custom_jinja_template or template,
+        switches=config.chat_template_kwargs,
+    )
+
+
+def _files(config: Config, folder: Path, remote: Remote | None, progress: Progress | None) -> Path:
     """Where the model's tokenizer and template are; its weights too, where it runs here."""
     if remote is None:
-        return find_model(_model_name(config), shared.folder, progress)
+        return find_model(_model_name(config), folder, progress)
     named = config.model if config.model not in remote.model.names else None
     return find_files(remote.model, config.tokenizer or named)
 

@@ -36,7 +36,8 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
         )
         for endpoint in endpoints
     ]
-    return Pool([create_engine(name, setup) for setup in setups])
+    engines = [create_engine(name, setup) for setup in setups]
+    return Pool(engines, agreeing=config.workers > 1)
 
 
 def make_upstream(config: Config, remote: Remote) -> MessageEngine:

@@ -1,8 +1,12 @@
-"""What outlives a server: the turns that it knows, and the keys that seal them."""
+"""What outlives a server: the turns that it knows, the keys that seal them, and responses."""
 
 from pathlib import Path
 
 from dovetail.config import Config
+from dovetail.kept import Kept
+from dovetail.kept.store.memory import MemoryResponses
+from dovetail.kept.store.sqlite import SqliteResponses
+from dovetail.kept.store.store import Store as ResponseStore
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
@@ -10,16 +14,40 @@ from dovetail.ledger.store.sqlite import SqliteStore
 from dovetail.ledger.store.store import Store
 
 TURNS = "turns.sqlite"  # in the data folder
+RESPONSES = "responses.sqlite"
 
 
 def open_ledger(config: Config, folder: Path) -> Ledger:
-    return Ledger(_store(config.store, folder), shared=config.store != "memory")
+    """The turns. Whoever shares a Redis does so to be asked for any of them, as workers are."""
+    kept = config.store != "memory"
+    return Ledger(_store(config.store, folder), shared=kept, siblings=_has_siblings(config))
+
+
+def open_kept(config: Config, folder: Path) -> Kept:
+    """The responses that clients may fetch and go on from, where the turns are."""
+    return Kept(_responses(config, folder), siblings=_has_siblings(config))
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:
     if config.seal_key_file is not None:
         return read_keyring(config.seal_key_file)
     return folder_keyring(folder)
+
+
+def _has_siblings(config: Config) -> bool:
+    apart = config.workers > 1 or config.store not in ("memory", "sqlite")
+    return config.store != "memory" and apart
+
+
+def _responses(config: Config, folder: Path) -> ResponseStore:
+    most, age = config.responses_max_bytes, config.responses_max_age
+    if config.store == "memory":
+        return MemoryResponses(max_bytes=most, max_age=age)
+    if config.store == "sqlite":
+        return SqliteResponses(folder / RESPONSES, max_bytes=most, max_age=age)
+    from dovetail.kept.store.redis import RedisResponses
+
+    return RedisResponses(config.store, max_age=age)
 
 
 def _store(name: str, folder: Path) -> Store:

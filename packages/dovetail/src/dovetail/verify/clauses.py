@@ -208,7 +208,9 @@ def _codex() -> tuple[Clause, ...]:
         ),
         Clause("CX-12", it, "Custom (freeform) tools come back as custom_tool_call."),
         Clause(
-            "CX-13", it, "A WebSocket upgrade is refused with 426: with 404 it tries seven times."
+            "CX-13",
+            it,
+            "A WebSocket upgrade is taken, or refused with 426: at 404 it tries seven times.",
         ),
         Clause("CX-14", it, "No openai-model header, or the model that was asked for."),
         Clause("CX-15", it, "Neither `instructions` nor `tools` has to be there.", breaks),

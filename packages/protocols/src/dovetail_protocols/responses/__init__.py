@@ -2,25 +2,63 @@
 
 from collections.abc import Sequence
 
-from dovetail_model import DovetailError, Message, Request
+import msgspec
+
+from dovetail_model import DovetailError, InvalidRequest, Message, Request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids, StreamEncoder
 from dovetail_protocols.memory import Memory
 from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.asking import responses_request
-from dovetail_protocols.responses.compaction import CompactionEncoder, encode_compaction
+from dovetail_protocols.responses.compaction import (
+    CompactionEncoder,
+    compacted,
+    encode_compaction,
+)
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import Echo
 from dovetail_protocols.responses.encode import Encoder, encode_message, overflow_stream
+from dovetail_protocols.responses.joining import (
+    items_by_id,
+    joined,
+    own_items,
+    previous_of,
+    references,
+    resolved,
+    shortened,
+    split_response,
+    triggered,
+    user_items,
+    whole_response,
+    with_model,
+)
+from dovetail_protocols.responses.listing import encode_input_tokens, encode_list, id_of, listed
 from dovetail_protocols.responses.read import ResponsesReader
 
 __all__ = [
     "CODEC",
+    "COMPACT",
     "Echo",
+    "Encoder",
     "ResponsesCodec",
     "ResponsesReader",
+    "encode_input_tokens",
+    "encode_list",
+    "id_of",
+    "items_by_id",
+    "joined",
+    "listed",
     "overflow_stream",
+    "own_items",
+    "previous_of",
+    "references",
+    "resolved",
     "responses_request",
+    "shortened",
+    "split_response",
+    "triggered",
+    "whole_response",
+    "with_model",
 ]
 
 
@@ -47,4 +85,25 @@ class ResponsesCodec:
         return encode_error(error)
 
 
+class CompactCodec(ResponsesCodec):
+    """The endpoint that compacts: what the user said stays, a summary stands for the rest."""
+
+    name = "responses_compact"
+
+    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+        items = own_items(body)
+        if not items:
+            raise InvalidRequest("input: There is nothing to compact", param="input")
+        request = decode(triggered(body), headers, memory)
+        said = msgspec.structs.replace(echo.of(request), said=user_items(items))
+        return msgspec.structs.replace(request, echo=said)
+
+    def encode_message(
+        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+    ) -> bytes:
+        whole = encode_compaction(request, messages, ids, clock)
+        return compacted(whole, echo.of(request).said, ids)
+
+
 CODEC: Codec = ResponsesCodec()
+COMPACT: Codec = CompactCodec()

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from dovetail_model import Event, Failure, Finish, Message, Request, TextBlock, TextDelta, Usage
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.responses.encode import Encoder
 from dovetail_protocols.responses.item import Frames, Item
+from dovetail_protocols.responses.listing import listed
 from dovetail_protocols.responses.response import Outcome, Response, outcome
 from dovetail_protocols.responses.summary import pack
 from dovetail_protocols.responses.wire import CompactionOut
@@ -74,6 +77,24 @@ def encode_compaction(
     end = _outcome(outcome(message.finish, message.failure, cut=False), text)
     output = [_item(text, ids, Frames()).final()] if end.status == "completed" else []
     return bytes(response.ended(end, output, message.usage))
+
+
+def compacted(response: bytes, said: Sequence[msgspec.Raw], ids: Ids) -> bytes:
+    """The response to a trigger as the answer of the endpoint that compacts.
+
+    What the user said stays as it was said; the item with the summary comes last.
+    """
+    fields = msgspec.json.decode(response, type=dict[str, msgspec.Raw])
+    items = msgspec.json.decode(fields["output"], type=list[msgspec.Raw])
+    output = [*(_message(raw, ids) for raw in said), *items]
+    names = ("id", "created_at", "usage")
+    more: dict[str, Any] = {name: fields[name] for name in names}
+    return msgspec.json.encode({**more, "object": "response.compaction", "output": output})
+
+
+def _message(raw: msgspec.Raw, ids: Ids) -> dict[str, Any]:
+    item: dict[str, Any] = msgspec.json.decode(raw)
+    return listed(item, ids("msg_")) | {"status": "completed"}
 
 
 def _outcome(end: Outcome, text: str) -> Outcome:

@@ -37,12 +37,12 @@ def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Reque
 def _request(sent: Body, body: wire.Body, headers: Headers) -> Request:
     _refuse(body)
     pieces = items.read(sent, body.input)
-    odd = [piece for piece in pieces if piece.tools or piece.ignored or piece.compacts]
+    odd = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
     declared = sent.recall("responses.tools", given, lambda: tools.declared(sent.values(given)))
     offer = _offer(sent, declared, [piece for piece in odd if piece.tools])
     choice, offered, unmet = tools.choose(body.tool_choice, body.parallel_tool_calls, offer.specs)
-    compacts = any(piece.compacts for piece in odd)
+    compacts = bool(pieces) and pieces[-1].compacts  # one further up was answered then
     if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
     more = extension(body.nvext, headers)
@@ -78,8 +78,10 @@ def _refuse(body: wire.Body) -> None:
     """What would silently change the meaning of the request if it were ignored."""
     if not body.model:
         raise InvalidRequest("model: The request names no model", param="model")
-    if body.background:
-        raise Unsupported("Responses in the background are not offered here.", param="background")
+    if body.background and body.store is False:
+        raise InvalidRequest(
+            "background: A response in the background has to be stored", param="background"
+        )
     if body.prompt is not None:
         raise Unsupported("Prompt templates are not kept here: send input.", param="prompt")
     if body.conversation is not None:

@@ -15,7 +15,9 @@ class Echo(msgspec.Struct, frozen=True):
 
     `fields` is the JSON object whose members every response object repeats; made once, as a
     harness sends tens of kilobytes of tools. The rest is for whoever keeps responses:
-    `previous_response_id` names the one this request goes on from, `store` asks to keep this one.
+    `previous_response_id` names the one this request goes on from, `store` asks to keep this one,
+    `background` to answer whether the client stays or not. `said` are the items that stay as they
+    are where the conversation is compacted.
     `compacts` says that the answer must be a single compaction item.
     """
 
@@ -23,6 +25,8 @@ class Echo(msgspec.Struct, frozen=True):
     store: bool = True
     previous_response_id: str | None = None
     compacts: bool = False
+    background: bool = False
+    said: tuple[msgspec.Raw, ...] = ()
 
 
 def echo(
@@ -34,6 +38,7 @@ def echo(
         store=body.store is not False,
         previous_response_id=body.previous_response_id,
         compacts=compacts,
+        background=body.background is True,
     )
 
 
@@ -51,7 +56,7 @@ def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[s
     """
     return {
         "model": body.model,
-        "background": False,
+        "background": body.background is True,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

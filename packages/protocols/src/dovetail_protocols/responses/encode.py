@@ -1,6 +1,7 @@
 """Events to frames, and a finished message to a response object. Items come as the model spoke."""
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, ClassVar
 
 from dovetail_model import (
@@ -89,11 +90,15 @@ class Items:
 
 
 class Encoder(RunStream):
-    """The stream of one response."""
+    """The stream of one response.
+
+    `on_end` gets the final response object and its frame before anybody else, and gives the frame
+    that is to leave.
+    """
 
     __slots__ = (
         "_begun", "_calls", "_dispatcher", "_ended", "_frames", "_held", "_items", "_response",
-        "_span", "_tokens", "_usage", "_wants_logprobs",
+        "_span", "_tokens", "_usage", "_wants_logprobs", "on_end",
     )  # fmt: skip
 
     def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
@@ -111,6 +116,22 @@ class Encoder(RunStream):
         self._usage = Usage()
         self._begun = False
         self._ended = False
+        self.on_end: Callable[[bytes, bytes], bytes] | None = None
+
+    def queued(self) -> bytes:
+        """The response object before anything is done for it."""
+        return bytes(self._response.queued())
+
+    def in_progress(self) -> bytes:
+        """The response object while the model speaks."""
+        return bytes(self._response.in_progress())
+
+    def cancel(self) -> bytes:
+        """The end of a response that somebody has called off: what it has is not whole."""
+        if self._ended:
+            return b""
+        begun = b"" if self._begun else self._begin()
+        return begun + self._end(Outcome("cancelled"))
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Frames for these events. This API knows one choice: others are left out."""
@@ -224,7 +245,8 @@ class Encoder(RunStream):
         self._ended = True
         output = [item.final() for item in self._items.all]
         response = self._response.ended(end, output, self._usage)
-        return self._frames.frame(f"response.{end.status}", response=response)
+        frame = self._frames.frame(f"response.{end.status}", response=response)
+        return frame if self.on_end is None else self.on_end(bytes(response), frame)
 
     def _nothing(self, event: Diagnostic) -> bytes:
         return b""
@@ -265,7 +287,9 @@ def overflow_stream(request: Request, error: DovetailError, ids: Ids, clock: Clo
     """An error as a whole stream: clients of this API take an overflow only in that form."""
     failure = error.failure()
     if error.retry_after is not None and "try again in" not in failure.message:
-        message = f"{failure.message} Please try again in {error.retry_after:g}s."
+        # In tenths, and not too soon: who comes back earlier is turned away again.
+        seconds = ceil(round(error.retry_after * 10, 3)) / 10
+        message = f"{failure.message} Please try again in {seconds:g}s."
         failure = Failure(failure.kind, message, failure.param)
     return Encoder(request, ids, clock).encode([failure])
 

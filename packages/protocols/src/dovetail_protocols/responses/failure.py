@@ -8,6 +8,8 @@ _STREAM = {
     "unauthenticated": "invalid_prompt",
     "forbidden": "invalid_prompt",
     "not_found": "invalid_prompt",
+    "response_not_found": "invalid_prompt",
+    "previous_not_found": "invalid_prompt",
     "too_large": "invalid_prompt",
 }
 """Kind to the code of a failed response. A client gives up at the codes of its own faults, and at

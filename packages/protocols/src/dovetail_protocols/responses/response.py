@@ -53,6 +53,9 @@ class Response:
         self._created = int(clock())
         self._echo = echo.of(request).fields
 
+    def queued(self) -> msgspec.Raw:
+        return self._object("queued", {"output": []})
+
     def in_progress(self) -> msgspec.Raw:
         return self._object("in_progress", {"output": []})
 

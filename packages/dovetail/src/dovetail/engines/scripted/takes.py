@@ -51,33 +51,37 @@ class Takes:
         self._pieces = {answer: self._tokenize(answer) for answer in answers}
         self._named = {answer: self._named_stop(answer) for answer in answers}
         self._whole: OrderedDict[tuple[Answer, int | None, frozenset[int]], Take] = OrderedDict()
-        self._begun: OrderedDict[str, tuple[Answer, int]] = OrderedDict()
+        # Of a request, its answer and how far it was at each prompt's end, by the prompt's length.
+        self._begun: OrderedDict[str, tuple[Answer, dict[int, int]]] = OrderedDict()
 
     def resumed(self, request: EngineRequest) -> Take | None:
         """The rest of an answer, for a request that goes on with one.
 
         A server that closes a thought for the model stops the generation, and asks again under the
-        same id for what follows. The script goes on behind its own closing of the thought.
+        same id for what follows. The script goes on behind its own closing of the thought. There
+        may be several thoughts, each closed in its turn.
         """
-        answer, length = self._begun.get(request.id, (None, 0))
-        if answer is None or len(request.prompt) <= length:
+        answer, places = self._begun.get(request.id, (None, {}))
+        length = max((known for known in places if known < len(request.prompt)), default=None)
+        if answer is None or length is None:
             return None
         whole = self._speak(answer, request)
-        said = _behind(whole.ids, request.prompt[length:].tolist())
+        at = places[length]
+        said = _behind(whole.ids[at:], request.prompt[length:].tolist())
         if said is None:
             return None
+        places[len(request.prompt)] = at + said
         rest = replace(whole, breaks=None)
-        return _cut(_rest(rest, said), request.max_tokens)
+        return _cut(_rest(rest, at + said), request.max_tokens)
 
     def take(self, answer: Answer, request: EngineRequest) -> Take:
         """The answer as this request gets it."""
-        self._begun[request.id] = (answer, len(request.prompt))
+        whole = self._speak(answer, request)
+        said = _said(whole.ids, request.prompt) if self._continues else 0
+        self._begun[request.id] = (answer, {len(request.prompt): said})
         if len(self._begun) > MOST_REMEMBERED:
             self._begun.popitem(last=False)
-        whole = self._speak(answer, request)
-        if self._continues:
-            whole = _rest(whole, _said(whole.ids, request.prompt))
-        return _cut(whole, request.max_tokens)
+        return _cut(_rest(whole, said), request.max_tokens)
 
     def _speak(self, answer: Answer, request: EngineRequest) -> Take:
         """The whole answer with its stop token. Requests are mostly alike, so it is kept."""

@@ -23,14 +23,18 @@ _json = msgspec.json.Encoder()
 
 @dataclass
 class Tally:
-    """Tokens of one answer. What was cached is None where the engine does not say."""
+    """Tokens of one answer. What was cached is None where the engine does not say.
+
+    Where the engine has lost track of its ids, one more is counted than was told: so whoever counts
+    along knows that these are not all.
+    """
 
     prompt: int
     cached: int | None = None
     generated: int = 0
 
     def add(self, delta: TokenDelta) -> None:
-        self.generated += len(delta.ids)
+        self.generated += len(delta.ids) + (not delta.exact)
         if delta.cached is not None:
             self.cached = delta.cached
 

@@ -5,7 +5,14 @@ from collections.abc import Iterable
 
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.shelf import Shelf
-from dovetail.ledger.store.store import MAX_AGE, Clock, StoreStats
+from dovetail.ledger.store.store import (
+    MAX_AGE,
+    MOST_SESSIONS,
+    MOST_TURNS,
+    Clock,
+    SessionStats,
+    StoreStats,
+)
 
 MAX_BYTES = 256 << 20
 
@@ -14,6 +21,7 @@ class MemoryStore:
     """A store for tests, for trials, and for those who want nothing on disk."""
 
     __slots__ = ("_clock", "_max_age", "_shelf")
+    unsure = False  # it is always there
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE, clock: Clock = time.time
@@ -36,6 +44,17 @@ class MemoryStore:
         """Ids of the entries whose `chain` is this, newest first."""
         self._expire()
         return self._shelf.by_chain(tenant, chain)
+
+    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+        """Ids of the entries of this session, oldest first."""
+        self._expire()
+        return self._shelf.by_session(tenant, session)[:MOST_TURNS]
+
+    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+        """The sessions of a tenant, newest first."""
+        self._expire()
+        newest = sorted(self._shelf.sessions(tenant), key=lambda one: one.used, reverse=True)
+        return tuple(newest[:MOST_SESSIONS])
 
     async def put(self, entry: Entry) -> None:
         """Keep it."""

@@ -1,54 +1,51 @@
 """Entries in Redis, for several frontends. The server bounds the memory; entries expire by age.
 
 A server that is away is never a reason to fail or delay a request: turns are then unknown, and new
-ones are not kept, until it is back.
+ones are not kept, until it is back. Then those of the meantime follow: else one frontend would know
+them and the others not, and each would make its own prompt of the same conversation for good.
 """
 
 import asyncio
 import hashlib
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TypeVar, cast
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as ServerGone
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as ServerSlow
-
 from dovetail.ledger.entry import Entry
+from dovetail.ledger.shelf import weight
 from dovetail.ledger.store.codec import decode_entry, encode_entry
-from dovetail.ledger.store.store import MAX_AGE, NEWEST, Clock, StoreStats, call_keys
+from dovetail.ledger.store.store import (
+    MAX_AGE,
+    MOST_SESSIONS,
+    MOST_TURNS,
+    NEWEST,
+    Clock,
+    SessionStats,
+    StoreError,
+    StoreStats,
+    call_keys,
+)
+from dovetail.storage.redis_server import RedisServer
 
-_PATIENCE = 0.5  # seconds for one operation
-_PAUSE = 1.0  # seconds without trying, after the server was found away
 _SCAN = 1000  # keys looked at in one step when counting
+_LATE = 32 << 20  # bytes of entries that wait for the server to be back; the oldest go first
+_AGAIN = 1.0  # seconds until they are tried again
+_LIST = 60.0  # seconds for what walks over many keys; nobody waits for an answer then
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class RedisStore:
     """A store shared over the network.
 
     An entry is a hash: its body, and the names of the indexes it is in, which live as long as it
-    does. The indexes are sorted sets of ids. All keys of a tenant fall in one cluster slot.
-    `failed` counts what the server did not answer, and `lost` the entries that were not kept so.
+    does. The indexes are sorted sets of ids; the names of a tenant's sessions are one more, in the
+    order of their last turns. All keys of a tenant fall in one cluster slot.
+    `failed` counts what the server did not answer, and `lost` the entries that it does not have.
     """
 
-    __slots__ = (
-        "_away_until",
-        "_clock",
-        "_life",
-        "_patience",
-        "_prefix",
-        "_redis",
-        "_told",
-        "failed",
-        "lost",
-    )
+    __slots__ = ("_again", "_late", "_late_bytes", "_life", "_prefix", "_redis", "_server")
 
     def __init__(
         self,
@@ -56,50 +53,69 @@ class RedisStore:
         *,
         prefix: str = "dovetail",
         max_age: float = MAX_AGE,
-        patience: float = _PATIENCE,
+        patience: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._redis: Redis = Redis.from_url(
-            url,
-            socket_timeout=patience,
-            socket_connect_timeout=patience,
-            # Once more at once: a connection of the pool may be from before a restart.
-            retry=Retry(NoBackoff(), 1),
+        self._server = RedisServer(
+            url, what="ledger", prefix=prefix, patience=patience, clock=clock
         )
+        self._redis = self._server.redis
         self._prefix = prefix
         self._life = max(1, round(max_age * 1000))
-        self._patience = patience
-        self._clock = clock
-        self._away_until = 0.0
-        self._told: set[str] = set()
-        self.failed = 0
-        self.lost = 0
+        self._late: OrderedDict[tuple[str, str], Entry] = OrderedDict()
+        self._late_bytes = 0
+        self._again: asyncio.Task[None] | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """Whether what it did not find of late may be there all the same."""
+        return self._server.unsure
+
+    @property
+    def failed(self) -> int:
+        return self._server.failed
+
+    @property
+    def lost(self) -> int:
+        return self._server.lost
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""
-        key = self._key(tenant, "entry", id)
-        body = await self._ask(lambda: self._redis.hget(key, "body"))
+        key = self._server.key(tenant, "entry", id)
+        body = await self._server.ask(lambda: self._redis.hget(key, "body"))
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
     async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first."""
-        return await self._newest(self._key(tenant, "call", call_key))
+        return await self._newest(self._server.key(tenant, "call", call_key))
 
     async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first."""
-        return await self._newest(self._key(tenant, "chain", chain.hex()))
+        return await self._newest(self._server.key(tenant, "chain", chain.hex()))
+
+    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+        """Ids of the entries of this session, oldest first. Some of them may be gone."""
+        key = self._session_key(tenant, session)
+        ids = await self._server.ask(lambda: self._redis.zrange(key, 0, -1), patience=_LIST)
+        return tuple(id.decode() for id in cast("list[bytes]", _told(ids)))
+
+    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+        """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
+        return _told(await self._server.ask(lambda: self._sessions(tenant), patience=_LIST))
 
     async def put(self, entry: Entry) -> None:
-        """Keep it, or count it as lost."""
-        if await self._ask(lambda: self._put(entry)) is None:
-            self.lost += 1
+        """Keep it, now or when the server is back. Until then it counts as lost."""
+        if await self._is_put(entry):
+            await self._catch_up()
+        else:
+            self._put_off(entry)
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """These were used again, and so were the indexes that find them."""
-        keys = [self._key(tenant, "entry", id) for id in ids]
+        keys = [self._server.key(tenant, "entry", id) for id in ids]
         if keys:
-            await self._ask(lambda: self._touch(keys))
+            await self._server.ask(lambda: self._touch(keys))
 
     async def version(self) -> int | None:
         """The server does not tell."""
@@ -107,33 +123,89 @@ class RedisStore:
 
     async def stats(self) -> StoreStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._ask(self._count, patience=60.0) or StoreStats(0, 0)
+        return await self._server.ask(self._count, patience=_LIST) or StoreStats(0, 0)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._redis.aclose()
+        if self._again is not None:
+            self._again.cancel()
+        await self._catch_up()
+        await self._server.close()
 
-    def _key(self, tenant: str, kind: str, name: str) -> str:
-        """The braces make one cluster slot of a tenant; hashed, its name cannot forge a key."""
-        owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{self._prefix}:{{{owner}}}:{kind}:{name}"
+    async def _is_put(self, entry: Entry) -> bool:
+        return await self._server.ask(lambda: self._put(entry)) is not None
+
+    def _put_off(self, entry: Entry) -> None:
+        key = (entry.tenant, entry.id)
+        if key in self._late:
+            return
+        self._server.lost += 1
+        self._late[key] = entry
+        self._late_bytes += weight(entry)
+        while self._late_bytes > _LATE:
+            self._late_bytes -= weight(self._late.popitem(last=False)[1])
+        if self._again is None or self._again.done():
+            self._again = asyncio.create_task(self._try_again())
+
+    async def _try_again(self) -> None:
+        while self._late:
+            await asyncio.sleep(_AGAIN)
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """What was put off, for as long as the server answers. Several may be at it."""
+        while self._late:
+            key, entry = self._late.popitem(last=False)
+            if not await self._is_put(entry):
+                self._late[key] = entry
+                return
+            self._late_bytes -= weight(entry)
+            self._server.lost -= 1
 
     async def _newest(self, key: str) -> tuple[str, ...]:
-        ids = await self._ask(lambda: self._redis.zrevrange(key, 0, NEWEST - 1))
+        ids = await self._server.ask(lambda: self._redis.zrevrange(key, 0, NEWEST - 1))
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
+    def _session_key(self, tenant: str, session: str) -> str:
+        """Hashed: a client chooses the name."""
+        return self._server.key(tenant, "session", hashlib.sha256(session.encode()).hexdigest())
+
+    async def _sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+        listed = await self._redis.zrevrange(
+            self._server.key(tenant, "sessions", ""), 0, MOST_SESSIONS - 1, withscores=True
+        )
+        names = [(name.decode(), used) for name, used in cast("list[tuple[bytes, float]]", listed)]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name, _ in names:
+                pipe.zcard(self._session_key(tenant, name))
+            counts = await pipe.execute()
+        return tuple(
+            SessionStats(name, turns, used)
+            for (name, used), turns in zip(names, counts, strict=True)
+            if turns
+        )
+
     async def _put(self, entry: Entry) -> bool:
-        key = self._key(entry.tenant, "entry", entry.id)
-        indexes = [self._key(entry.tenant, "call", name) for name in call_keys(entry)]
-        indexes.append(self._key(entry.tenant, "chain", entry.chain.hex()))
-        order = await self._redis.incr(self._key(entry.tenant, "order", ""))
+        key = self._server.key(entry.tenant, "entry", entry.id)
+        indexes = [self._server.key(entry.tenant, "call", name) for name in call_keys(entry)]
+        indexes.append(self._server.key(entry.tenant, "chain", entry.chain.hex()))
+        bounds = dict.fromkeys(indexes, NEWEST)
+        if entry.session:
+            bounds[self._session_key(entry.tenant, entry.session)] = MOST_TURNS
+        order = await self._redis.incr(self._server.key(entry.tenant, "order", ""))
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(key, mapping={"body": encode_entry(entry), "indexes": "\n".join(indexes)})
+            pipe.hset(key, mapping={"body": encode_entry(entry), "indexes": "\n".join(bounds)})
             pipe.pexpire(key, self._life)
-            for index in indexes:
+            for index, most in bounds.items():
                 pipe.zadd(index, {entry.id: order}, nx=True)
-                pipe.zremrangebyrank(index, 0, -NEWEST - 1)
+                pipe.zremrangebyrank(index, 0, -most - 1)
                 pipe.pexpire(index, self._life)
+            if entry.session:
+                listed, now = self._server.key(entry.tenant, "sessions", ""), time.time()
+                pipe.zadd(listed, {entry.session: now})
+                pipe.zremrangebyscore(listed, 0, now - self._life / 1000)
+                pipe.zremrangebyrank(listed, 0, -MOST_SESSIONS - 1)
+                pipe.pexpire(listed, self._life)
             await pipe.execute()
         return True
 
@@ -163,33 +235,9 @@ class RedisStore:
                 pipe.hstrlen(key, "body")
             return sum(await pipe.execute())
 
-    async def _ask(
-        self, act: Callable[[], Awaitable[_T]], patience: float | None = None
-    ) -> _T | None:
-        """The server's answer, or None if there is none to be had soon."""
-        if self._clock() < self._away_until:
-            self.failed += 1
-            return None
-        try:
-            async with asyncio.timeout(patience or self._patience):
-                answer = await act()
-        except (ServerGone, ServerSlow, TimeoutError, OSError) as error:
-            self._away_until = self._clock() + _PAUSE
-            self._tell_once("away", error)
-        except RedisError as error:  # it is there, and refuses: out of memory, read only
-            self._tell_once("refuses", error)
-        else:
-            self._tell_back()
-            return answer
-        self.failed += 1
-        return None
 
-    def _tell_once(self, state: str, error: Exception) -> None:
-        if state not in self._told:
-            self._told.add(state)
-            _log.warning("ledger.redis_%s error=%r: turns may not be remembered", state, error)
-
-    def _tell_back(self) -> None:
-        if "away" in self._told:
-            self._told.remove("away")
-            _log.warning("ledger.redis_back failed=%d lost=%d", self.failed, self.lost)
+def _told(answer: _T | None) -> _T:
+    """What an operator asked for: to find nothing is not the same as to get no answer."""
+    if answer is None:
+        raise StoreError("the Redis server of the ledger does not answer")
+    return answer

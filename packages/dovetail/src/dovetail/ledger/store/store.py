@@ -7,19 +7,17 @@ from typing import Protocol
 import msgspec
 
 from dovetail.ledger.entry import Entry
-from dovetail_model import InternalError
+from dovetail.storage import StoreError as StoreError
 
 DAY = 86_400.0
 MAX_AGE = 7 * DAY  # seconds since an entry was last used
 NEWEST = 8  # the most ids a look-up by call or chain answers with
+MOST_TURNS = 65_536  # the most ids a look-up by session answers with
+MOST_SESSIONS = 10_000  # the most sessions of a tenant that are listed
 
 Clock = Callable[[], float]
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]+")
-
-
-class StoreError(InternalError):
-    """The store cannot be opened or read. The message names it."""
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -29,12 +27,24 @@ class StoreStats(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class SessionStats(msgspec.Struct, frozen=True):
+    """A session of which turns are kept: how many, and when the last was used."""
+
+    session: str
+    turns: int
+    used: float
+
+
 class Store(Protocol):
     """Keeps entries, each for its tenant alone, and forgets those not used for longest.
 
     Nothing is promised about parents: a child may outlive the entry it grew from. An id from a
     look-up may be gone by the time it is read.
     """
+
+    @property
+    def unsure(self) -> bool:
+        """Whether what it did not find of late may be there all the same."""
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""
@@ -44,6 +54,15 @@ class Store(Protocol):
 
     async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first, at most `NEWEST`."""
+
+    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+        """Ids of the entries of this session, oldest first, at most `MOST_TURNS`.
+
+        This and `sessions` are asked by people: a store without an answer raises `StoreError`.
+        """
+
+    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+        """The sessions of a tenant, newest first, at most `MOST_SESSIONS`."""
 
     async def put(self, entry: Entry) -> None:
         """Keep it. To put the same entry again changes nothing."""
@@ -70,5 +89,6 @@ def call_key(id: str) -> str:
 
 
 def call_keys(entry: Entry) -> tuple[str, ...]:
-    """The keys under which an entry is found by its calls."""
-    return tuple(dict.fromkeys(key for id in entry.call_ids if (key := call_key(id))))
+    """The keys under which an entry is found by its calls, and by the answer that it became."""
+    ids = (*entry.call_ids, entry.answer)
+    return tuple(dict.fromkeys(key for id in ids if (key := call_key(id))))

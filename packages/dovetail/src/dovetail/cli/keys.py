@@ -1,0 +1,108 @@
+"""`dovetail keys`: keys for the file that a server reads them from."""
+
+import os
+import secrets
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from dovetail.http.access.key_file import Key, KeyFileError, parse_keys, read_keys
+from dovetail.http.access.limits import Limits
+
+PREFIX = "dvt_"  # by which a key that leaked can be found
+_UNSAID = -1  # a limit of which a line says nothing: the settings have it
+
+app = typer.Typer(
+    help="Make and check keys of clients.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="requests=60 tokens=100000 concurrent=8 expires=2027-01-31 admin: what is not as the "
+        "server has it for all keys; none is no limit",
+        metavar="[WORDS]...",
+    ),
+]
+_File = Annotated[
+    Path | None, typer.Option("--file", help="add the line to this file; it may be a new one")
+]
+
+
+@app.command("new")
+def new(
+    tenant: Annotated[str, typer.Argument(help="whose key it is", metavar="TENANT")],
+    words: _Words = None,
+    file: _File = None,
+) -> None:
+    """Make a key. It is shown this once: the file has its hash alone.
+
+    A server that is running takes a key that was added to its file within seconds.
+    """
+    text = PREFIX + secrets.token_urlsafe(32)
+    line = " ".join([f"{tenant}:{sha256(text.encode()).hexdigest()}", *(words or ())])
+    try:
+        if [key.tenant for key in parse_keys(line.encode(errors="surrogateescape"))] != [tenant]:
+            raise KeyFileError(": this would be more than one line")
+        if "#" in line:
+            raise KeyFileError(": # begins a comment")
+    except KeyFileError as error:
+        _fail(str(error).partition(": ")[2])
+    if file is None:
+        typer.echo(f"key:  {text}\nline: {line}")
+        return
+    try:
+        _append(file, line)
+    except (OSError, KeyFileError) as error:
+        _fail(str(error))
+    typer.echo(text)
+
+
+@app.command("check")
+def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
+    """Read a file of keys as a server would, and show whose they are."""
+    try:
+        found = read_keys(file, Limits(_UNSAID, _UNSAID, _UNSAID))
+    except KeyFileError as error:
+        _fail(str(error))
+    for key in found:
+        typer.echo(_row(key, time.time()))
+
+
+def _row(key: Key, now: float) -> str:
+    """Whose it is, with so much of the hash as tells it from others, and what it may do."""
+    words = [f"{key.tenant}:{key.digest.hex()[:12]}…"]
+    words += [
+        f"{name}={'none' if value is None else value}"
+        for name, value in asdict(key.limits).items()
+        if value != _UNSAID
+    ]
+    if key.expires is not None:
+        until = f"{datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M} UTC"
+        words.append(f"expired {until}" if now >= key.expires else f"until {until}")
+    return "  ".join([*words, *(["admin"] if key.admin else [])])
+
+
+def _append(file: Path, line: str) -> None:
+    """One more line. A file that is broken already is left alone."""
+    text = ""
+    if file.exists() and file.stat().st_size:
+        read_keys(file)
+        with file.open("rb") as old:
+            old.seek(-1, os.SEEK_END)
+            text = "" if old.read(1) == b"\n" else "\n"
+    place = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(place, f"{text}{line}\n".encode())
+    finally:
+        os.close(place)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail keys: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,151 @@
+"""One server in this process: its place, its service, its life."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NoReturn
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from dovetail.config import Config
+from dovetail.http.app import App
+from dovetail.http.options import HttpOptions
+from dovetail.http.serving.renewal import renewing
+from dovetail.http.serving.server import serve as run_server
+from dovetail.http.serving.server import server, until_started
+from dovetail.http.serving.tls import Certificate
+from dovetail.metrics import Metrics
+from dovetail.request_end import Recorder
+from dovetail.service import Service
+from dovetail.settling import settle
+from dovetail.setup import DEFAULT_MODEL, SETUP_FAULTS, build
+from dovetail.workers import notify
+
+_err = Console(stderr=True)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What a server shows to the outside, known before any model is loaded."""
+
+    options: HttpOptions
+    certificate: Certificate | None
+    place: socket.socket
+    metrics: Metrics
+    recording: list[Recorder]
+
+
+def run_here(
+    config: Config,
+    front: Front,
+    service: Service,
+    ready: Callable[[], None],
+    beside: Callable[[App], AbstractAsyncContextManager[None]] = lambda app: nullcontext(),
+) -> None:
+    """Serves until told to stop. `ready` is called once it takes requests.
+
+    What runs `beside` the application does so for as long as it is served.
+    """
+    app = App(service, front.options, front.metrics, front.recording)
+    app.draining.on_begin(lambda: notify("STOPPING=1"))
+    serving = server(
+        app,
+        config.http_host,
+        front.place.getsockname()[1],
+        certificate=front.certificate,
+        draining=app.draining,
+        message_bytes=config.max_body_bytes if front.options.websockets else None,
+        metrics=app.metrics,
+    )
+
+    async def run() -> None:
+        async with renewing(front.options.keys, front.certificate), beside(app):
+            task = asyncio.create_task(run_server(serving, [front.place]))
+            if await until_started(serving, task):
+                settle()
+                ready()
+            await task
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    if not serving.started:
+        fail(app.fault or "the server could not be started; what went wrong is told above")
+
+
+def port_of(config: Config) -> int:
+    """Remote engines mostly listen on 8000 themselves."""
+    if config.http_port is not None:
+        return config.http_port
+    return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A place to listen, where nobody listens yet, or only who shares it with us."""
+    place: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = found[0]
+        place = socket.socket(family, kind, number)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        place.bind((address[0], port, *address[2:]))
+    except (OSError, OverflowError) as error:
+        if place is not None:
+            place.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise OSError(f"cannot listen on {host}, port {port}: {reason}") from error
+    return place
+
+
+def certificate_of(config: Config) -> Certificate | None:
+    """What HTTPS is served with, if it is."""
+    if config.tls_cert_path is not None:
+        return Certificate(config.tls_cert_path, config.tls_key_path)
+    if config.tls_key_path is not None:
+        raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
+    return None
+
+
+def warn(config: Config, *told: str | None) -> None:
+    """What an operator should know before the first request, where that is read: screen or log."""
+    for warning in filter(None, told):
+        if config.log_format == "json" or not _err.is_terminal:
+            _log.warning("warning", extra={"fields": {"text": warning}})
+        else:
+            _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+
+
+def build_service(config: Config) -> Service:
+    """The service; how far a download is, is shown in a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    quiet = not _err.is_terminal
+    with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
+        what = f"fetching {config.model or DEFAULT_MODEL}"
+        task = progress.add_task(what, total=None, visible=False)
+
+        def tell(done: int, total: int | None) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        try:
+            return build(config, tell)
+        except SETUP_FAULTS as error:
+            progress.stop()
+            fail(str(error))
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail serve: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,81 @@
+"""`dovetail trace`: what a trace of requests shows."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.trace import SessionSummary, Trace, TraceError, read_traces, summarize, timeline
+
+app = typer.Typer(
+    help="Look at the traces that `dovetail serve --trace-file` writes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Files = Annotated[list[Path], typer.Argument(help="Trace files, also those that end in .gz.")]
+Session = Annotated[str | None, typer.Option(help="Only this session and its sub-agents.")]
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant.")]
+
+
+@app.command("perfetto")
+def perfetto(
+    files: Files,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; else to stdout.")
+    ] = None,
+    session: Session = None,
+    tenant: Tenant = None,
+) -> None:
+    """Draw a timeline that ui.perfetto.dev opens: turns, thoughts, calls, waits for tools."""
+    drawn = msgspec.json.encode(timeline(_read(files, session, tenant))) + b"\n"
+    if output is None:
+        sys.stdout.buffer.write(drawn)
+        return
+    try:
+        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(drawn)
+    except OSError as error:
+        _fail(f"{output} cannot be written: {error.strerror}")
+
+
+@app.command("summary")
+def summary(files: Files, session: Session = None, tenant: Tenant = None) -> None:
+    """Show a line for each session: requests, tokens, what was cached, where the time went."""
+    heads = ("requests", "failed", "agents", "calls", "input", "cached", "again", "output")
+    table = Table("session", box=None, pad_edge=False)
+    for head in (*heads, "answering", "thinking", "tools"):
+        table.add_column(head, justify="right")
+    for one in summarize(_read(files, session, tenant)):
+        table.add_row(one.name, *_cells(one))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+
+
+def _cells(one: SessionSummary) -> list[str]:
+    counts = (one.requests, one.failed, one.agents, one.calls, one.input_tokens)
+    cells = [str(count) for count in counts]
+    cells += [f"{one.cached_share:.0%}", str(one.reprefilled), str(one.output_tokens)]
+    return cells + [f"{seconds:.1f}s" for seconds in (one.answering, one.thinking, one.waiting)]
+
+
+def _read(files: list[Path], session: str | None, tenant: str | None) -> Trace:
+    try:
+        trace = read_traces(files)
+    except TraceError as error:
+        _fail(str(error))
+    if trace.unread:
+        typer.echo(f"dovetail trace: {trace.unread} lines were passed over", err=True)
+    found = trace.of(session, tenant)
+    if not found.lines:
+        _fail("there is no such request in it")
+    return found
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dovetail trace: {message}", err=True)
+    raise typer.Exit(1)

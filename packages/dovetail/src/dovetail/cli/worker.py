@@ -1,0 +1,82 @@
+"""`python -m dovetail.cli.worker`: one of several processes that serve one port."""
+
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import typer
+
+from dovetail.cli.serving import Front, bind, build_service, certificate_of, fail, run_here, warn
+from dovetail.http.access.shared_book import SharedBook
+from dovetail.http.accounts.recorders import recorders
+from dovetail.http.app import App
+from dovetail.http.options import http_options
+from dovetail.log import configure
+from dovetail.metrics import Metrics
+from dovetail.workers import BOOK, Numbers, Order, hold, listen_to_parent, report, take_order
+
+
+def main() -> int:
+    """Serves until told to stop, by a signal or by the end of the parent."""
+    order = take_order(Order)
+    configure(order.config.log_format, order.config.log_level)
+    _sign_lines(order.number)
+    listen_to_parent()
+    hold(order.folder)
+    try:
+        _serve(order)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _sign_lines(number: int) -> None:
+    """Has every line of the log say whose it is."""
+
+    def sign(record: logging.LogRecord) -> bool:
+        record.fields = {**getattr(record, "fields", {}), "worker": number}
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(sign)
+
+
+def _serve(order: Order) -> None:
+    config = order.config
+    try:
+        metrics = Metrics()
+        metrics.restarted(order.restarts)
+        front = Front(
+            http_options(config, SharedBook(order.folder / BOOK, order.number)),
+            certificate_of(config),
+            bind(config.http_host, order.port, shared=True),
+            metrics,
+            recorders(config, metrics),
+        )
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    service = build_service(config)
+    first = service.served[0]
+    if order.number == 0:
+        warn(config, *(warning for one in service.served for warning in one.warnings))
+
+    @asynccontextmanager
+    async def numbers(app: App) -> AsyncIterator[None]:
+        told = Numbers(metrics.registry, order.folder, order.number, config.workers)
+        await told.open()
+        app.numbers = told.render
+        try:
+            yield
+        finally:
+            await told.close()
+
+    def ready() -> None:
+        names = [one.name for one in service.served]
+        report({"name": first.name, "window": first.context_length, "models": names})
+
+    run_here(config, front, service, ready, numbers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

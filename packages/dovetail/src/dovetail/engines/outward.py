@@ -1,0 +1,17 @@
+"""What clients may hear of an engine's fault. Where engines live is the operator's business."""
+
+import re
+
+from dovetail_model import DovetailError, EngineError
+
+_ADDRESS = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
+
+
+def outward(error: DovetailError) -> DovetailError:
+    """The error without addresses of engines. They stand in the log, with the replica."""
+    if not isinstance(error, EngineError):
+        return error
+    message = _ADDRESS.sub("the engine", error.message)
+    safe = type(error)(message, param=error.param, retry_after=error.retry_after)
+    safe.reason = error.reason
+    return safe

@@ -1,0 +1,154 @@
+"""A sample: the ids of an unbroken line of turns, and which of them the model chose.
+
+Nothing here is ever text or made of text: ids are those that the engine was asked with and that it
+answered with.
+"""
+
+from array import array
+from collections.abc import Sequence
+from math import isnan
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from dovetail.ledger.entry import IDS, Entry, unpack, unpack_logprobs
+
+SCHEMA = "dovetail.sample/1"
+
+
+class SpanPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of what was said, with the markers around it; `id` and `name` are of a call."""
+
+    kind: Literal["text", "reasoning", "call"]
+    start: int
+    end: int
+    id: str = ""
+    name: str = ""
+
+
+class TurnPart(msgspec.Struct, frozen=True):
+    """Where a turn stands among the ids of its sample.
+
+    All ids before `prompt_end` are the prompt that the engine was asked with; those from `start` on
+    were new in it. What the model said follows, up to `end`. `stop` is the id that it ended with,
+    and is the last before `end`, unless the next prompt has another one there.
+    """
+
+    entry: str
+    created: float
+    start: int
+    prompt_end: int
+    end: int
+    stop: int | None
+    finish: str
+    spans: tuple[SpanPart, ...]
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One line of the export.
+
+    `model` is the fingerprint of vocabulary, template and notation, as `dovetail inspect` shows it.
+    `loss_mask` is 1 where the model chose the id. `logprobs` has null where nothing is known, and
+    is null itself where nothing is known of any.
+    """
+
+    session: str
+    agent: str
+    tenant: str
+    model: str
+    ids: "Sequence[int]"
+    loss_mask: "Sequence[int]"
+    logprobs: Sequence[float | None] | None
+    turns: tuple[TurnPart, ...]
+    schema: str = SCHEMA
+
+
+class Step(NamedTuple):
+    """A turn, and what its prompt adds to the whole of the turn before it: for the first, all."""
+
+    entry: Entry
+    new: "array[int]"
+
+
+def merge(steps: Sequence[Step]) -> Sample:
+    """The sample of an unbroken line of turns."""
+    made = _Making()
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        made.add(step, following)
+    last = steps[-1].entry
+    return Sample(
+        session=last.session,
+        agent=last.agent,
+        tenant=last.tenant,
+        model=last.model,
+        ids=made.ids.tolist(),
+        loss_mask=list(made.mask),
+        logprobs=made.logprobs if made.probable else None,
+        turns=tuple(made.turns),
+    )
+
+
+class _Making:
+    """A sample that grows turn by turn."""
+
+    def __init__(self) -> None:
+        self.ids = array(IDS)
+        self.mask = bytearray()
+        self.logprobs: list[float | None] = []
+        self.probable = False
+        self.turns: list[TurnPart] = []
+        self._ended = 0  # how many ids of the next prompt's news the last turn has said itself
+
+    def add(self, step: Step, following: Step | None) -> None:
+        """A turn, and the id that ended it where that is what stands behind it."""
+        entry, start = step.entry, len(self.ids)
+        self._extend(step.new[self._ended :], 0)
+        prompt_end = len(self.ids)
+        self._extend(unpack(entry.generated), 1)
+        self._ended = 0
+        if entry.stop is not None and _stands(entry.stop, following):
+            self._extend(array(IDS, [entry.stop]), 1)
+            self._ended = 1
+        for begin, end in entry.forced:
+            self.mask[prompt_end + begin : prompt_end + end] = bytes(end - begin)
+        self._note(entry.logprobs, prompt_end)
+        self.turns.append(
+            TurnPart(
+                entry=entry.id,
+                created=entry.created,
+                start=start,
+                prompt_end=prompt_end,
+                end=len(self.ids),
+                stop=entry.stop,
+                finish=entry.finish,
+                spans=_spans(entry, prompt_end),
+            )
+        )
+
+    def _extend(self, ids: "array[int]", chosen: int) -> None:
+        self.ids.extend(ids)
+        self.mask.extend(bytes([chosen]) * len(ids))
+        self.logprobs.extend([None] * len(ids))
+
+    def _note(self, packed: bytes, start: int) -> None:
+        room = len(self.ids) - start
+        for at, value in enumerate(unpack_logprobs(packed)[:room], start):
+            if not isnan(value) and self.mask[at]:
+                self.logprobs[at] = value
+                self.probable = True
+
+
+def _stands(stop: int, following: Step | None) -> bool:
+    """Whether the id that ended a turn is also what the next prompt has there."""
+    return following is None or following.new[:1] == array(IDS, [stop])
+
+
+def _spans(entry: Entry, prompt_end: int) -> tuple[SpanPart, ...]:
+    found = []
+    start, whole = 0, len(unpack(entry.generated))
+    for span in entry.spans:
+        id, name = (span.id, span.name) if span.kind == "call" else ("", "")
+        end = max(start, min(span.tokens, whole))
+        found.append(SpanPart(span.kind, prompt_end + start, prompt_end + end, id, name))
+        start = end
+    return tuple(found)

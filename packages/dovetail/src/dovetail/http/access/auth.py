@@ -1,0 +1,203 @@
+"""Keys: who may ask, for which tenant, and how much."""
+
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b, sha256
+from ipaddress import ip_address
+from pathlib import Path
+
+from dovetail.http.access.key_file import Key, KeyFileError, read_keys
+from dovetail.http.access.limits import NO_LIMITS, Limits
+from dovetail.http.serving.stamps import Stamp, stamp
+from dovetail_model import Forbidden, Unauthenticated
+
+LOOK_EVERY = 3.0  # seconds
+_NOBODY = bytes(32)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, and by which key: its hash, or that of an empty one where none is needed."""
+
+    tenant: str = ""
+    key: bytes = b""
+    limits: Limits = NO_LIMITS
+    admin: bool = False
+
+
+#: Whoever asks before it is known who.
+STRANGER = Caller()
+
+
+class Keys:
+    """Known keys, as their hashes. Without any, everybody may ask, for the one tenant there is.
+
+    A key of the command line belongs to that tenant too, whose name is empty: turns stay known
+    when an operator begins to ask for a key. It is the operator's own, so it is an admin's. Keys
+    without limits of their own have those that are given; without keys all callers share them.
+
+    The file is read again when it changes. Where it cannot be used then, what was read before
+    stays.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_file",
+        "_limits",
+        "_next_look",
+        "_own",
+        "_read",
+        "_secret",
+        "_table",
+    )
+
+    def __init__(
+        self,
+        plain: Iterable[str] = (),
+        hashed: Iterable[Key] = (),
+        *,
+        file: Path | None = None,
+        limits: Limits = NO_LIMITS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._limits = limits
+        own = [Key("", _digest(key), self._limits, admin=True) for key in plain if key]
+        self._own = (*own, *hashed)
+        self._file = file
+        self._clock = clock
+        self._secret = secrets.token_bytes(16)
+        self._read: Stamp | None = None
+        self._next_look = time.monotonic() + LOOK_EVERY
+        self._table: dict[bytes, Key] = {}
+        self._take(self._from_file())
+
+    def __bool__(self) -> bool:
+        return bool(self._table)
+
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Whose key was sent. Raises if none of the keys that were sent is known."""
+        self._look()
+        if not self._table:
+            return Caller("", _digest(""), self._limits, admin=True)
+        sent = candidates(headers)
+        if not sent:
+            message = "No API key was sent: use x-api-key or Authorization: Bearer."
+            raise _refusal(message, "no_key")
+        found = [key for one in sent if (key := self._find(_digest(one))) is not None]
+        if not found:
+            raise _refusal("The API key is not known here.", "unknown_key")
+        key = next((key for key in found if not self._is_over(key)), found[0])
+        self._require_current(key)
+        return Caller(key.tenant, key.digest, key.limits, key.admin)
+
+    def check(self, caller: Caller) -> Caller:
+        """The same caller later, with the limits of now. Raises where its key is no longer good."""
+        self._look()
+        if not self._table:
+            return caller
+        key = self._find(caller.key)
+        if key is None:
+            raise _refusal("The API key is no longer known here.", "unknown_key")
+        self._require_current(key)
+        return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
+
+    def read_again(self) -> None:
+        """Reads the file now. A version that cannot be used is told in the log, and not taken."""
+        if self._file is None:
+            return
+        try:
+            found = self._from_file()
+        except KeyFileError as error:
+            _log.error("keys_refused", extra={"fields": {"reason": str(error)}})
+            return
+        self._take(found)
+        _log.info("keys_read", extra={"fields": {"keys": len(found)}})
+
+    def _from_file(self) -> list[Key]:
+        if self._file is None:
+            return []
+        self._read = stamp(self._file)
+        return read_keys(self._file, self._limits)
+
+    def _take(self, found: Iterable[Key]) -> None:
+        self._table = {self._place(key.digest): key for key in (*self._own, *found)}
+
+    def _look(self) -> None:
+        """Whether the file is another one by now, at most every few seconds."""
+        now = time.monotonic()
+        if self._file is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY
+        if stamp(self._file) != self._read:
+            self.read_again()
+
+    def _find(self, digest: bytes) -> Key | None:
+        """Takes as long for any key as for another, however many there are.
+
+        Where a key is looked for depends on a secret of this process; that it is the one is
+        found out by all of its hash.
+        """
+        key = self._table.get(self._place(digest))
+        same = hmac.compare_digest(digest, _NOBODY if key is None else key.digest)
+        return key if same else None
+
+    def _place(self, digest: bytes) -> bytes:
+        return blake2b(digest, key=self._secret, digest_size=16).digest()
+
+    def _is_over(self, key: Key) -> bool:
+        return key.expires is not None and self._clock() >= key.expires
+
+    def _require_current(self, key: Key) -> None:
+        if key.expires is not None and self._is_over(key):
+            moment = datetime.fromtimestamp(key.expires, UTC)
+            message = f"The API key has expired ({moment:%Y-%m-%d %H:%M} UTC)."
+            raise _refusal(message, "expired_key")
+
+
+def require_admin(caller: Caller) -> None:
+    """Raises unless the caller may see what is about all tenants."""
+    if not caller.admin:
+        raise Forbidden("This is for keys that are marked admin.")
+
+
+def candidates(headers: Mapping[str, str]) -> list[str]:
+    """The keys that a client sent. Claude Code may send both headers, with different keys."""
+    sent = [headers.get("x-api-key", "")]
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        sent.append(token)
+    return [key.strip() for key in sent if key.strip()]
+
+
+def exposure(host: str, keys: Keys) -> str | None:
+    """A warning, where anybody who reaches this machine may ask."""
+    if keys or _is_loopback(host):
+        return None
+    return (
+        f"listening on {host} without API keys: whoever reaches this address can use the model. "
+        "Use --api-key or --api-key-file, or bind to 127.0.0.1."
+    )
+
+
+def _refusal(message: str, reason: str) -> Unauthenticated:
+    error = Unauthenticated(message)
+    error.reason = reason
+    return error
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,124 @@
+"""The file of keys: a line for each, with the hash of the key and what its owner may do.
+
+team-a:9f86d081…    requests=60 tokens=100000 concurrent=8
+team-a:60303ae2…    expires=2027-01-31   # the next key of the same tenant
+operator:fd61a03a…  requests=none admin
+
+What a line does not say is as the settings have it for all keys.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from dovetail.http.access.limits import NO_LIMITS, Limits
+
+MOST_KEYS = 10_000
+MOST_BYTES = 4 << 20
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_TENANT = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}")
+_COUNT = re.compile(r"[1-9][0-9]{0,14}")
+_LIMITS = ("requests", "tokens", "concurrent")
+_FORM = "not of the form tenant:sha256 (a tenant has no spaces, colons or #)"
+
+
+class KeyFileError(ValueError):
+    """A file of keys that cannot be used. Names the line, never what stands in it."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, known by its hash alone. `expires` is a time of the clock, in seconds.
+
+    `admin` may see what is about all tenants.
+    """
+
+    tenant: str
+    digest: bytes
+    limits: Limits = NO_LIMITS
+    expires: float | None = None
+    admin: bool = False
+
+
+def read_keys(path: Path, limits: Limits = NO_LIMITS) -> list[Key]:
+    """The keys of a file. Those that say nothing of limits get the ones that are given."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror or error}") from error
+    if len(text) > MOST_BYTES:
+        raise KeyFileError(f"{path}: a file of keys has {MOST_BYTES >> 20} MiB at most")
+    try:
+        return list(parse_keys(text, limits))
+    except KeyFileError as error:
+        raise KeyFileError(f"{path}{error}") from None
+
+
+def parse_keys(text: bytes, limits: Limits = NO_LIMITS) -> Iterator[Key]:
+    """The keys of a file's text. Errors begin with where they are in the file."""
+    try:
+        lines = text.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise KeyFileError(": not UTF-8") from None
+    seen: dict[bytes, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            key = _key(words, limits)
+        except ValueError as error:
+            raise KeyFileError(f", line {number}: {error}") from None
+        if key.digest in seen:
+            raise KeyFileError(f", line {number}: the same key as in line {seen[key.digest]}")
+        if len(seen) == MOST_KEYS:
+            raise KeyFileError(f": more than {MOST_KEYS} keys")
+        seen[key.digest] = number
+        yield key
+    if not seen:
+        raise KeyFileError(": there is no key in it")
+
+
+def _key(words: list[str], limits: Limits) -> Key:
+    tenant, _, digest = words[0].rpartition(":")
+    if not (_TENANT.fullmatch(tenant) and _DIGEST.fullmatch(digest)):
+        raise ValueError(_FORM)
+    key = Key(tenant, bytes.fromhex(digest), limits)
+    told: set[str] = set()
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        if name in told:
+            raise ValueError(f"{name} is said twice")
+        told.add(name)
+        key = _with(key, name, value, word)
+    return key
+
+
+def _with(key: Key, name: str, value: str, word: str) -> Key:
+    """The key with one more word of its line. What is not known is not shown: it may be a key."""
+    if name in _LIMITS:
+        if value != "none" and not _COUNT.fullmatch(value):
+            raise ValueError(f"{name}= wants a number from 1, or none")
+        count = None if value == "none" else int(value)
+        return replace(key, limits=replace(key.limits, **{name: count}))
+    if name == "expires":
+        return replace(key, expires=_moment(value))
+    if word == "admin":
+        return replace(key, admin=True)
+    raise ValueError("behind the hash: requests=, tokens=, concurrent=, expires= or admin")
+
+
+def _moment(text: str) -> float:
+    """A day, which counts to its end, or a time, in UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("expires= wants a day, as 2027-01-31, or a time") from None
+    if not 1970 < found.year < 9999:
+        raise ValueError("expires= wants a year between 1970 and 9999")
+    if len(text) <= len("2027-01-31"):
+        found += timedelta(days=1)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,32 @@
+"""How a key stands with its limits, in the headers that clients of each API know."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from dovetail.http.access.limits import Standing
+from dovetail_protocols import MESSAGES, Codec
+
+
+def limit_headers(
+    codec: Codec, standings: Iterable[Standing], now: datetime | None = None
+) -> list[tuple[str, str]]:
+    """What a limit is, what is left of it, and when all of it will be there again."""
+    moment = now or datetime.now(UTC)
+    found: list[tuple[str, str]] = []
+    for one in standings:
+        values = {"limit": str(one.limit), "remaining": str(one.left)}
+        if codec is MESSAGES:
+            values["reset"] = f"{moment + timedelta(seconds=one.reset):%Y-%m-%dT%H:%M:%SZ}"
+            found += [(f"anthropic-ratelimit-{one.name}-{k}", v) for k, v in values.items()]
+        else:
+            values["reset"] = _span(one.reset)
+            found += [(f"x-ratelimit-{k}-{one.name}", v) for k, v in values.items()]
+    return found
+
+
+def _span(seconds: float) -> str:
+    """A time to wait as OpenAI writes it: 120ms, 6.5s, 1m30s."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"

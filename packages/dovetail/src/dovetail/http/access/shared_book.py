@@ -1,0 +1,178 @@
+"""What is kept of keys by several processes of one server: a file that all of them map.
+
+A head, then places of one size. A key has its place where its hash says, or soon behind. Of the
+requests that are inside each process has a count of its own, so that what one leaves behind when it
+dies can be told apart, and is forgotten when the next one takes its number.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.http.access.limits import is_idle
+
+PLACES = 1 << 14
+_MAGIC = b"dovetlm1"
+_HEAD = struct.Struct("=8sII48x")  # magic, places, processes
+_PLACE = struct.Struct("=32sdd")  # key, then when requests and tokens are made up for
+_COUNT = struct.Struct("=q")
+_TIMES = struct.Struct("=d")
+_REQUESTS_AT, _TOKENS_AT = 32, 40
+_NOBODY = bytes(32)
+_PROBES = 64
+_PATIENCE = 0.1  # seconds that a lock is waited for
+_NAP = 0.0002
+
+
+class SharedBookError(OSError):
+    """A file that is no shared book, or not one for this process."""
+
+
+def create_book(path: Path, workers: int, places: int = PLACES) -> None:
+    """Makes the file, empty and for this user alone. What stood there before is gone."""
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    place = os.open(path, flags, 0o600)
+    try:
+        os.ftruncate(place, _HEAD.size + places * _size(workers))
+        os.pwrite(place, _HEAD.pack(_MAGIC, places, workers), 0)
+    finally:
+        os.close(place)
+
+
+class SharedBook:
+    """The rows of all processes, as the process of one number sees them."""
+
+    __slots__ = ("_file", "_map", "_places", "_size", "_worker", "_workers")
+
+    def __init__(self, path: Path, worker: int) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            head = os.pread(self._file, _HEAD.size, 0).ljust(_HEAD.size, b"\0")
+            magic, self._places, self._workers = _HEAD.unpack(head)
+            if magic != _MAGIC or not 0 <= worker < self._workers:
+                raise SharedBookError(f"{path} is no book of limits for process {worker}")
+            self._map = mmap.mmap(self._file, 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._worker = worker
+        self._size = _size(self._workers)
+        self._forget_predecessor()
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._file)
+
+    @contextmanager
+    def row(self, key: bytes) -> Iterator["SharedRow"]:
+        with self._locked():
+            yield self._find(key)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone, or nearly always: where a process stands still with the lock, others go on.
+
+        A count that is off by one is better than a server that hangs.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        held = self._try()
+        while not held and time.monotonic() < deadline:
+            time.sleep(_NAP)
+            held = self._try()
+        try:
+            yield
+        finally:
+            if held:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _find(self, key: bytes) -> "SharedRow":
+        """The key's place, or a free one. A place that was used once is never empty again."""
+        first = int.from_bytes(key[:8], "big")
+        now, free = time.monotonic(), -1
+        for probe in range(_PROBES):
+            at = self._at((first + probe) % self._places)
+            owner = self._map[at : at + 32]
+            if owner == key:
+                return self._row(at)
+            if free < 0 and (owner == _NOBODY or is_idle(self._row(at), now)):
+                free = at
+            if owner == _NOBODY:
+                break
+        if free < 0:
+            free = self._at(first % self._places)  # all are in use: one is forgotten
+        self._map[free : free + self._size] = key.ljust(self._size, b"\0")
+        return self._row(free)
+
+    def _row(self, at: int) -> "SharedRow":
+        return SharedRow(self._map, at, self._worker, self._workers)
+
+    def _at(self, number: int) -> int:
+        return _HEAD.size + number * self._size
+
+    def _forget_predecessor(self) -> None:
+        mine = _PLACE.size + self._worker * _COUNT.size
+        with self._locked():
+            for number in range(self._places):
+                at = self._at(number) + mine
+                if _COUNT.unpack_from(self._map, at)[0]:
+                    _COUNT.pack_into(self._map, at, 0)
+
+
+class SharedRow:
+    """A place of the file as a row."""
+
+    __slots__ = ("_at", "_map", "_worker", "_workers")
+
+    def __init__(self, map: mmap.mmap, at: int, worker: int, workers: int) -> None:
+        self._map = map
+        self._at = at
+        self._worker = worker
+        self._workers = workers
+
+    @property
+    def requests(self) -> float:
+        return self._time(_REQUESTS_AT)
+
+    @requests.setter
+    def requests(self, value: float) -> None:
+        _TIMES.pack_into(self._map, self._at + _REQUESTS_AT, value)
+
+    @property
+    def tokens(self) -> float:
+        return self._time(_TOKENS_AT)
+
+    @tokens.setter
+    def tokens(self, value: float) -> None:
+        _TIMES.pack_into(self._map, self._at + _TOKENS_AT, value)
+
+    @property
+    def inside(self) -> int:
+        counts = struct.unpack_from(f"={self._workers}q", self._map, self._at + _PLACE.size)
+        return sum(counts)
+
+    def add(self, by: int) -> None:
+        """Never below none: the place may have become another key's meanwhile."""
+        at = self._at + _PLACE.size + self._worker * _COUNT.size
+        count: int = _COUNT.unpack_from(self._map, at)[0]
+        _COUNT.pack_into(self._map, at, max(0, count + by))
+
+    def _time(self, offset: int) -> float:
+        value: float = _TIMES.unpack_from(self._map, self._at + offset)[0]
+        return value
+
+
+def _size(workers: int) -> int:
+    return _PLACE.size + workers * _COUNT.size

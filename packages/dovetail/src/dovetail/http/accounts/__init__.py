@@ -1,0 +1,1 @@
+"""What is known of each request, and who is told of it."""

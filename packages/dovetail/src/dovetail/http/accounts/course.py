@@ -1,0 +1,90 @@
+"""What the pipeline tells of one request: its prompt, its replicas, its tokens."""
+
+from time import perf_counter
+
+from dovetail.http.accounts.standing import prefix_of
+from dovetail.metrics import Metrics
+from dovetail.pipeline import Watch
+from dovetail.preparation import Prepared
+from dovetail.request_end import Prefix
+from dovetail_model import Usage
+
+
+class Course:
+    """The way of one request through the pipeline. What is counted at once, is."""
+
+    __slots__ = (
+        "_cached_told",
+        "_metrics",
+        "_model",
+        "carried",
+        "migrations",
+        "notes",
+        "prefix",
+        "prepared",
+        "prepared_at",
+        "replica",
+        "said",
+    )
+
+    def __init__(self, metrics: Metrics, model: str = "") -> None:
+        self._metrics = metrics
+        self._model = model
+        self._cached_told = False
+        self.prepared: Prepared | None = None
+        self.prepared_at: float | None = None
+        self.prefix: Prefix | None = None
+        self.replica: int | None = None  # the last that was asked
+        self.migrations = 0
+        self.carried = 0  # tokens that went along
+        self.notes: dict[str, None] = {}  # what a client hears without asking
+        self.said: dict[int, Usage] = {}  # of each choice, its tokens when it was over
+
+    def watch(self) -> Watch:
+        return Watch(
+            prepared=self._on_prepared,
+            noted=self._on_note,
+            inexact=self._on_inexact,
+            migrated=self._on_migrated,
+            relayed=self._on_relayed,
+            taken=self._on_taken,
+            said=self._on_said,
+        )
+
+    def reprefilled(self, usage: Usage | None) -> int | None:
+        """Prompt tokens that had been read before and were read again; None where nobody says."""
+        if usage is None or self.prefix is None or not self._cached_told:
+            return None
+        return max(0, self.prefix.common - usage.cached_tokens)
+
+    def _on_prepared(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.prepared_at = perf_counter()
+        self.prefix = prefix_of(prepared)
+        failed = prepared.prompt.notes.count("splice_failed")
+        self._metrics.prompted(self._model, self.prefix, failed)
+
+    def _on_note(self, note: str) -> None:
+        """Something that the client demanded and does not get."""
+        self.notes[note] = None
+
+    def _on_inexact(self) -> None:
+        self._metrics.inexact(self._model)
+
+    def _on_migrated(self, carried: int) -> None:
+        """Another replica goes on, and is given what was said so far."""
+        self.migrations += 1
+        self.carried += carried
+        self._metrics.migrated(self._model, carried)
+
+    def _on_relayed(self, turns: int) -> None:
+        """The turns went to an upstream as text: how they stand in its prompt is not known."""
+        self._metrics.replayed(self._model, {"relayed": turns})
+
+    def _on_taken(self, replica: int) -> None:
+        self.replica = replica
+
+    def _on_said(self, choice: int, usage: Usage, cached_told: bool) -> None:
+        """A choice is over, be it because the client hung up. An upstream's is told by events."""
+        self.said[choice] = usage
+        self._cached_told |= cached_told

@@ -1,0 +1,40 @@
+"""Who is told of every request that is over, as the settings say."""
+
+import logging
+
+from dovetail.config import Config
+from dovetail.metrics import Metrics
+from dovetail.request_end import Recorder
+from dovetail.telemetry import open_telemetry
+from dovetail.trace import TraceWriter
+from dovetail.trace.file import TraceFile
+
+_log = logging.getLogger(__name__)
+
+
+def recorders(config: Config, metrics: Metrics) -> list[Recorder]:
+    """The recorders of one process.
+
+    Raises `OSError` where a trace cannot be written, `ValueError` where spans cannot be sent.
+    """
+    if config.trace_payloads and config.trace_file is None:
+        raise ValueError("--trace-payloads is of use only beside --trace-file")
+    found: list[Recorder] = []
+    if config.trace_file is not None:
+        found.append(_trace(config, metrics))
+    if config.otlp_endpoint is not None:
+        found.append(open_telemetry(config.otlp_endpoint))
+    return found
+
+
+def _trace(config: Config, metrics: Metrics) -> TraceWriter:
+    assert config.trace_file is not None
+    try:
+        file = TraceFile(config.trace_file, config.trace_max_bytes, config.trace_keep)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"the trace {config.trace_file} cannot be written: {reason}") from error
+    fields = {"file": str(file.path), "payloads": config.trace_payloads}
+    level = logging.WARNING if config.trace_payloads else logging.INFO
+    _log.log(level, "trace_begins", extra={"fields": fields})
+    return TraceWriter(file, metrics.untraced)

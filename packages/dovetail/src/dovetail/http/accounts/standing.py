@@ -1,0 +1,60 @@
+"""What a request says of itself and its prompt, as far as it may be told."""
+
+import re
+from itertools import islice
+
+from dovetail.preparation import Prepared
+from dovetail.request_end import Prefix
+from dovetail_model import Request, ToolResultBlock
+
+_LONGEST_NAME = 256  # characters of what a client calls things
+_MOST_RESULTS = 256
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def short(name: str) -> str:
+    """A client's own name for something, no longer than a line can bear."""
+    return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME]
+
+
+def short_or_none(name: str | None) -> str | None:
+    return None if name is None else short(name)
+
+
+def traceparent(given: str | None) -> str | None:
+    """The client's own span, by the W3C's header, if it is sound."""
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+
+
+def results_of(request: Request) -> tuple[str, ...]:
+    """The calls whose results are new in this request: those behind the last assistant turn."""
+    found: list[str] = []
+    for turn in reversed(request.turns):
+        if turn.role == "assistant":
+            break
+        found += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
+    return tuple(short(id) for id in islice(reversed(found), _MOST_RESULTS))
+
+
+def prefix_of(prepared: Prepared) -> Prefix:
+    """How the prompt stands beside the last one of its session."""
+    diagnosis = prepared.diagnosis
+    begins = all(turn.role != "assistant" for turn in prepared.request.turns)
+    return Prefix(
+        common=diagnosis.common,
+        total=diagnosis.total,
+        lost=0 if begins else diagnosis.lost,  # of a sub-agent beside its caller nothing is
+        reused=diagnosis.reused,
+        reason=diagnosis.reason,
+        turns=_turns(prepared),
+    )
+
+
+def _turns(prepared: Prepared) -> dict[str, int]:
+    """How the assistant turns stand in the prompt, from the first that was not there before."""
+    prompt, turns = prepared.prompt, prepared.request.turns
+    start = prompt.recalled.anchor or 0
+    end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
+    spoken = sum(turns[at].role == "assistant" for at in range(start, end))
+    exact, written = len(prompt.exact | prompt.kept), len(prompt.written)
+    return {"exact": exact, "written": written, "natural": max(0, spoken - exact - written)}

@@ -1,0 +1,1 @@
+"""The way of an answer from the pipeline to the client."""

@@ -1,0 +1,89 @@
+"""Raw prompts: what a text completion goes on from. No template, no parser, no ledger.
+
+Whoever sends one writes the model's own language: the spelling of a control token is that token,
+and nothing is put before the text.
+"""
+
+import secrets
+from array import array
+from dataclasses import replace
+from typing import Any
+
+from dovetail.catalog import Model
+from dovetail.generation import Generation, Owner, Voice
+from dovetail.ledger.entry import IDS
+from dovetail.ledger.recall import Recalled
+from dovetail.preparation import CallIds, Prepared
+from dovetail.rendering.prompt import Head, Prompt
+from dovetail.service import Served
+from dovetail.stability import Diagnosis, Sighting
+from dovetail_model import InvalidRequest, Request, Thinking
+from dovetail_protocols import raw_prompt
+
+_HEAD = Head(b"", b"", b"", b"")
+
+
+def raw(served: Served) -> Served:
+    """The same model for text completions: the pipeline is the same, what it prepares is not."""
+    return replace(served, preparer=RawPreparer(served.model))
+
+
+class RawPreparer:
+    """Prepares prompts that nobody may touch, and keeps nothing."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._voice = Voice(model.tokenizer, model.stop_ids, None, None, model.fingerprint)
+        self.records_first = False
+
+    async def prepare(self, request: Request, harness: str = "") -> Prepared:
+        ids = array(IDS, self._ids(request))
+        if not ids:
+            raise InvalidRequest("prompt: there is nothing in it", param="prompt")
+        return Prepared(
+            request=request,
+            prompt=Prompt(ids, "cold", False, _HEAD, Recalled()),
+            owner=Owner(request.identity.tenant, b""),
+            sighting=Sighting(None, harness, ids),
+            diagnosis=Diagnosis(common=0, total=len(ids), again=len(ids)),
+        )
+
+    async def count(self, request: Request) -> int:
+        return len(self._ids(request))
+
+    def steering(self, thinking: Thinking) -> dict[str, Any]:
+        """There is no template to be steered."""
+        return {}
+
+    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
+        return Generation(
+            self._voice,
+            prepared.prompt,
+            prepared.owner,
+            prepared.request,
+            entry_id=secrets.token_urlsafe(12),
+            new_call_id=new_call_id,
+        )
+
+    async def record(self, prepared: Prepared, generation: Generation) -> None:
+        """A text is no turn: nothing would come back to it."""
+
+    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
+        """Nobody knows what follows a text."""
+        return None
+
+    async def opening(self, request: Request) -> "array[int] | None":
+        """Nor what else begins with one."""
+        return None
+
+    async def close(self) -> None:
+        """Nothing was kept."""
+
+    def _ids(self, request: Request) -> list[int]:
+        prompt = raw_prompt(request)
+        if isinstance(prompt, str):
+            return self._model.tokenizer.encode(prompt)  # spelled-out control tokens are meant
+        largest = max(prompt, default=0)
+        if largest >= self._model.tokenizer.size:
+            raise InvalidRequest(f"prompt: the model has no token {largest}", param="prompt")
+        return list(prompt)

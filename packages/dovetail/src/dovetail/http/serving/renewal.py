@@ -1,0 +1,44 @@
+"""Files that are read again while the server runs: when they change, and on SIGHUP."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from dovetail.http.access.auth import Keys
+from dovetail.http.serving.tls import Certificate
+
+
+@asynccontextmanager
+async def renewing(keys: Keys, certificate: Certificate | None) -> AsyncIterator[None]:
+    """Keeps keys and certificate fresh for as long as the block lasts."""
+
+    def read_again() -> None:
+        keys.read_again()
+        if certificate is not None:
+            certificate.read_again()
+
+    loop = asyncio.get_running_loop()
+    heeded = not _in_terminal()
+    if heeded:
+        loop.add_signal_handler(signal.SIGHUP, read_again)
+    looking = None if certificate is None else asyncio.create_task(certificate.keep_fresh())
+    try:
+        yield
+    finally:
+        if heeded:
+            loop.remove_signal_handler(signal.SIGHUP)
+        if looking is not None:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+
+
+def _in_terminal() -> bool:
+    """There the signal says that the terminal is gone, and the server goes with it."""
+    try:
+        return sys.stdin is not None and os.isatty(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return False

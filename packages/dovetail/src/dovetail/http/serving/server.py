@@ -1,0 +1,159 @@
+"""The server under the application: uvicorn on uvloop, with connections that are bounded."""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from dovetail.http.access.quiet import Hush
+from dovetail.http.serving.connection import BoundedHttp, most_connections, raise_file_limit
+from dovetail.http.serving.draining import Draining
+from dovetail.http.serving.tls import Certificate
+from dovetail.http.sockets.carrier import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
+from dovetail.metrics import Metrics
+
+IDLE_TIMEOUT = 120  # seconds that an unused connection stays open: agents pause between turns
+LAST_WORDS = 2.0  # seconds for clients to read the end of an answer, or that it was broken off
+
+_log = logging.getLogger(__name__)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that finishes what it has begun.
+
+    The first signal lets running answers go on for a while, the second breaks them off, the third
+    waits for nothing at all. What sets `should_exit` itself has the server end at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, draining: Draining) -> None:
+        super().__init__(config)
+        self._draining = draining
+        self._signals = 0
+        self._broken_off = False
+        self._until = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        self._signals += 1
+        self.force_exit = self._signals > 2
+
+    async def on_tick(self, counter: int) -> bool:
+        if await super().on_tick(counter):
+            return True
+        return self.force_exit or (self._signals > 0 and self._is_drained())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tells it in the log: what raises the signal once more may leave no time for it."""
+        await super().shutdown(sockets)
+        _log.info("stopped")
+
+    def _is_drained(self) -> bool:
+        """Whether there is nobody left to wait for."""
+        draining = self._draining
+        if not draining.begun:
+            self._until = monotonic() + draining.patience
+            draining.begin()
+            self._close_idle()
+        if self._signals > 1 and not self._broken_off:
+            self._until = monotonic()
+        if draining.running and monotonic() < self._until:
+            return False
+        if draining.running and not self._broken_off:
+            self._broken_off = True
+            self._until = monotonic() + LAST_WORDS
+            draining.break_off()
+            return False
+        self.config.timeout_graceful_shutdown = math.ceil(LAST_WORDS)
+        return True
+
+    def _close_idle(self) -> None:
+        """Clients that come back find another server sooner over a new connection."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedHttp):
+                connection.retire()
+
+
+def server(  # noqa: PLR0913 - all but the first are said by name
+    app: Any,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    certificate: Certificate | None = None,
+    draining: Draining | None = None,
+    message_bytes: int | None = None,
+    metrics: Metrics | None = None,
+) -> uvicorn.Server:
+    """A server for the application, not running yet.
+
+    It offers WebSockets where it is told how large a message of theirs may be. `metrics` count what
+    is refused before there is a request.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=partial(BoundedHttp, refused=_teller(metrics or Metrics())),  # type: ignore[arg-type]
+        loop="auto",  # uvloop where it is installed
+        ws="none" if message_bytes is None else BoundedSocket,
+        ws_max_size=message_bytes or 0,
+        ws_ping_interval=PING_INTERVAL,
+        ws_ping_timeout=PING_TIMEOUT,
+        ws_per_message_deflate=False,  # it would cost more than a token is worth
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=4096,
+        timeout_keep_alive=IDLE_TIMEOUT,
+        timeout_graceful_shutdown=30,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
+    )
+    return DrainingServer(config, draining or Draining())
+
+
+def _teller(metrics: Metrics) -> Callable[[str], None]:
+    """Counts connections that are refused, and says when there are too many: one line a minute."""
+    hush = Hush(lines=1, event="connections_not_logged")
+
+    def refused(reason: str) -> None:
+        metrics.refused(reason)
+        if reason == "connections" and hush.speaks():
+            _log.warning("too_many_connections", extra={"fields": {"most": most_connections()}})
+
+    return refused
+
+
+async def serve(serving: uvicorn.Server, places: list[socket.socket]) -> None:
+    """Serves until told to stop. uvicorn would end the process where the start fails.
+
+    Whether it did is told by `started`. Why it did not, the application says; uvicorn would say it
+    twice more.
+    """
+    raise_file_limit()
+    uvicorns = logging.getLogger("uvicorn.error")
+
+    def has_news(record: logging.LogRecord) -> bool:
+        return serving.started or record.exc_info is not None
+
+    uvicorns.addFilter(has_news)
+    try:
+        with suppress(SystemExit):
+            await serving.serve(places)
+    finally:
+        uvicorns.removeFilter(has_news)
+
+
+async def until_started(serving: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
+    """Waits for a server that is being started; False if its task has ended before."""
+    while not serving.started and not task.done():
+        await asyncio.wait({task}, timeout=0.05)
+    return serving.started

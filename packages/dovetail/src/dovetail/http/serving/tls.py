@@ -1,0 +1,93 @@
+"""The certificate that HTTPS is served with, read again when it is renewed."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+from dovetail.http.serving.stamps import Stamp, stamp
+
+LOOK_EVERY = 5.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+class CertificateError(OSError):
+    """A certificate and key that cannot be used, and why."""
+
+
+class Certificate:
+    """A certificate with its chain, and its key: in a file of its own, or in the same one.
+
+    `context` stays the same object: connections that are made after a renewal get the new one.
+    """
+
+    __slots__ = ("_cert", "_key", "_read", "context")
+
+    def __init__(self, cert: Path, key: Path | None = None) -> None:
+        self._cert = cert
+        self._key = key or cert
+        self.context = _context()
+        self._read = self._stamps()
+        _load(self.context, self._cert, self._key)
+
+    def read_again(self) -> None:
+        """Takes the files as they are now. Where they do not fit together, the old ones stay."""
+        self._read = self._stamps()
+        try:
+            _load(_context(), self._cert, self._key)  # half of a pair would break the real one
+            _load(self.context, self._cert, self._key)
+        except CertificateError as error:
+            _log.error("certificate_refused", extra={"fields": {"reason": str(error)}})
+            return
+        _log.info("certificate_read", extra={"fields": {"file": str(self._cert)}})
+
+    def look(self) -> None:
+        """Reads the files again where they have changed."""
+        if self._stamps() != self._read:
+            self.read_again()
+
+    async def keep_fresh(self) -> None:
+        """Looks every few seconds, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            self.look()
+
+    def _stamps(self) -> tuple[Stamp, Stamp]:
+        return stamp(self._cert), stamp(self._key)
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    for path in (cert, key):
+        if not path.is_file():
+            raise CertificateError(f"there is no file {path}")
+    asked: list[bool] = []
+
+    def password() -> str:
+        """Whoever starts a server may be no human: OpenSSL would wait at the terminal."""
+        asked.append(True)
+        return ""
+
+    try:
+        context.load_cert_chain(cert, key, password)
+    except (OSError, ValueError) as error:
+        why = "the key has a passphrase, which cannot be asked for here" if asked else _told(error)
+        what = f"the certificate {cert} and its key cannot be used"
+        raise CertificateError(f"{what}: {why}") from error
+
+
+def _told(error: Exception) -> str:
+    """OpenSSL's own words are for those who know its code."""
+    reason = getattr(error, "reason", None)
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate"
+    if reason in ("NO_START_LINE", "PEM_LIB") or (isinstance(error, ssl.SSLError) and not reason):
+        return "they are not PEM files with a certificate and a key"
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,9 @@
+"""The Responses API over WebSockets: each message that asks is a request like any other.
+
+A message becomes an `Exchange` whose answer leaves as messages, so that everything between (keys,
+limits, admission, the pipeline, accounts) is the way that HTTP takes too.
+"""
+
+from dovetail.http.sockets.sockets import SOCKET_PATH, Sockets
+
+__all__ = ["SOCKET_PATH", "Sockets"]

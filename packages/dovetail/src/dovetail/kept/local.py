@@ -1,0 +1,87 @@
+"""Responses that one connection holds: the last few, each with all that came before it."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail.kept.response import KeptResponse, weight
+
+LAST = 32  # twice as many as a connection can have answered at once
+
+Chain = tuple[KeptResponse, ...]
+
+
+class Room:
+    """How many bytes all connections may hold. Where they hold more, the one that was not used for
+    longest holds nothing any more: its client is told so, and sends everything again.
+    """
+
+    __slots__ = ("_held", "_most_bytes", "weight")
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[Local, int] = OrderedDict()
+        self.weight = 0
+
+    def taken(self, local: "Local", size: int) -> None:
+        """This connection holds so many bytes now."""
+        self.left(local)
+        self._held[local] = size
+        self.weight += size
+        while self.weight > self._most_bytes:
+            oldest = next(iter(self._held))
+            self.left(oldest)
+            oldest.forget()
+
+    def left(self, local: "Local") -> None:
+        """It holds nothing any more."""
+        self.weight -= self._held.pop(local, 0)
+
+
+class Local:
+    """Found before what everybody can find, and gone with the connection.
+
+    A conversation shares what its responses have in common, so it is held once.
+    """
+
+    __slots__ = ("_held", "_most", "_room")
+
+    def __init__(self, most: int = LAST, room: Room | None = None) -> None:
+        self._most = most
+        self._room = room
+        self._held: OrderedDict[str, Chain] = OrderedDict()
+
+    def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
+        """Hold a response that goes on from these. Nobody fetches it here: items are enough."""
+        self._held[response.id] = (*before, msgspec.structs.replace(response, head=b""))
+        if len(self._held) > self._most:
+            del self._held[self._least_of_use()]
+        if self._room is not None:
+            self._room.taken(self, self._weight())
+
+    def chain(self, id: str) -> Chain | None:
+        """The response and all before it, the oldest first; None if it is not held."""
+        found = self._held.get(id)
+        if found is not None:
+            self._held.move_to_end(id)
+        return found
+
+    def forget(self) -> None:
+        self._held.clear()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.forget()
+        if self._room is not None:
+            self._room.left(self)
+
+    def _least_of_use(self) -> str:
+        """The oldest that was gone on from, if any was: resting lanes come back to theirs."""
+        old = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
+        return next((id for id in self._held if id in old), next(iter(self._held)))
+
+    def _weight(self) -> int:
+        """What is in several chains counts once."""
+        held = {one.id: one for chain in self._held.values() for one in chain}
+        return sum(map(weight, held.values()))

@@ -1,0 +1,104 @@
+"""Responses in Redis, for several frontends. They expire by age; the server bounds the memory.
+
+A server that is away never delays an answer for long: responses are then unknown, and new ones
+are not kept, until it is back.
+"""
+
+import time
+from collections.abc import Sequence
+
+from dovetail.kept.response import KeptResponse
+from dovetail.kept.store.store import MAX_AGE, Clock, Stats, decode, encode
+from dovetail.storage.fault import StoreError
+from dovetail.storage.redis_server import RedisServer
+
+_SCAN = 1000  # keys looked at in one step when counting
+
+
+class RedisResponses:
+    """A store shared over the network. All keys of a tenant fall in one cluster slot."""
+
+    __slots__ = ("_life", "_prefix", "_redis", "_server")
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "dovetail",
+        max_age: float = MAX_AGE,
+        patience: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._server = RedisServer(
+            url, what="responses", prefix=prefix, patience=patience, clock=clock
+        )
+        self._redis = self._server.redis
+        self._prefix = prefix
+        self._life = max(1, round(max_age * 1000))
+
+    @property
+    def lost(self) -> int:
+        """How many were not kept."""
+        return self._server.lost
+
+    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+        """The response, or None if this tenant has none of that id."""
+        failed = self._server.failed
+        body = await self._server.ask(lambda: self._redis.get(self._key(tenant, id)))
+        if body is None and self._server.failed > failed:
+            raise StoreError("the store of responses does not answer")
+        found = decode(body) if isinstance(body, bytes) else None
+        return found if found is not None and found.tenant == tenant else None
+
+    async def put(self, response: KeptResponse) -> None:
+        """Keep it, or count it as lost."""
+        key, body = self._key(response.tenant, response.id), encode(response)
+        if await self._server.ask(lambda: self._redis.set(key, body, px=self._life)) is None:
+            self._server.lost += 1
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        """Forget it. StoreError where the server is away: nobody may believe that it is done."""
+        found = await self._server.ask(lambda: self._redis.delete(self._key(tenant, id)))
+        if found is None:
+            raise StoreError("the store of responses does not answer; try again")
+        return bool(found)
+
+    async def alive(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
+        """Which of these are there."""
+
+        async def look() -> set[str]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for id in ids:
+                    pipe.exists(self._key(tenant, id))
+                found = await pipe.execute()
+            return {id for id, there in zip(ids, found, strict=True) if there}
+
+        return await self._server.ask(look)
+
+    async def touch(self, tenant: str, ids: Sequence[str]) -> None:
+        """These were used again."""
+
+        async def renew() -> None:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for id in ids:
+                    pipe.pexpire(self._key(tenant, id), self._life)
+                await pipe.execute()
+
+        await self._server.ask(renew)
+
+    async def stats(self) -> Stats:
+        """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
+        return await self._server.ask(self._count, patience=60.0) or Stats(0, 0)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    def _key(self, tenant: str, id: str) -> str:
+        return self._server.key(tenant, "response", id)
+
+    async def _count(self) -> Stats:
+        count = held = 0
+        async for key in self._redis.scan_iter(f"{self._prefix}:*:response:*", count=_SCAN):
+            count, held = count + 1, held + await self._redis.strlen(key)
+        return Stats(count, held)

@@ -1,0 +1,134 @@
+"""Responses in one SQLite file: they survive restarts, and several processes may share them."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.kept.response import KeptResponse
+from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
+from dovetail.storage.sqlite_bounds import Bounds
+from dovetail.storage.sqlite_file import Form, connect
+from dovetail.storage.sqlite_thread import SqliteThread
+
+_ROW_COST = 200  # the row's other columns and its places in the indexes
+
+# The totals are kept by triggers, so that no look at the bounds ever counts rows.
+_TABLES = """
+CREATE TABLE responses (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    id TEXT NOT NULL,
+    used REAL NOT NULL,
+    size INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (tenant, id)
+);
+CREATE INDEX responses_used ON responses (used, seq, size);
+CREATE TABLE totals (responses INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER responses_added AFTER INSERT ON responses BEGIN
+    UPDATE totals SET responses = responses + 1, bytes = bytes + new.size;
+END;
+CREATE TRIGGER responses_changed AFTER UPDATE OF size ON responses BEGIN
+    UPDATE totals SET bytes = bytes + new.size - old.size;
+END;
+CREATE TRIGGER responses_dropped AFTER DELETE ON responses BEGIN
+    UPDATE totals SET responses = responses - 1, bytes = bytes - old.size;
+END;
+"""
+FORM = Form("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
+
+
+class SqliteResponses:
+    """The default store."""
+
+    __slots__ = ("_bounds", "_connection", "_thread")
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_age: float = MAX_AGE,
+        clock: Clock = time.time,
+    ) -> None:
+        self._connection = connect(path, FORM)
+        self._bounds = Bounds(
+            self._connection, "responses", max_bytes=max_bytes, max_age=max_age, clock=clock
+        )
+        self._thread = SqliteThread(
+            self._connection, what=f"the store of responses {path}", tidy=self._bounds.expire
+        )
+
+    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+        """The response, or None if this tenant has none of that id."""
+        return await self._thread.read(lambda: self._get(tenant, id))
+
+    async def put(self, response: KeptResponse) -> None:
+        """Keep it. Done when it is on its way to the disk: a crash of the process loses nothing."""
+        await self._thread.write(lambda: self._put(response))
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        """Forget it."""
+        found: list[int] = []
+        await self._thread.write(lambda: found.append(self._delete(tenant, id)))
+        return bool(found[-1])
+
+    async def alive(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
+        """Which of these are there."""
+        return await self._thread.read(lambda: self._alive(tenant, ids))
+
+    async def touch(self, tenant: str, ids: Sequence[str]) -> None:
+        """These were used again."""
+        rows = [(self._bounds.now(), tenant, id, self._bounds.oldest()) for id in ids]
+        query = "UPDATE responses SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?"
+        await self._thread.write(lambda: self._many(query, rows))
+
+    async def stats(self) -> Stats:
+        """How much is held. Responses past their age count until the next write."""
+        return await self._thread.read(self._stats)
+
+    async def close(self) -> None:
+        """Finish what was asked for before, then close the file."""
+        await self._thread.close()
+
+    # What follows runs in the thread.
+
+    def _get(self, tenant: str, id: str) -> KeptResponse | None:
+        query = "SELECT body FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
+        row = self._connection.execute(query, (tenant, id, self._bounds.oldest())).fetchone()
+        return decode(row[0]) if row else None
+
+    def _put(self, response: KeptResponse) -> None:
+        body = encode(response)
+        size = len(body) + _ROW_COST
+        if size > self._bounds.max_bytes:
+            return
+        self._connection.execute(
+            "INSERT INTO responses (tenant, id, used, size, body) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (tenant, id) DO UPDATE SET "
+            "used = max(used, excluded.used), size = excluded.size, body = excluded.body",
+            (response.tenant, response.id, self._bounds.now(), size, body),
+        )
+        self._bounds.make_room()
+
+    def _delete(self, tenant: str, id: str) -> int:
+        query = "DELETE FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
+        return self._connection.execute(query, (tenant, id, self._bounds.oldest())).rowcount
+
+    def _alive(self, tenant: str, ids: Sequence[str]) -> set[str]:
+        query = (
+            "SELECT id FROM responses "
+            "WHERE tenant = ? AND id IN (SELECT value FROM json_each(?)) AND used >= ?"
+        )
+        rows = self._connection.execute(
+            query, (tenant, json.dumps(list(ids)), self._bounds.oldest())
+        )
+        return {id for (id,) in rows}
+
+    def _many(self, query: str, rows: list[tuple[float, str, str, float]]) -> None:
+        self._connection.executemany(query, rows)
+
+    def _stats(self) -> Stats:
+        return Stats(*self._bounds.totals())

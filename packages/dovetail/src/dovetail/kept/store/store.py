@@ -1,0 +1,67 @@
+"""The seam, and what its three forms share."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import zstandard
+
+from dovetail.kept.response import KeptResponse
+
+DAY = 86_400.0
+MAX_BYTES = 256 << 20
+MAX_AGE = 30 * DAY
+
+Clock = Callable[[], float]
+
+_MAX_BODY = 1 << 29  # no response comes near; a damaged header must not ask for all memory
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(KeptResponse)
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What a store holds now."""
+
+    responses: int
+    bytes: int
+
+
+class Store(Protocol):
+    """Keeps responses, each for its tenant alone, and forgets those not used for longest."""
+
+    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+        """The response, or None if this tenant has none of that id."""
+
+    async def put(self, response: KeptResponse) -> None:
+        """Keep it, in place of an older form of it."""
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        """Forget it. False: there was none."""
+
+    async def alive(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
+        """Which of these are there. None where that cannot be told at the moment."""
+
+    async def touch(self, tenant: str, ids: Sequence[str]) -> None:
+        """These were used again: their age begins anew."""
+
+    async def stats(self) -> Stats:
+        """How much is held. Not for the hot path."""
+
+    async def close(self) -> None:
+        """Finish what was begun and let go. A closed store is not used again."""
+
+
+def encode(response: KeptResponse) -> bytes:
+    """The response as one body."""
+    return zstandard.ZstdCompressor().compress(_encoder.encode(response))
+
+
+def decode(body: bytes) -> KeptResponse | None:
+    """The response of a body, or None if it is damaged or of a version that we do not know."""
+    try:
+        if zstandard.frame_content_size(body) > _MAX_BODY:
+            return None
+        packed = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BODY)
+        return _decoder.decode(packed)
+    except (ValueError, zstandard.ZstdError, msgspec.MsgspecError):
+        return None

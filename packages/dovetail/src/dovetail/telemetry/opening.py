@@ -1,0 +1,29 @@
+"""Telemetry where it is asked for: the SDK is an extra, and imported only then."""
+
+from urllib.parse import urlsplit
+
+from dovetail.request_end import Recorder
+
+_PATH = "/v1/traces"
+
+
+class TelemetryError(ValueError):
+    """Spans cannot be sent. The message says what is missing."""
+
+
+def open_telemetry(endpoint: str) -> Recorder:
+    """A recorder that sends spans to a collector."""
+    address = _address(endpoint)
+    try:
+        from dovetail.telemetry.recorder import Telemetry
+    except ImportError as error:
+        raise TelemetryError("--otlp-endpoint needs more: pip install dovetail[otel]") from error
+    return Telemetry(address)
+
+
+def _address(endpoint: str) -> str:
+    """Where to send spans. Of a collector's address alone, the path is the usual one."""
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise TelemetryError(f"--otlp-endpoint {endpoint}: an http:// or https:// URL is wanted")
+    return endpoint if address.path.strip("/") else endpoint.rstrip("/") + _PATH

@@ -1,0 +1,20 @@
+"""Several processes that serve one port over one store of turns, and the parent that keeps them."""
+
+from dovetail.workers.crew import Crew, CrewError
+from dovetail.workers.folder import hold
+from dovetail.workers.notify import notify
+from dovetail.workers.numbers import Numbers
+from dovetail.workers.order import BOOK, Order, listen_to_parent, report, take_order
+
+__all__ = [
+    "BOOK",
+    "Crew",
+    "CrewError",
+    "Numbers",
+    "Order",
+    "hold",
+    "listen_to_parent",
+    "notify",
+    "report",
+    "take_order",
+]

@@ -1,0 +1,71 @@
+"""`python -m dovetail.workers.host`: an engine of this machine, served to the server's workers."""
+
+import asyncio
+import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+import uvicorn
+import uvloop
+
+from dovetail.engines.hosted import traits_of
+from dovetail.engines.hosted.engine import MODEL
+from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.serving.listening import configuration
+from dovetail.engines.serving.model import MAX_MODEL_LEN
+from dovetail.log import configure
+from dovetail.settling import settle
+from dovetail.setup import SETUP_FAULTS, engine_here
+from dovetail.workers.folder import hold
+from dovetail.workers.order import HostOrder, listen_to_parent, report, take_order
+
+
+def main() -> int:
+    """Serves until told to stop. What is wrong is told in one line."""
+    order = take_order(HostOrder)
+    configure(order.config.log_format, order.config.log_level)
+    listen_to_parent()
+    hold(order.socket.parent)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(order))
+    except SETUP_FAULTS as error:
+        sys.stderr.write(f"dovetail serve: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(order: HostOrder) -> None:
+    model, engine = engine_here(order.config)
+    await engine.start()
+    try:
+        window = engine.abilities.context_length or model.context_length or MAX_MODEL_LEN
+        # Workers say themselves which tokens end a turn.
+        served = ServedModel((MODEL,), model.tokenizer, (), window)
+        app = CompletionsServer(engine, served, key=order.key)
+        order.socket.unlink(missing_ok=True)
+        listener, _ = listen(Address(path=order.socket))
+        order.socket.chmod(0o600)
+        settle()
+        report({"traits": msgspec.json.encode(traits_of(engine)).decode()})
+        serving = _Server(configuration(app))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, serving.end)
+        await serving.serve([listener])
+    finally:
+        await engine.stop()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: it would raise them again before the engine is stopped."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+    def end(self) -> None:
+        self.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

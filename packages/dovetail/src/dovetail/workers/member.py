@@ -1,0 +1,83 @@
+"""One process of the server's own."""
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from dovetail.workers.notify import VARIABLE
+
+LONGEST_LINE = 1 << 20  # bytes
+
+
+class Member:
+    """A process: started once, asked for its end. `ready` from its first word on."""
+
+    __slots__ = ("_early", "_module", "_process", "ready")
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: asyncio.subprocess.Process | None = None
+        self._early: signal.Signals | None = None  # was sent before there was a process
+        self.ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, order: object) -> dict[str, Any] | None:
+        """Gives it its order. What it tells once it is ready; None if it ends before."""
+        # What manages the parent hears of the server from the parent alone.
+        environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
+        self._process = process = await asyncio.create_subprocess_exec(
+            # -P: what lies in the folder that the server was started in is not imported.
+            *(sys.executable, "-P", "-m", self._module),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            limit=LONGEST_LINE,
+            start_new_session=True,  # Ctrl-C is for the parent to pass on
+        )
+        if self._early is not None:
+            self.send(self._early)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pickle.dumps(order))
+        with suppress(ConnectionError):
+            await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line:
+            await process.wait()
+            return None
+        self.ready = True
+        return msgspec.json.decode(line, type=dict[str, Any])
+
+    async def ended(self) -> int:
+        """Its exit status, when it has one."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is None:
+            self._early = number
+        elif self.alive:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def ending(status: int) -> str:
+    """How a process ended, in words."""
+    if status >= 0:
+        return f"status {status}"
+    with suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"

@@ -1,0 +1,136 @@
+"""Bytes on a connection that no honest client sends, and what comes back for them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from http_stage import NAME, Reply, Stage, read_reply
+
+from dovetail.http.serving.connection import BoundedHttp
+
+BODY = b'{"model":"%b","messages":[{"role":"user","content":"Hi"}]}' % NAME.encode()
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+def chunks(*parts: bytes, trailers: bytes = b"") -> bytes:
+    """A body in chunks, with what may stand behind it."""
+    sent = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return sent + b"0\r\n" + trailers + b"\r\n"
+
+
+def post(headers: bytes, body: bytes = BODY, *, path: bytes = b"/v1/chat/completions") -> bytes:
+    return b"POST " + path + b" HTTP/1.1\r\nhost: test\r\n" + headers + b"\r\n" + body
+
+
+def get(path: bytes = b"/live", headers: bytes = b"") -> bytes:
+    return b"GET " + path + b" HTTP/1.1\r\nhost: test\r\n" + headers + b"\r\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A request that can be read in two ways, or in none. `status` is the only right answer."""
+
+    name: str
+    sent: bytes
+    status: int = 400
+
+
+#: Where a proxy in front and we ourselves could disagree about where a request ends.
+SMUGGLING = (
+    Shape("a length and chunks", post(LENGTH + CHUNKED, chunks(BODY))),
+    Shape("chunks and a length", post(CHUNKED + LENGTH, chunks(BODY))),
+    Shape("two lengths", post(LENGTH + LENGTH)),
+    Shape("two lengths that differ", post(LENGTH + b"content-length: 5\r\n")),
+    Shape("a list of lengths", post(b"content-length: 5, 5\r\n")),
+    Shape("a signed length", post(b"content-length: +5\r\n")),
+    Shape("a negative length", post(b"content-length: -1\r\n")),
+    Shape("a length in hex", post(b"content-length: 0x5\r\n")),
+    Shape("a length of no digits", post(b"content-length: \r\n")),
+    Shape("a length beyond all numbers", post(b"content-length: " + b"9" * 30 + b"\r\n")),
+    Shape("a length beyond all bodies", post(b"content-length: 18446744073709551615\r\n"), 413),
+    Shape("an unknown coding", post(b"transfer-encoding: xchunked\r\n", chunks(BODY))),
+    Shape("chunks not last", post(b"transfer-encoding: chunked, x\r\n", chunks(BODY))),
+    Shape("chunks twice", post(CHUNKED + CHUNKED, chunks(BODY))),
+    Shape("a space before the colon", post(b"transfer-encoding : chunked\r\n", chunks(BODY))),
+    Shape("a vertical tab", post(b"transfer-encoding: \x0bchunked\r\n", chunks(BODY))),
+    Shape("a folded line", post(LENGTH + b"x-a: b\r\n transfer-encoding: chunked\r\n")),
+    Shape("a chunk's size with 0x", post(CHUNKED, b"0x5\r\nhello\r\n0\r\n\r\n")),
+    Shape("a negative chunk", post(CHUNKED, b"-5\r\nhello\r\n0\r\n\r\n")),
+    Shape("a chunk beyond all numbers", post(CHUNKED, b"F" * 17 + b"\r\nhello\r\n0\r\n\r\n")),
+    Shape("a chunk longer than told", post(CHUNKED, b"5\r\nhelloXX0\r\n\r\n")),
+    Shape("chunks with bare newlines", post(CHUNKED, b"5\nhello\n0\n\n")),
+    Shape("bare newlines", post(LENGTH).replace(b"\r\n", b"\n")),
+)
+
+#: What is no HTTP/1.1 at all.
+GARBAGE = (
+    Shape("a NUL in a value", post(LENGTH + b"x-a: b\0c\r\n")),
+    Shape("a carriage return in a value", post(LENGTH + b"x-a: b\rc\r\n")),
+    Shape("a name with a space", post(LENGTH + b"x a: b\r\n")),
+    Shape("a line without a colon", post(LENGTH + b"nothing\r\n")),
+    Shape("a value without a name", post(LENGTH + b": b\r\n")),
+    Shape("a path in UTF-8", get("/v1/ü".encode())),
+    Shape("no path", b"GET  HTTP/1.1\r\nhost: test\r\n\r\n"),
+    Shape("an unknown method", b"BREW /live HTTP/1.1\r\nhost: test\r\n\r\n"),
+    Shape("a method in small letters", b"get /live HTTP/1.1\r\nhost: test\r\n\r\n"),
+    Shape("an unknown version", b"GET /live HTTP/9.9\r\nhost: test\r\n\r\n"),
+    Shape("HTTP/2 without asking", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    Shape("a proxy's request", b"CONNECT example:443 HTTP/1.1\r\nhost: test\r\n\r\n"),
+    Shape("TLS where there is none", bytes.fromhex("16030102000100") + bytes(200)),
+    Shape("random bytes", bytes(range(128, 256)) * 4),
+    Shape("a star", b"OPTIONS * HTTP/1.1\r\nhost: test\r\n\r\n", 404),
+    Shape("TRACE", b"TRACE / HTTP/1.1\r\nhost: test\r\n\r\n", 405),
+    Shape("a path of control characters", get(b"/%00%ff%0d%0ax-evil:%201"), 404),
+    Shape("a way out of the folder", get(b"/v1/models/..%2f..%2fetc%2fpasswd"), 404),
+)
+
+
+class Wire:
+    """A connection. Everything that is read has to come within a bound."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def __aenter__(self) -> "Wire":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.hang_up()
+
+    async def reply(self) -> Reply:
+        async with asyncio.timeout(20):
+            return await read_reply(self.reader)
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        async with asyncio.timeout(20):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+    def hang_up(self) -> None:
+        self.writer.transport.abort()
+
+
+async def wire_to(stage: Stage, sent: bytes = b"", **more: Any) -> Wire:
+    """A connection on which something was sent already."""
+    wire = Wire(*await stage.connect(limit=1 << 20, **more))
+    wire.writer.write(sent)
+    return wire
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what nobody tells of."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+def connections(stage: Stage) -> list[BoundedHttp]:
+    """What the server holds open."""
+    held = list(stage.running.server_state.connections)
+    return [one for one in held if isinstance(one, BoundedHttp)]

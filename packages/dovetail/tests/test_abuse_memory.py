@@ -1,0 +1,104 @@
+"""What is remembered for speed is bounded by its size, not only by how many things it is."""
+
+from typing import Any
+
+import pytest
+from http_stage import NAME, run, serving
+
+from dovetail.ledger.visible import Digests
+from dovetail.ledger.walk import Found, Step, Walk, Walks
+from dovetail.stop_text import ALL, LONGEST, StopText
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    InvalidRequest,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+BIG = "x" * 1000
+BLOCKS: dict[str, Block] = {
+    "text": TextBlock(BIG),
+    "a thought": ReasoningBlock(BIG),
+    "a seal": ReasoningBlock("", BIG),
+    "a call": ToolCallBlock("c", "run", BIG),
+    "a result": ToolResultBlock("c", (TextBlock(BIG),)),
+    "an image": ImageBlock("image/png", BIG, None),
+    "a document": DocumentBlock(text=BIG),
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_digests_of_large_turns_do_not_hold_all_of_them(kind: str) -> None:
+    digests = Digests(most=1000, most_chars=10_000)
+    turns = [Turn("user", (BLOCKS[kind],)) for _ in range(50)]
+    seen = [digests.of(turn) for turn in turns]
+    assert all(one.size >= len(BIG) for one in seen)
+    held = [turn for turn, _ in digests._known.values()]
+    assert held == turns[-len(held) :]
+    assert 5 <= len(held) <= 10
+    assert digests._chars == sum(digests.of(turn).size for turn in held)
+
+
+def test_a_turn_larger_than_all_room_is_not_held() -> None:
+    digests = Digests(most_chars=100)
+    assert digests.of(Turn("user", (TextBlock(BIG),))).size == 1000
+    assert not digests._known
+    assert digests._chars == 0
+
+
+def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
+    walks = Walks(most_chars=10_000)
+    for number in range(50):
+        walks.keep(("tenant", f"session-{number}", b""), _walk(1000))
+    assert len(walks._known) == 10
+    for _ in range(50):
+        walks.keep(("tenant", "session-49", b""), _walk(1000))
+    assert (len(walks._known), walks._chars) == (10, 10_000)
+    walks.keep(("tenant", "another", b""), _walk(10_001))
+    assert (len(walks._known), walks._chars) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "stops", [["x" * (LONGEST + 1)], [str(n) * 100 for n in range(ALL // 100)]]
+)
+def test_stop_sequences_are_bounded(stops: list[str]) -> None:
+    """All beginnings of a sequence are kept: of a million characters that would be 500 GB."""
+    with pytest.raises(InvalidRequest):
+        StopText(stops)
+
+
+def test_the_longest_stop_sequence_is_found() -> None:
+    stop = StopText(["x" * LONGEST])
+    assert stop.feed("a" + "x" * (LONGEST - 1)) == "a"
+    assert stop.feed("x") == ""
+    assert stop.found == "x" * LONGEST
+
+
+def test_clients_are_told_of_stop_sequences_that_are_too_long() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            message = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}
+            stop: Any = ["x" * (1 << 20)]
+            for path, body in (
+                ("/v1/chat/completions", {**message, "stop": stop}),
+                ("/v1/messages", {**message, "max_tokens": 9, "stop_sequences": stop}),
+                ("/v1/completions", {"model": NAME, "prompt": "Hi", "stop": stop}),
+            ):
+                for stream in (False, True):
+                    reply = await stage.ask("POST", path, {**body, "stream": stream})
+                    assert reply.status == 400, (path, reply.body)
+                    assert "stop sequences" in reply.json["error"]["message"]
+            assert not stage.engine.asked
+
+    run(scene)
+
+
+def _walk(size: int) -> Walk:
+    walk = Walk((Turn("user", ()),))
+    walk.add(Step(b"", b"", Found(b"", None, "nothing"), b"", 0, size))
+    return walk

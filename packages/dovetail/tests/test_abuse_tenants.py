@@ -1,0 +1,308 @@
+"""One tenant has every handle of another's session, and learns nothing by any of them.
+
+What was said is told by words that stand nowhere else: they must not come back to the thief, nor
+reach a prompt of his. The owner's second key tries the same, and finds them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from http_stage import CALL, NAME, Reply, Stage, run, serving
+from socket_stage import asked as asked_over_socket
+from socket_stage import socket_to
+
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.key_file import Key
+from dovetail.http.access.limits import Limits
+
+ASKED, THOUGHT = "KESTREL", "MAGPIE"
+WORDS = (ASKED, THOUGHT)
+ANSWER = f"<think>\nIt is {THOUGHT}.\n</think>\n\nSurely.\n{CALL}"
+OWNER, SAME, THIEF, NAMELESS = "key-owner", "key-same", "key-thief", "key-nameless"
+HASHED = (("owner", OWNER), ("owner", SAME), ("thief", THIEF))
+KEYS = Keys([NAMELESS], [Key(name, sha256(key.encode()).digest()) for name, key in HASHED])
+TOOL: dict[str, Any] = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
+MESSAGES_TOOL = {"name": "look_up", "input_schema": {"type": "object", "properties": {}}}
+
+
+@dataclass(frozen=True)
+class Loot:
+    """All that somebody could have seen on the wire of another's session."""
+
+    id: str
+    items: list[dict[str, Any]]
+    hidden: list[dict[str, Any]]
+    content: list[dict[str, Any]]
+    call: dict[str, Any]
+
+    @property
+    def reasoning(self) -> dict[str, Any]:
+        return next(item for item in self.items if item["type"] == "reasoning")
+
+
+Theft = Callable[[Loot], tuple[str, str, dict[str, Any]]]
+
+
+def _responses(loot: Loot, *items: Any, **more: Any) -> tuple[str, str, dict[str, Any]]:
+    body = {"model": NAME, "input": [*items, {"role": "user", "content": "And?"}], **more}
+    return "POST", "/v1/responses", body
+
+
+def _messages(loot: Loot, *thoughts: Any) -> tuple[str, str, dict[str, Any]]:
+    """The owner's turn as it was told, but for the thoughts, which are sealed."""
+    told = [block for block in loot.content if "thinking" not in block["type"]]
+    result = {"type": "tool_result", "tool_use_id": told[-1]["id"], "content": "rain"}
+    messages = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": [*thoughts, *told]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"model": NAME, "max_tokens": 99, "tools": [MESSAGES_TOOL], "messages": messages}
+    return "POST", "/v1/messages", body
+
+
+def _seal(loot: Loot) -> str:
+    return str(next(block["signature"] for block in loot.content if "signature" in block))
+
+
+def _sealed_items(loot: Loot) -> list[dict[str, Any]]:
+    """A turn as it was told, its thought sealed, with a question that everybody may know."""
+    output = {
+        "type": "function_call_output",
+        "call_id": loot.hidden[-1]["call_id"],
+        "output": "rain",
+    }
+    return [{"role": "user", "content": "Hello?"}, *loot.hidden, output]
+
+
+def _chat(loot: Loot) -> tuple[str, str, dict[str, Any]]:
+    """The call alone: its id leads to the turn, its text is known to everybody."""
+    messages = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Surely.", "tool_calls": [loot.call]},
+        {"role": "tool", "tool_call_id": loot.call["id"], "content": "rain"},
+    ]
+    tools = [{"type": "function", "function": TOOL}]
+    return "POST", "/v1/chat/completions", {"model": NAME, "messages": messages, "tools": tools}
+
+
+THEFTS: dict[str, Theft] = {
+    "reads it": lambda loot: ("GET", f"/v1/responses/{loot.id}", {}),
+    "reads what was asked": lambda loot: ("GET", f"/v1/responses/{loot.id}/input_items", {}),
+    "goes on from it": lambda loot: _responses(loot, previous_response_id=loot.id),
+    "counts what it has": lambda loot: (
+        "POST",
+        "/v1/responses/input_tokens",
+        {"model": NAME, "previous_response_id": loot.id},
+    ),
+    "compacts it": lambda loot: (
+        "POST",
+        "/v1/responses/compact",
+        {"model": NAME, "previous_response_id": loot.id},
+    ),
+    "names its thought": lambda loot: _responses(
+        loot, {"type": "item_reference", "id": loot.reasoning["id"]}
+    ),
+    "sends its sealed thought": lambda loot: _responses(loot, *_sealed_items(loot)),
+    "sends the seal of a thought": lambda loot: _messages(
+        loot, {"type": "thinking", "thinking": "", "signature": _seal(loot)}
+    ),
+    "sends the seal as one that was hidden": lambda loot: _messages(
+        loot, {"type": "redacted_thinking", "data": _seal(loot)}
+    ),
+    "sends the id of a call": lambda loot: _messages(loot),
+    "sends the id of a call in another API": _chat,
+}
+#: What tells nothing in words even to its owner.
+COUNTS = ("counts what it has",)
+
+
+@pytest.mark.parametrize("thief", [THIEF, NAMELESS])
+def test_no_handle_opens_anything_for_another_tenant(thief: str) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            loot = await _session(stage)
+            for name, theft in THEFTS.items():
+                reply, prompts = await _try(stage, thief, theft(loot))
+                assert not _told(reply, prompts), name
+            assert _told(*await _try(stage, SAME, THEFTS["reads it"](loot)))
+
+    run(scene)
+
+
+def test_every_one_of_them_opens_it_for_its_owner() -> None:
+    """Else the test above would tell nothing."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            loot = await _session(stage)
+            for name, theft in THEFTS.items():
+                reply, prompts = await _try(stage, SAME, theft(loot))
+                assert reply.status == 200, (name, reply.body)
+                assert _told(reply, prompts) or name in COUNTS, name
+
+    run(scene)
+
+
+def test_what_is_anothers_looks_like_what_never_was() -> None:
+    """Not even whether there is such a response can be found out."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            loot = await _session(stage)
+            made_up = "resp_" + "0" * (len(loot.id) - 5)
+            tries: list[tuple[str, str, dict[str, Any]]] = [
+                ("GET", "", {}),
+                ("GET", "/input_items", {}),
+                ("POST", "/cancel", {}),
+                ("DELETE", "", {}),
+            ]
+            for method, behind, body in tries:
+                theirs, none = [
+                    (await _try(stage, THIEF, (method, f"/v1/responses/{id}{behind}", body)))[0]
+                    for id in (loot.id, made_up)
+                ]
+                assert theirs.status == none.status == 404, method
+                assert theirs.body == none.body.replace(made_up.encode(), loot.id.encode())
+            for id in (loot.id, made_up):
+                reply, _ = await _try(stage, THIEF, _responses(loot, previous_response_id=id))
+                assert (reply.status, reply.json["error"]["code"]) == (
+                    400,
+                    "previous_response_not_found",
+                )
+            assert (await _try(stage, OWNER, THEFTS["reads it"](loot)))[0].status == 200
+
+    run(scene)
+
+
+def test_a_socket_opens_nothing_either() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            loot = await _session(stage)
+            before = len(stage.engine.asked)
+            async with socket_to(stage, authorization=f"Bearer {THIEF}") as socket:
+                told = await asked_over_socket(socket, previous_response_id=loot.id)
+                assert told[-1]["error"]["code"] == "previous_response_not_found"
+                told = await asked_over_socket(socket, input=_sealed_items(loot))
+                assert not any(word in json.dumps(told) for word in WORDS)
+            assert not any(word in text for word in WORDS for text in _prompts(stage, before))
+            async with socket_to(stage, authorization=f"Bearer {SAME}") as socket:
+                told = await asked_over_socket(socket, previous_response_id=loot.id)
+                assert told[-1]["type"] == "response.completed"
+
+    run(scene)
+
+
+def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
+    """Neither by its name nor by its text does one learn that the other was there."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=KEYS)) as stage:
+            body = {"model": NAME, "max_tokens": 9, "messages": [_user("Hello there, all of you.")]}
+            told = []
+            for key in (OWNER, THIEF, OWNER):
+                reply = await stage.ask(
+                    "POST",
+                    "/v1/messages",
+                    body,
+                    x_api_key=key,
+                    x_claude_code_session_id="one-session",
+                    x_dovetail_debug="prefix",
+                )
+                told.append(reply.headers["x-dovetail-prefix-common"])
+            assert told[:2] == ["0", "0"]
+            assert int(told[2]) > 0
+            one, two, again = (asked.cache_salt for asked in stage.engine.asked)
+            assert one == again != two
+            numbers = (await stage.ask("GET", "/metrics")).body.decode()
+            assert not any(word in numbers for word in ("owner", "thief", "one-session"))
+
+    run(scene)
+
+
+def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
+    async def scene() -> None:
+        narrow = Limits(requests=2, concurrent=1)
+        hashed = [Key(name, sha256(key.encode()).digest(), narrow) for name, key in HASHED]
+        async with serving(HttpOptions(keys=Keys([], hashed))) as stage:
+            body = {"model": NAME, "messages": [_user("Hi")]}
+            ask = "POST", "/v1/chat/completions", body
+            greedy = [(await _try(stage, THIEF, ask))[0].status for _ in range(6)]
+            assert greedy.count(429) >= 3
+            assert (await _try(stage, OWNER, ask))[0].status == 200
+
+    run(scene)
+
+
+async def _session(stage: Stage) -> Loot:
+    """The owner's session over all three APIs, as the wire saw it."""
+    stage.engine.plan = stage.engine.says(ANSWER, ANSWER, ANSWER, "Well.")
+    common: dict[str, Any] = {"model": NAME, "tools": [{**TOOL, "type": "function"}]}
+    first, plain = [
+        await _post(stage, "/v1/responses", {**common, "input": [_user(question)], **more})
+        for question, more in (
+            (f"Where is the {ASKED}?", {}),
+            ("Hello?", {"include": ["reasoning.encrypted_content"], "store": False}),
+        )
+    ]
+    message = await _post(
+        stage,
+        "/v1/messages",
+        {
+            "model": NAME,
+            "max_tokens": 99,
+            "tools": [MESSAGES_TOOL],
+            "messages": [_user("Hello?")],
+        },
+    )
+    use = message["content"][-1]
+    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
+    return Loot(
+        first["id"],
+        first["output"],
+        [_without_summary(item) for item in plain["output"]],
+        message["content"],
+        {"id": use["id"], "type": "function", "function": function},
+    )
+
+
+async def _post(stage: Stage, path: str, body: dict[str, Any]) -> Any:
+    reply = await stage.ask("POST", path, body, x_api_key=OWNER)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+async def _try(
+    stage: Stage, key: str, request: tuple[str, str, dict[str, Any]]
+) -> tuple[Reply, list[str]]:
+    """The answer, and the prompts that were made for it."""
+    method, path, body = request
+    before = len(stage.engine.asked)
+    async with asyncio.timeout(20):
+        reply = await stage.ask(method, path, body or b"", x_api_key=key)
+    return reply, _prompts(stage, before)
+
+
+def _prompts(stage: Stage, first: int) -> list[str]:
+    return [stage.engine.tokenizer.decode(one.prompt) for one in stage.engine.asked[first:]]
+
+
+def _told(reply: Reply, prompts: list[str]) -> bool:
+    return any(word in text for word in WORDS for text in (reply.body.decode(), *prompts))
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _without_summary(item: dict[str, Any]) -> dict[str, Any]:
+    """A thought that only its seal tells."""
+    sealed = {"type", "id", "encrypted_content"}
+    if item["type"] != "reasoning":
+        return item
+    return {**{name: value for name, value in item.items() if name in sealed}, "summary": []}

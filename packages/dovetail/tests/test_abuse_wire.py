@@ -1,0 +1,227 @@
+"""Requests that two readers could read differently, and bytes that are no requests at all."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from abuse_wire import (
+    BODY,
+    CHUNKED,
+    GARBAGE,
+    LENGTH,
+    SMUGGLING,
+    Shape,
+    chunks,
+    connections,
+    get,
+    post,
+    until,
+    wire_to,
+)
+from http_stage import NAME, Stage, run, serving
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions
+from dovetail.http.serving import connection
+
+STREAMED = b'{"model":"%b","stream":true,"messages":[{"role":"user","content":"Hi"}]}'
+STREAM = post(b"content-length: %d\r\n" % len(STREAMED % NAME.encode()), STREAMED % NAME.encode())
+
+
+@pytest.mark.parametrize("shapes", [SMUGGLING, GARBAGE], ids=["smuggling", "garbage"])
+def test_what_is_not_clear_is_refused_and_ends_the_connection(shapes: tuple[Shape, ...]) -> None:
+    """A request that was hidden behind it is never answered."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for shape in shapes:
+                async with await wire_to(stage, shape.sent + get(b"/hidden")) as wire:
+                    assert (await wire.reply()).status == shape.status, shape.name
+                    if shape.status == 400:
+                        assert await wire.rest() == b"", shape.name
+            assert not stage.engine.asked
+            assert (await stage.ask("GET", "/live")).status == 200
+
+    run(scene)
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+SOCKET = (
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+CLEAR = {
+    "a length": post(LENGTH),
+    "one chunk": post(CHUNKED, chunks(BODY)),
+    "chunks of a byte": post(CHUNKED, chunks(*(BODY[at : at + 1] for at in range(len(BODY))))),
+    "capitals": post(b"Transfer-Encoding:\tCHUNKED\r\n", chunks(BODY)),
+    "an extension": post(CHUNKED, b"%x;name=value\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "asks for h2c": post(H2C + LENGTH),
+}
+
+
+def test_what_is_clear_is_answered() -> None:
+    """Java's client asks for HTTP/2 with its first request, in the same breath as its body."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for name, sent in CLEAR.items():
+                async with await wire_to(stage, sent + get()) as wire:
+                    reply = await wire.reply()
+                    assert reply.status == 200, name
+                    assert reply.json["choices"][0]["message"]["content"] == "Hello."
+                    assert (await wire.reply()).json == {"status": "live"}
+
+    run(scene)
+
+
+@pytest.mark.parametrize("asked", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
+def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(asked: bytes) -> None:
+    """What follows could be its body: it must not be taken for a request."""
+
+    async def scene() -> None:
+        options = HttpOptions(websockets=False)
+        async with serving(options) as stage, await wire_to(stage) as wire:
+            await until(lambda: bool(connections(stage)))
+            (there,) = connections(stage)
+            there.data_received(asked)  # in two pieces, one right behind the other
+            there.data_received(get(b"/hidden"))
+            assert (await wire.reply()).headers["connection"] == "close"
+            assert await wire.rest() == b""
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [(b"a: b\r\n", connection.MAX_HEADERS), (b"a: " + b"b" * 10_000 + b"\r\n", 7)],
+)
+def test_headers_are_bounded_in_one_packet_too(line: bytes, count: int) -> None:
+    async def scene() -> None:
+        async with serving() as stage, await wire_to(stage) as wire:
+            await until(lambda: bool(connections(stage)))
+            (there,) = connections(stage)
+            there.data_received(get(headers=line * count))
+            assert (await wire.reply()).status == 431
+            assert await wire.rest() == b""
+            fewer = line * (count - 2)
+            async with await wire_to(stage, get(headers=fewer)) as sound:
+                assert (await sound.reply()).status == 200
+
+    run(scene)
+
+
+def test_trailers_are_no_headers() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            hidden = b"x-request-id: hidden\r\ncontent-encoding: gzip\r\n"
+            async with await wire_to(stage, post(CHUNKED, chunks(BODY, trailers=hidden))) as wire:
+                reply = await wire.reply()
+                assert reply.status == 200
+                assert reply.headers["x-request-id"] != "hidden"
+
+    run(scene)
+
+
+@pytest.mark.parametrize("endless", [b"x-more: of the same\r\n", b"x" * 100])
+def test_trailers_are_bounded(endless: bytes) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            begun = post(CHUNKED, chunks(BODY)[:-2])
+            async with await wire_to(stage, begun) as wire:
+                for _ in range(6 * connection.MAX_HEADER_BYTES // len(endless)):
+                    wire.writer.write(endless)
+                assert (await wire.reply()).status == 431
+                assert await wire.rest() == b""
+
+    run(scene)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            asked = connection.MAX_PIPELINED + 1
+            async with await wire_to(stage, b"".join(_numbered(at) for at in range(asked))) as wire:
+                told = [(await wire.reply()).headers["x-request-id"] for _ in range(asked)]
+                assert told == [f"r{at}" for at in range(asked)]
+
+    run(scene)
+
+
+def test_pipelined_requests_are_bounded() -> None:
+    """Thousands in one packet: those that wait are dropped, the one that runs is answered."""
+
+    async def scene() -> None:
+        many = b"".join(_numbered(at) for at in range(3000))
+        async with serving() as stage, await wire_to(stage, many) as wire:
+            first = await wire.reply()
+            assert (first.status, first.headers["connection"]) == (200, "close")
+            assert await wire.rest() == b""
+
+    run(scene)
+
+
+def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            going = _waits(stage)
+            async with await wire_to(stage, STREAM) as wire:
+                await stage.engine.began.wait()
+                wire.writer.write(b"\x00\x01 garbage")
+                await asyncio.sleep(0)
+                going.set()
+                reply = await wire.reply()
+                assert reply.status == 200
+                assert reply.body.endswith(b"data: [DONE]\n\n")
+                assert await wire.rest() == b""
+
+    run(scene)
+
+
+def test_who_hangs_up_with_requests_waiting_ends_the_one_that_runs() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            going = _waits(stage, endless=True)
+            async with await wire_to(stage, STREAM) as wire:
+                await stage.engine.began.wait()
+                wire.writer.write(STREAM)
+                await until(lambda: any(one.pipeline for one in connections(stage)))
+            going.set()
+            await stage.engine.closed.wait()
+            assert (await stage.ended.get())["disconnected"] is True
+            assert len(stage.engine.asked) == 1
+
+    run(scene)
+
+
+def test_a_body_that_breaks_its_own_chunks_is_refused() -> None:
+    async def scene() -> None:
+        begun = post(CHUNKED, b"5\r\nhello\r\n")
+        async with serving() as stage, await wire_to(stage, begun) as wire:
+            await until(lambda: any(one.cycle for one in connections(stage)))
+            wire.writer.write(b"no size\r\n")
+            assert (await wire.reply()).status == 400
+            assert await wire.rest() == b""
+            assert (await stage.ended.get())["disconnected"] is True
+
+    run(scene)
+
+
+def _numbered(at: int) -> bytes:
+    return get(headers=b"x-request-id: r%d\r\n" % at)
+
+
+def _waits(stage: Stage, *, endless: bool = False) -> asyncio.Event:
+    """The engine says nothing until it is told to."""
+    going = asyncio.Event()
+    said = stage.engine.tokenizer.encode("Hello.")
+
+    async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        await going.wait()
+        while endless:
+            yield TokenDelta(said)
+            await asyncio.sleep(0)
+        yield TokenDelta([*said, stage.engine.stop_id], finish="stop")
+
+    stage.engine.plan = play
+    return going

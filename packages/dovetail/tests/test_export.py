@@ -1,0 +1,335 @@
+"""What is exported is what the engine was asked with and what it answered, id for id."""
+
+import asyncio
+import copy
+import json
+import subprocess
+import sys
+from array import array
+from math import nan
+
+import msgspec
+import pytest
+from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw
+from exporting import NotingPlayer, breaks, check, check_sample, exported
+from ledger_entries import turn
+from matrix import KEY, Session, ask
+from matrix import turn as take_turn
+from models_at_hand import PAIRS, Pair, model, require
+from session_script import SCRIPT, scribe
+
+from dovetail.export import Export, Missing, Sample
+from dovetail.ledger.entry import IDS, Entry, pack, pack_logprobs, unpack
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock
+
+EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+QWEN = next(pair for pair in PAIRS if pair.name == "Qwen3-Coder")
+GPT = next(pair for pair in PAIRS if pair.name == "gpt-oss")
+LONG = 30
+
+
+def _player(pair: Pair) -> tuple[NotingPlayer, Ledger]:
+    require(pair)
+    found, ledger = model(pair), Ledger(MemoryStore())
+    preparer = Preparer(found, ledger, KEY)
+    stop = found.tokenizer.controls[(pair.stops or found.stops)[0]]
+    return NotingPlayer(preparer, found.tokenizer, stop, scribe(pair).writer), ledger
+
+
+@EVERY_PAIR
+def test_a_session_of_every_agent_is_exported_as_it_was(pair: Pair) -> None:
+    asyncio.run(_every_agent(pair))
+
+
+async def _every_agent(pair: Pair) -> None:
+    """One ledger for all of them: sessions are not mixed up."""
+    player, ledger = _player(pair)
+    of_agent: dict[str, tuple[set[str], int]] = {}
+    for kind in AGENTS:
+        session, agent, before = Session(pair), kind(session=kind.name), set(player.truths)
+        ask(session, agent)
+        for _ in SCRIPT:
+            await take_turn(session, player, agent)
+        of_agent[kind.name] = set(player.truths) - before, breaks(session.played)
+    for name, (entries, broken) in of_agent.items():
+        samples = await exported(ledger, name)
+        check(samples, {entry: player.truths[entry] for entry in entries})
+        assert len(samples) == 1 + broken
+        assert {sample.session for sample in samples} == {name}
+        _check_spans(samples, pair)
+    await ledger.close()
+
+
+def _check_spans(samples: list[Sample], pair: Pair) -> None:
+    """A call's ids spell its name; every kind of span is there."""
+    decode = model(pair).tokenizer.decode
+    spans = [(sample, span) for sample in samples for t in sample.turns for span in t.spans]
+    for sample, span in spans:
+        if span.kind == "call":
+            assert span.id
+            assert span.name in decode(list(sample.ids[span.start : span.end]))
+    thinks = model(pair).reasoning_parser is not None
+    assert {span.kind for _, span in spans} == {"text", "call"} | (
+        {"reasoning"} if thinks else set()
+    )
+
+
+def _line(at: int) -> list[ReasoningBlock | TextBlock | ToolCallBlock]:
+    if at == LONG - 1:
+        return [TextBlock("All done: é 漢字.")]
+    arguments = json.dumps({"command": f"ls  {at}", "timeout": 1.0 * at})
+    return [TextBlock(f"Step {at}.\n"), ToolCallBlock("", "run_command", arguments)]
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenClaw], ids=lambda kind: kind.name)
+def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -> None:
+    async def main() -> None:
+        player, ledger = _player(QWEN)
+        agent = kind(session="long")
+        agent.ask("Go.")
+        for at in range(LONG):
+            played = await player.answer(agent, _line(at))
+            agent.answer([(heard, f"result {at}\n" * 3) for heard in played.heard])
+        (sample,) = await exported(ledger, "long")
+        assert len(sample.turns) == LONG
+        check([sample], player.truths)
+        assert sum(sample.loss_mask) == sum(len(t.answer) for t in player.truths.values())
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_sub_agent_has_samples_of_its_own() -> None:
+    async def main() -> None:
+        player, ledger = _player(QWEN)
+        main_line, sub = (
+            ClaudeCode(session="s"),
+            ClaudeCode(session="s", system="You are a helper."),
+        )
+        sub.headers = {**sub.headers, "x-claude-code-agent-id": "helper-1"}
+        main_line.ask("Go.")
+        sub.ask("Look.")
+        for at in range(3):  # by turns
+            for agent in (main_line, sub):
+                played = await player.answer(agent, _line(at))
+                agent.answer([(heard, "fine") for heard in played.heard])
+        samples = await exported(ledger, "s")
+        assert sorted((one.agent, len(one.turns)) for one in samples) == [("", 3), ("helper-1", 3)]
+        check(samples, player.truths)
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
+    async def main() -> None:
+        player, ledger = _player(QWEN)
+        agent = MessagesAgent(session="s")
+        agent.ask("Go.")
+        await _step(player, agent, 0)
+        short = copy.deepcopy(agent)
+        await _step(player, short, 7)
+        for at in (1, 2):
+            await _step(player, agent, at)
+        first, second = await exported(ledger, "s")
+        assert [len(first.turns), len(second.turns)] == [2, 2]
+        check([first, second], player.truths)
+        # What both grew from is chosen in one of them, and prompt in the other.
+        shared = first.turns[0].end
+        assert first.ids[:shared] == second.ids[:shared]
+        assert sum(first.loss_mask[:shared]) > 0 == sum(second.loss_mask[:shared])
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_edits_a_turn_begins_a_new_sample() -> None:
+    async def main() -> None:
+        player, ledger = _player(QWEN)
+        agent = MessagesAgent(session="s")
+        agent.ask("Go.")
+        for at in range(2):
+            await _step(player, agent, at)
+        agent.history[1]["content"][0]["text"] = "I never said that."
+        await _step(player, agent, 2)
+        samples = await exported(ledger, "s")
+        assert [len(one.turns) for one in samples] == [2, 1]
+        check(samples, player.truths)
+        assert sum(samples[1].loss_mask[: samples[1].turns[0].prompt_end]) == 0
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+async def _step(player: NotingPlayer, agent: Agent, at: int) -> None:
+    played = await player.answer(agent, _line(at))
+    agent.answer([(heard, "fine") for heard in played.heard])
+
+
+def test_a_client_without_sessions_has_one_for_each_line() -> None:
+    async def main() -> None:
+        player, ledger = _player(QWEN)
+        for _ in range(2):
+            agent = OpenClaw()
+            agent.headers = {}
+            agent.ask("Go.")
+            for at in range(3):
+                body, headers = agent.request()
+                plain = {k: v for k, v in json.loads(body).items() if k != "prompt_cache_key"}
+                prepared = await player.preparer.prepare(
+                    agent.codec.decode(json.dumps(plain).encode(), headers)
+                )
+                ids = [*player.tokenizer.encode(f"Turn {at}."), player.stop_id]
+                await player.say(agent, prepared, ids)
+                agent.ask("And?")
+        listed = await ledger.sessions("")
+        assert [one.turns for one in listed] == [3, 3]
+        for one in listed:
+            (sample,) = await exported(ledger, one.session)
+            check_sample(sample, player.truths)
+            assert sample.turns[0].entry == one.session
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out() -> None:
+    """gpt-oss ends an answer with a token that its template never writes."""
+
+    async def main() -> None:
+        player, ledger = _player(GPT)
+        controls = player.tokenizer.controls
+        agent = MessagesAgent(session="s")
+        agent.ask("Go.")
+        prepared = await player.prepare(agent)
+        said = player.tokenizer.encode("<|channel|>final<|message|>Done.")
+        await player.say(agent, prepared, [*said, controls["<|return|>"]])
+        agent.ask("And now?")
+        prepared = await player.prepare(agent)
+        await player.say(agent, prepared, [*said, controls["<|return|>"]])
+        (sample,) = await exported(ledger, "s")
+        check([sample], player.truths)
+        first, last = sample.turns
+        assert (first.stop, sample.ids[first.end]) == (controls["<|return|>"], controls["<|end|>"])
+        assert sample.loss_mask[first.end] == 0
+        assert sample.ids[-1] == last.stop
+        assert sample.loss_mask[-1] == 1
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
+    async def main() -> None:
+        ledger = Ledger(MemoryStore())
+        root = turn(
+            "root", suffix=pack([1]), generated=pack([2, 3]), session="s", calls=("call_9",)
+        )
+        leaf = turn(
+            "leaf", parent="root", keep=3, suffix=pack([2]), generated=pack([5]), session="s"
+        )
+        other = turn("other", suffix=pack([1]), generated=pack([6]), session="s")
+        leaf = _with(leaf, answer="0123456789abcdef01234567")
+        for entry in (root, leaf, other):
+            await ledger.record(entry, _prompt(entry))
+        export = Export(ledger, "t")
+        for name, entries in {
+            "s": ["root", "leaf", "other"],
+            "root": ["root"],
+            "leaf": ["root", "leaf"],
+            "call_9": ["root"],
+            "resp_0123456789abcdef01234567": ["root", "leaf"],
+            "chatcmpl-0123456789abcdef01234567": ["root", "leaf"],
+            "unknown": [],
+        }.items():
+            assert list(await export.find(name)) == entries
+            assert await Export(ledger, "another").find(name) == {}
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_what_another_session_said_is_prompt() -> None:
+    """As when a client goes on with a session under another name."""
+
+    async def main() -> None:
+        ledger = Ledger(MemoryStore())
+        first = turn("a", suffix=pack([1]), generated=pack([7, 8]), session="one", stop=2)
+        second = turn("b", parent="a", keep=3, suffix=pack([2]), generated=pack([9]), session="two")
+        for entry in (first, second):
+            await ledger.record(entry, _prompt(entry))
+        (sample,) = await exported(ledger, "two", "t")
+        assert (sample.ids, sample.loss_mask) == ([1, 7, 8, 2, 9, 2], [0, 0, 0, 0, 1, 1])
+        (sample,) = await exported(ledger, "one", "t")
+        assert (sample.ids, sample.loss_mask) == ([1, 7, 8, 2], [0, 1, 1, 1])
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
+    async def main() -> None:
+        ledger = Ledger(MemoryStore())
+        told = pack_logprobs([-0.5, nan, -0.25, -1.0])
+        first = turn("a", suffix=pack([1]), generated=pack([7, 8, 9]), session="s", logprobs=told)
+        second = turn(
+            "b", parent="a", keep=4, suffix=pack([2, 5]), generated=pack([6]), session="s"
+        )
+        for entry in (first, _with(second, forced=((0, 1),))):
+            await ledger.record(entry, _prompt(entry))
+        (sample,) = await exported(ledger, "s", "t")
+        assert sample.ids == [1, 7, 8, 9, 2, 5, 6, 2]
+        assert sample.loss_mask == [0, 1, 1, 1, 1, 0, 0, 1]  # 6 was put into its mouth
+        assert sample.logprobs == [None, -0.5, None, -0.25, -1.0, None, None, None]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
+def test_turns_whose_beginning_is_gone_are_counted_and_left_out() -> None:
+    async def main() -> list[object]:
+        ledger = Ledger(MemoryStore())
+        orphan = turn("b", parent="gone", keep=3, generated=pack([6]), session="s")
+        child = turn("c", parent="b", keep=4, suffix=pack([2]), session="s")
+        for entry in (orphan, child):
+            await ledger._store.put(entry)
+        export = Export(ledger, "t")
+        return [one async for one in export.samples(await export.find("s"))]
+
+    assert asyncio.run(main()) == [Missing("b", 2)]
+
+
+def test_a_damaged_store_that_bites_its_tail_ends() -> None:
+    async def main() -> list[object]:
+        ledger = Ledger(MemoryStore())
+        for id, parent in (("a", "b"), ("b", "a"), ("c", "c")):
+            await ledger._store.put(turn(id, parent=parent, session="s"))
+        export = Export(ledger, "t")
+        return [one async for one in export.samples(await export.find("s"))]
+
+    assert all(isinstance(one, Missing) for one in asyncio.run(main()))
+
+
+def test_no_tokenizer_is_loaded() -> None:
+    """The package cannot even reach one: what it writes was never text."""
+    code = (
+        "import sys, dovetail.ledger.store.sqlite\n"
+        "before = set(sys.modules)\n"
+        "import dovetail.export\n"
+        "new = set(sys.modules) - before\n"
+        "print([name for name in new if 'token' in name or 'template' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def _with(entry: Entry, **changes: object) -> Entry:
+    return msgspec.structs.replace(entry, **changes)
+
+
+def _prompt(entry: Entry) -> "array[int]":
+    """As long as it was; what stands in the parent's part does not matter for recording."""
+    return array(IDS, [0] * entry.keep) + unpack(entry.suffix)

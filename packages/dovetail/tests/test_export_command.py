@@ -1,0 +1,306 @@
+"""`dovetail export` beside a real server: its ids are those that the engine wrote down itself."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_clients import Agent, ClaudeCode, Codex, OpenClaw
+from redis_server import RedisServer
+from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
+from typer.testing import CliRunner
+
+from dovetail.cli.main import app
+from dovetail.engines.scripted.record import Heard, read_record
+
+KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
+LOGPROBS = (-0.5, -0.25, -0.125)
+PATHS = {
+    ("toolu_", False): "/v1/messages",
+    ("call_", True): "/v1/responses",
+    ("call_", False): "/v1/chat/completions",
+}
+
+
+def _said() -> list[str]:
+    calls = [
+        f"<think>\nStep {at}: é 漢字.\n</think>\n\nI look.\n\n<tool_call>\n"
+        f'{{"name": "run_command", "arguments": {{"timeout": 10.0, "command": "ls  {at}"}}}}\n'
+        "</tool_call>"
+        for at in range(3)
+    ]
+    return [*calls, "<think>\nAll.\n</think>\n\nThe answer is 42."]
+
+
+def _arguments(folder: Path, *more: str) -> list[str | Path]:
+    script = folder / "script.yaml"
+    turns = [{"text": text, "logprobs": list(LOGPROBS)} for text in _said()]
+    script.write_text(json.dumps({"turns": turns, "end": "last"}))
+    return [
+        *(qwen_folder(folder / "model"), "--engine", "scripted", "--script", script),
+        *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+        *("--served-model-name", NAME, "--model-alias", f"m={NAME}"),
+        *("--engine-option", f"record={folder / 'record'}", *more),
+    ]
+
+
+def _play(running: Running, agent: Agent) -> list[str]:
+    """The script with this agent. Gives the outward ids of the answers."""
+    agent.ask(f"What is the answer, {agent.name}?")
+    answers = []
+    for at in range(len(_said())):
+        body = agent.body()
+        headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
+        path = PATHS[agent.codec.call_id_prefix, "input" in body]
+        reply = running.ask("POST", path, body, **headers)
+        assert reply.status == 200, reply.body
+        answers.append(_answer_id(reply.body))
+        heard = agent.hear(reply.body)
+        agent.answer([(call, f"file {at}.txt") for call in heard])
+    return answers
+
+
+def _answer_id(frames: bytes) -> str:
+    first = json.loads(frames.partition(b"data: ")[2].partition(b"\n")[0])
+    holder = first.get("message") or first.get("response") or first
+    return str(holder["id"])
+
+
+class Ran:
+    """A server that three agents have talked to, each in a session of its own."""
+
+    def __init__(self, running: Running, home: Path, heard: list[Heard]) -> None:
+        self.running = running
+        self.home = home
+        self.heard = heard
+        self.answers: dict[str, list[str]] = {}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: Any) -> Iterator[Ran]:
+    home = tmp_path_factory.mktemp("export")
+    with served(*_arguments(home, "--keep-logprobs"), home=home / "data") as running:
+        ran = Ran(running, home / "data", [])
+        for kind in KINDS:
+            ran.answers[kind.name] = _play(running, kind(session=kind.name))
+        ran.heard = read_record(home / "record")
+        assert len(ran.heard) == len(KINDS) * len(_said())
+        yield ran
+
+
+def _run(home: Path, *arguments: str | Path) -> Ended:
+    """The command in this process: to start one takes longer than to export."""
+    given = ["export", *map(str, arguments)]
+    done = CliRunner().invoke(app, given, env=clean_environment(home))
+    return Ended(done.exit_code, done.stdout, done.stderr)
+
+
+def _export(home: Path, *arguments: str | Path) -> list[dict[str, Any]]:
+    done = _run(home, *arguments)
+    assert done.status == 0, done.err
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def _check(samples: Sequence[dict[str, Any]], heard: Sequence[Heard]) -> None:
+    """Every prompt and every answer that the engine wrote down, and nothing else."""
+    told = []
+    for sample in samples:
+        assert sample["schema"] == "dovetail.sample/1"
+        ids, mask = sample["ids"], sample["loss_mask"]
+        said = [0] * len(ids)
+        for turn in sample["turns"]:
+            answer = ids[turn["prompt_end"] : turn["end"]]
+            told.append((tuple(ids[: turn["prompt_end"]]), tuple(answer)))
+            said[turn["prompt_end"] : turn["end"]] = [1] * len(answer)
+        assert mask == said
+        assert len(sample["logprobs"]) == len(ids)
+    assert sorted(told) == sorted((one.prompt, one.output) for one in heard)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_ids_are_those_that_the_engine_had(ran: Ran, kind: type[Agent]) -> None:
+    samples = _export(ran.home, kind.name)
+    _check(samples, [one for one in ran.heard if kind.name in one.text])
+    assert {sample["session"] for sample in samples} == {kind.name}
+    kinds = [span["kind"] for s in samples for turn in s["turns"] for span in turn["spans"]]
+    assert {"reasoning", "text", "call"} <= set(kinds)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_logprobs_are_kept_though_no_client_sees_them(ran: Ran, kind: type[Agent]) -> None:
+    sample = _export(ran.home, kind.name)[0]
+    for turn in sample["turns"]:
+        start, end = turn["prompt_end"], turn["end"]
+        expected = [LOGPROBS[min(at, len(LOGPROBS) - 1)] for at in range(end - start)]
+        assert sample["logprobs"][start:end] == expected
+    prompts = [at for at, chosen in enumerate(sample["loss_mask"]) if not chosen]
+    assert all(sample["logprobs"][at] is None for at in prompts)
+    body = kind(session="watched").body() | {"stream": False}
+    key = "input" if "input" in body else "messages"
+    asked = body | {key: [{"role": "user", "content": "What is the answer?"}]}
+    path = PATHS[kind.codec.call_id_prefix, "input" in body]
+    answer = ran.running.post(path, asked)
+    assert not [value for value in _values(answer, "logprobs") if value]
+
+
+def _values(tree: Any, name: str) -> list[Any]:
+    if isinstance(tree, dict):
+        inner = [value for one in tree.values() for value in _values(one, name)]
+        return [*inner, *([tree[name]] if name in tree else [])]
+    return [value for one in tree for value in _values(one, name)] if isinstance(tree, list) else []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_turn_is_exported_by_the_id_of_its_answer(ran: Ran, kind: type[Agent]) -> None:
+    answers = ran.answers[kind.name]
+    assert answers[0].startswith(("msg_", "resp_", "chatcmpl-"))
+    (sample,) = _export(ran.home, answers[1])
+    assert len(sample["turns"]) == 2
+    (whole,) = [s for s in _export(ran.home, kind.name) if s["turns"][0] == sample["turns"][0]]
+    assert whole["ids"][: len(sample["ids"])] == sample["ids"]
+    call = next(span["id"] for span in sample["turns"][1]["spans"] if span["kind"] == "call")
+    assert _export(ran.home, call) == [sample]
+
+
+def test_an_answer_in_one_piece_has_the_id_that_finds_it(ran: Ran) -> None:
+    question = [{"role": "user", "content": "In one piece?"}]
+    client = ran.running.anthropic()
+    message = client.messages.create(model="m", max_tokens=99, messages=question)  # type: ignore[arg-type]
+    openai = ran.running.openai()
+    response = openai.responses.create(model="m", input="In one piece?")
+    chat = openai.chat.completions.create(model="m", messages=question)  # type: ignore[arg-type]
+    for id in (message.id, response.id, chat.id):
+        (sample,) = _export(ran.home, id)
+        assert len(sample["turns"]) == 1
+
+
+def test_responses_that_are_kept_are_exported_by_their_ids(ran: Ran) -> None:
+    """One that was worked on behind the client's back, and one that goes on from it."""
+    client = ran.running.openai()
+    first = client.responses.create(model="m", input="In the background?", background=True)
+    while first.status in ("queued", "in_progress"):
+        first = client.responses.retrieve(first.id)
+    assert first.status == "completed"
+    second = client.responses.create(model="m", input="And?", previous_response_id=first.id)
+    for id, turns in ((first.id, 1), (second.id, 2)):
+        samples = _export(ran.home, id)
+        assert sum(len(sample["turns"]) for sample in samples) == turns
+    (session,) = {sample["session"] for sample in samples}
+    assert _export(ran.home, session) == samples  # no client named it: it is the first turn's id
+    assert session == samples[0]["turns"][0]["entry"]
+
+
+def test_sessions_are_listed_and_all_of_them_exported(ran: Ran) -> None:
+    listed = _run(ran.home, "--list")
+    for kind in KINDS:
+        (line,) = [one for one in listed.out.splitlines() if one.endswith(f"  {kind.name}")]
+        assert f" {len(_said())} turns" in line
+    told = {sample["session"] for sample in _export(ran.home, "--all")}
+    assert {kind.name for kind in KINDS} <= told
+
+
+def test_a_reader_that_has_read_enough_ends_it_quietly(ran: Ran) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "dovetail", "export", "--list", "--data-dir", str(ran.home)]
+    done = subprocess.run(
+        command,
+        env=clean_environment(ran.home),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_is_its_owners_alone_and_not_lost_by_a_wrong_name(ran: Ran, tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    done = dovetail("export", KINDS[0].name, "-o", file, home=ran.home)
+    assert (done.status, done.out) == (0, "")
+    assert f"1 sample, {len(_said())} turns, " in done.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = file.read_bytes()
+    done = _run(ran.home, "nobody", "-o", file)
+    assert done.status == 1
+    assert "no turns of 'nobody' are kept" in done.err
+    assert file.read_bytes() == before
+
+
+def test_another_tenant_has_nothing(ran: Ran) -> None:
+    done = _run(ran.home, KINDS[0].name, "--tenant", "other")
+    assert done.status == 1
+    assert "of tenant 'other'" in done.err
+    assert _run(ran.home, "--list", "--tenant", "other").out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("x", "--store", "memory"), "in the server's memory alone"),
+        (("x",), "no turns are kept in"),
+        (("x", "--store", "redis://127.0.0.1:1"), "does not answer"),
+        (("x", "--store", "what"), "is wanted"),
+        ((), "one of SESSION, --all and --list is wanted"),
+        (("x", "--list"), "one of SESSION, --all and --list is wanted"),
+    ],
+)
+def test_what_cannot_be_is_told_and_nothing_is_made(
+    arguments: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    done = _run(tmp_path, *arguments)
+    assert done.status != 0
+    assert told in " ".join(done.err.replace("│", " ").split())
+    assert "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_remote_engine_is_asked_for_logprobs_too(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path)
+    script = tmp_path / "script.yaml"
+    command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", script]
+    options = ["--model", arguments[0], "--served-model-name", NAME, "--port", "0"]
+    engine = subprocess.Popen(
+        list(map(str, [*command, *options])), stdout=subprocess.PIPE, text=True
+    )
+    with engine:
+        try:
+            assert engine.stdout is not None
+            url = engine.stdout.readline().split()[-1]
+            remote = ("--engine", "vllm", "--engine-url", url, "--tokenizer", arguments[0])
+            parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+            home = tmp_path / "data"
+            with served(
+                *remote, *parsers, "--model-alias", f"m={NAME}", "--keep-logprobs", home=home
+            ) as running:
+                _play(running, OpenClaw(session="remote"))
+                samples = _export(home, "remote")
+        finally:
+            engine.terminate()
+    assert sum(len(sample["turns"]) for sample in samples) == len(_said())
+    for sample in samples:
+        known = [value is not None for value in sample["logprobs"]]
+        assert known == [bool(chosen) for chosen in sample["loss_mask"]]
+        first = sample["turns"][0]
+        assert sample["logprobs"][first["prompt_end"]] == LOGPROBS[0]
+
+
+def test_from_redis_it_is_the_same(tmp_path: Path) -> None:
+    server = RedisServer()
+    server.start()
+    try:
+        arguments = _arguments(tmp_path, "--store", server.url)
+        with served(*arguments, home=tmp_path / "data") as running:
+            _play(running, Codex(session="in redis"))
+            samples = _export(tmp_path, "in redis", "--store", server.url)
+        heard = read_record(tmp_path / "record")
+        assert all(sample["logprobs"] is None for sample in samples)
+        _check([{**one, "logprobs": one["ids"]} for one in samples], heard)
+    finally:
+        server.remove()

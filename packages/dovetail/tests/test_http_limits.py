@@ -1,0 +1,467 @@
+"""Limits of keys over HTTP: what the official SDKs make of them, and what is paid for."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from http_stage import NAME, Stage, head, run, serving
+from socket_stage import asked, socket_to
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.key_file import Key
+from dovetail.http.access.limit_headers import limit_headers
+from dovetail.http.access.limits import Limits, MemoryBook, Standing
+from dovetail.http.access.quiet import LINES, Hush
+from dovetail_model import EngineUnavailable
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES
+
+MESSAGE: Any = [{"role": "user", "content": "Hi"}]
+CHAT_BODY = {"model": NAME, "messages": MESSAGE}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/messages": {**CHAT_BODY, "max_tokens": 50},
+    "/v1/chat/completions": CHAT_BODY,
+    "/v1/completions": {"model": NAME, "prompt": "Hi"},
+    "/v1/responses": {"model": NAME, "input": "Hi"},
+}
+
+
+def digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+@dataclass
+class Desk:
+    """A server with a key of such limits, and another without; and the book of what is left."""
+
+    stage: Stage
+    book: MemoryBook
+
+    async def ask(self, path: str, key: str = "key", **more: Any) -> Any:
+        return await self.stage.ask("POST", path, {**BODIES[path], **more}, x_api_key=key)
+
+    def exhaust(self, seconds: float) -> None:
+        """All requests of this minute are used up; there is room for one in so many seconds."""
+        with self.book.row(digest("key")) as row:
+            row.requests = time.monotonic() + 59.0 + seconds
+
+    def owed(self) -> int:
+        """Tokens that are not made up for yet, at one a minute: less than one is by now."""
+        with self.book.row(digest("key")) as row:
+            return max(0, math.ceil((row.tokens - time.monotonic()) / 60))
+
+    def inside(self) -> int:
+        with self.book.row(digest("key")) as row:
+            return row.inside
+
+    def limited(self, reason: str) -> float:
+        return self.stage.metric("dovetail_rate_limited_requests_total", reason=reason)
+
+
+@asynccontextmanager
+async def desk(**limits: int) -> AsyncIterator[Desk]:
+    book = MemoryBook()
+    keys = Keys(hashed=[Key("a", digest("key"), Limits(**limits)), Key("b", digest("other"))])
+    async with serving(HttpOptions(keys=keys, book=book)) as stage:
+        yield Desk(stage, book)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_one_too_many_in_each_dialect(path: str) -> None:
+    async def scene() -> None:
+        async with desk(requests=2) as at:
+            for left in ("1", "0"):
+                reply = await at.ask(path)
+                assert reply.status == 200
+                assert _told(reply.headers) == ("2", left)
+            reply = await at.ask(path)
+            assert reply.status == 429
+            assert 0 < int(reply.headers["retry-after"]) <= 30
+            assert _told(reply.headers) == ("2", "0")
+            error = reply.json["error"]
+            assert error["type"] == "rate_limit_error"
+            assert error.get("code", "rate_limit_exceeded") == "rate_limit_exceeded"
+            assert "2 requests a minute" in error["message"]
+            assert at.limited("requests") == 1
+            assert len(at.stage.engine.asked) == 2
+            reply = await at.ask(path, key="other")  # which has no limits, and hears of none
+            assert reply.status == 200
+            assert not [name for name in reply.headers if "ratelimit" in name]
+
+    run(scene)
+
+
+def _told(headers: dict[str, str]) -> tuple[str, str]:
+    """The limit of requests and what is left, from whichever headers there are."""
+    if "anthropic-ratelimit-requests-limit" in headers:
+        reset = datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"].upper())
+        assert abs((reset - datetime.now(UTC)).total_seconds()) < 100
+        form = "anthropic-ratelimit-requests-{}"
+    else:
+        assert headers["x-ratelimit-reset-requests"].endswith("s")
+        form = "x-ratelimit-{}-requests"
+    return headers[form.format("limit")], headers[form.format("remaining")]
+
+
+def test_a_streamed_response_that_is_refused_is_a_stream_that_fails() -> None:
+    """Codex waits and comes back after this, and gives up at a 429."""
+
+    async def scene() -> None:
+        async with desk(requests=1) as at:
+            client = at.stage.openai("key")
+            for kinds in (["response.completed"], ["response.failed"]):
+                stream = await client.responses.create(model=NAME, input="Hi", stream=True)
+                events: list[Any] = [event async for event in stream]
+                assert [events[-1].type] == kinds
+            assert events[-1].response.error.code == "rate_limit_exceeded"
+            assert "try again in" in events[-1].response.error.message
+            [_, line] = [await at.stage.ended.get() for _ in range(2)]
+            assert (line["status"], line["error"]) == (429, "rate_limited")
+            assert line["reason"] == "requests"
+
+    run(scene)
+
+
+def test_what_is_refused_is_not_read_first() -> None:
+    """Neither its items nor what it goes on from: else a limit would not limit what it costs."""
+
+    async def scene() -> None:
+        async with desk(requests=1) as at:
+            body: Any = {"model": NAME, "input": "Hi", "stream": True}
+            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            assert b'"response.completed"' in reply.body
+            body |= {"previous_response_id": "resp_none", "input": [{"type": "nothing"}]}
+            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            assert reply.status == 200
+            assert b'"rate_limit_exceeded"' in reply.body
+            body["stream"] = False
+            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            assert reply.status == 429
+
+    run(scene)
+
+
+def test_the_sdks_raise_a_rate_limit_error() -> None:
+    async def scene() -> None:
+        async with desk(requests=1) as at:
+            at.exhaust(30)
+            with pytest.raises(anthropic.RateLimitError):
+                await _anthropic(at.stage.anthropic("key"))
+            client = at.stage.openai("key")
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.chat.completions.create(model=NAME, messages=MESSAGE)
+            assert refused.value.code == "rate_limit_exceeded"
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model=NAME, messages=MESSAGE, stream=True)
+            with pytest.raises(openai.RateLimitError):
+                await client.responses.create(model=NAME, input="Hi")
+            assert not at.stage.engine.asked
+
+    run(scene)
+
+
+async def _anthropic(client: anthropic.AsyncAnthropic) -> None:
+    await client.messages.create(model=NAME, max_tokens=9, messages=MESSAGE)
+
+
+@pytest.mark.parametrize("api", ["messages", "chat", "responses"])
+def test_an_sdk_that_waits_as_it_is_told_succeeds(api: str) -> None:
+    async def scene() -> None:
+        async with desk(requests=60) as at:
+            at.exhaust(1.9)
+            if api == "messages":
+                await _anthropic(at.stage.anthropic("key").with_options(max_retries=1))
+            else:
+                client = at.stage.openai("key").with_options(max_retries=1)
+                if api == "chat":
+                    await client.chat.completions.create(model=NAME, messages=MESSAGE)
+                else:
+                    await client.responses.create(model=NAME, input="Hi")
+            assert at.limited("requests") == 1
+            assert len(at.stage.engine.asked) == 1
+
+    run(scene)
+
+
+@pytest.mark.parametrize("api", ["messages", "chat"])
+def test_an_engine_that_restarts_is_asked_again(api: str) -> None:
+    """The first request is refused with the time to wait; the SDK's second is answered."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                if len(stage.engine.asked) == 1:
+                    raise EngineUnavailable("http://10.0.0.7:8000 has died")
+                yield TokenDelta([stage.engine.stop_id], finish="stop")
+
+            stage.engine.plan = play
+            if api == "messages":
+                await _anthropic(stage.anthropic().with_options(max_retries=1))
+            else:
+                client = stage.openai().with_options(max_retries=1)
+                await client.chat.completions.create(model=NAME, messages=MESSAGE)
+            assert len(stage.engine.asked) == 2
+
+    run(scene)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
+    async def scene() -> None:
+        async with desk(tokens=1) as at:
+            engine = at.stage.engine
+            engine.plan = engine.says("0123456789", cached=20)
+            assert (await at.ask("/v1/chat/completions", stream=stream)).status == 200
+            prompt = len(engine.asked[0].prompt)
+            assert prompt > 20
+            cost = prompt - 20 + len("0123456789") + 1  # and the token that ends it
+            assert at.owed() == cost
+            assert (await at.ask("/v1/chat/completions", stream=stream)).status == 429
+            assert at.owed() == cost
+
+    run(scene)
+
+
+def test_a_debt_delays_the_next_request() -> None:
+    async def scene() -> None:
+        async with desk(tokens=60) as at:
+            at.stage.engine.plan = at.stage.engine.says("x" * 300)
+            assert (await at.ask("/v1/messages", max_tokens=400)).status == 200
+            reply = await at.ask("/v1/messages")
+            assert reply.status == 429
+            assert 240 < int(reply.headers["retry-after"]) < 400
+            assert reply.headers["anthropic-ratelimit-tokens-remaining"] == "0"
+            assert "60 tokens a minute" in reply.json["error"]["message"]
+            assert at.limited("tokens") == 1
+
+    run(scene)
+
+
+def test_who_hangs_up_pays_for_what_was_said() -> None:
+    async def scene() -> None:
+        async with desk(tokens=1) as at:
+            engine, said = at.stage.engine, 40
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                for id in engine.tokenizer.encode("x" * said):
+                    yield TokenDelta([id])
+                await asyncio.Event().wait()
+
+            engine.plan = play
+            body = json.dumps({**CHAT_BODY, "stream": True}).encode()
+            reader, writer = await at.stage.connect()
+            writer.write(head("POST", "/v1/chat/completions", len(body), {"x_api_key": "key"}))
+            writer.write(body)
+            await reader.readuntil(b"x")
+            while engine.given < said:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0)
+            writer.close()
+            await engine.closed.wait()
+            assert (await at.stage.ended.get())["disconnected"]
+            assert at.owed() == len(engine.asked[0].prompt) + said
+
+    run(scene)
+
+
+def test_a_request_that_an_engine_refuses_costs_no_tokens() -> None:
+    async def scene() -> None:
+        async with desk(tokens=1) as at:
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                if request.prompt:
+                    raise EngineUnavailable("gone")
+                yield TokenDelta([])
+
+            at.stage.engine.plan = play
+            for _ in range(3):
+                assert (await at.ask("/v1/messages")).status == 503
+            assert at.owed() == 0
+
+    run(scene)
+
+
+def test_so_many_at_once() -> None:
+    async def scene() -> None:
+        async with desk(concurrent=2) as at:
+            done = asyncio.Event()
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                await done.wait()
+                yield TokenDelta([at.stage.engine.stop_id], finish="stop")
+
+            at.stage.engine.plan = play
+            inside = [asyncio.create_task(at.ask("/v1/messages")) for _ in range(2)]
+            while at.stage.engine.running < 2:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
+            reply = await at.ask("/v1/messages")
+            assert (reply.status, reply.headers["retry-after"]) == (429, "2")
+            assert at.limited("concurrent") == 1
+            done.set()
+            assert (await at.ask("/v1/messages", key="other")).status == 200
+            for task in inside:
+                assert (await task).status == 200
+            assert (await at.ask("/v1/messages")).status == 200
+
+    run(scene)
+
+
+def test_a_full_server_is_counted_as_busy() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_concurrent=0, max_queued=0)) as stage:
+            assert (await stage.ask("POST", "/v1/messages", BODIES["/v1/messages"])).status == 529
+            assert stage.metric("dovetail_rate_limited_requests_total", reason="busy") == 1
+
+    run(scene)
+
+
+def test_what_does_not_generate_is_not_limited() -> None:
+    async def scene() -> None:
+        async with desk(requests=1) as at:
+            at.exhaust(30)
+            for _ in range(3):
+                assert (await at.stage.ask("GET", "/v1/models", x_api_key="key")).status == 200
+                count = await at.stage.ask(
+                    "POST", "/v1/messages/count_tokens", CHAT_BODY, x_api_key="key"
+                )
+                assert count.status == 200
+
+    run(scene)
+
+
+def test_without_keys_all_share_the_limit() -> None:
+    async def scene() -> None:
+        keys = Keys(limits=Limits(requests=1))
+        async with serving(HttpOptions(keys=keys)) as stage:
+            statuses = [
+                (await stage.ask("POST", path, body, x_api_key=path)).status
+                for path, body in BODIES.items()
+            ]
+            assert statuses == [200, 429, 429, 429]
+
+    run(scene)
+
+
+def test_headers_as_each_api_writes_them() -> None:
+    standings = [Standing("requests", 60, 59, 1.0), Standing("tokens", 100, 0, 90.5)]
+    now = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
+    assert dict(limit_headers(MESSAGES, standings, now)) == {
+        "anthropic-ratelimit-requests-limit": "60",
+        "anthropic-ratelimit-requests-remaining": "59",
+        "anthropic-ratelimit-requests-reset": "2026-11-15T12:00:01Z",
+        "anthropic-ratelimit-tokens-limit": "100",
+        "anthropic-ratelimit-tokens-remaining": "0",
+        "anthropic-ratelimit-tokens-reset": "2026-11-15T12:01:30Z",
+    }
+    for codec in (CHAT, RESPONSES):
+        assert dict(limit_headers(codec, standings)) == {
+            "x-ratelimit-limit-requests": "60",
+            "x-ratelimit-remaining-requests": "59",
+            "x-ratelimit-reset-requests": "1s",
+            "x-ratelimit-limit-tokens": "100",
+            "x-ratelimit-remaining-tokens": "0",
+            "x-ratelimit-reset-tokens": "1m30.5s",
+        }
+    [*_, (_, reset)] = limit_headers(CHAT, [Standing("requests", 1, 1, 0.0123)])
+    assert reset == "12ms"
+
+
+def test_guesses_do_not_fill_the_log() -> None:
+    async def scene() -> None:
+        async with desk() as at:
+            for _ in range(LINES + 20):
+                assert (await at.stage.ask("GET", "/v1/models", x_api_key="guess")).status == 401
+            assert (await at.stage.ask("GET", "/nowhere")).status == 404
+            assert (await at.ask("/v1/messages")).status == 200  # who has a key is always told of
+            lines = [at.stage.ended.get_nowait() for _ in range(at.stage.ended.qsize())]
+            assert [line["status"] for line in lines] == [401] * LINES + [200]
+            assert at.stage.metric(
+                "dovetail_requests_total",
+                model="",
+                endpoint="models",
+                request_type="unary",
+                status="401",
+            ) == (LINES + 20)
+
+    run(scene)
+
+
+def test_what_was_not_logged_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        hush = Hush(lines=2, span=0.01)
+        assert [hush.speaks() for _ in range(5)] == [True, True, False, False, False]
+        while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+        assert vars(caplog.records[0])["fields"] == {"requests": 3}
+        assert hush.speaks()
+
+    run(scene)
+
+
+def test_messages_of_a_socket_are_limited_as_requests_are() -> None:
+    async def scene() -> None:
+        async with desk(requests=1) as at, socket_to(at.stage, x_api_key="key") as socket:
+            ends = [(await asked(socket))[-1] for _ in range(2)]
+            assert [end["type"] for end in ends] == ["response.completed", "response.failed"]
+            assert ends[1]["response"]["error"]["code"] == "rate_limit_exceeded"
+            assert "try again in" in ends[1]["response"]["error"]["message"]
+
+    run(scene)
+
+
+def test_a_key_that_is_taken_back_ends_with_the_message_that_is_answered(tmp_path: Path) -> None:
+    """The connection was opened while the key was good; what is asked later is not answered."""
+
+    async def scene() -> None:
+        file = tmp_path / "keys"
+        file.write_text(f"a:{digest('key').hex()}\n")
+        keys = Keys(file=file)
+        async with (
+            serving(HttpOptions(keys=keys)) as stage,
+            socket_to(stage, authorization="Bearer key") as socket,
+        ):
+            assert (await asked(socket))[-1]["type"] == "response.completed"
+            file.write_text(f"a:{digest('next').hex()}\n")
+            keys.read_again()
+            [refused] = await asked(socket)
+            assert (refused["type"], refused["status"]) == ("error", 401)
+            assert refused["error"]["code"] == "invalid_api_key"
+            assert len(stage.engine.asked) == 1
+
+    run(scene)
+
+
+def test_a_background_response_is_inside_until_it_is_over() -> None:
+    async def scene() -> None:
+        async with desk(concurrent=1, tokens=10**6) as at:
+            done = asyncio.Event()
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                await done.wait()
+                yield TokenDelta([at.stage.engine.stop_id], finish="stop")
+
+            at.stage.engine.plan = play
+            client = at.stage.openai("key")
+            begun = await client.responses.create(model=NAME, input="Hi", background=True)
+            assert begun.status in ("queued", "in_progress")
+            await at.stage.engine.began.wait()
+            with pytest.raises(openai.RateLimitError, match="1 request at once"):
+                await client.responses.create(model=NAME, input="Hi")
+            done.set()
+            await at.stage.ended.get()
+            while at.inside():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0)
+            await client.responses.create(model=NAME, input="Hi")
+
+    run(scene)

@@ -1,0 +1,465 @@
+"""Where responses are kept: the same rules for memory, SQLite and Redis."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis_server import RedisServer
+
+from dovetail.kept import Kept, KeptResponse, Local
+from dovetail.kept import kept as kept_module
+from dovetail.kept.store.memory import MemoryResponses
+from dovetail.kept.store.redis import RedisResponses
+from dovetail.kept.store.sqlite import SqliteResponses
+from dovetail.kept.store.store import Store, decode, encode
+from dovetail.storage import StoreError
+from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
+
+AGE = 1000.0
+LIMIT = 1 << 20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Bench:
+    store: Store
+    advance: Callable[[float], Awaitable[None]]
+
+
+Scene = Callable[[Bench], Awaitable[None]]
+
+
+class Scenario:
+    """Plays a scene over a fresh store."""
+
+    def __init__(self, kind: str, folder: Path, server: RedisServer | None) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._server = server
+        self._number = count()
+
+    def run(self, scene: Scene, *, max_bytes: int = 1 << 30) -> None:
+        async def main() -> None:
+            async with self._open(max_bytes) as bench:
+                await scene(bench)
+                await bench.store.close()
+
+        asyncio.run(main())
+
+    @asynccontextmanager
+    async def _open(self, max_bytes: int) -> AsyncIterator[Bench]:
+        clock = Clock()
+        bounds: Any = {"max_bytes": max_bytes, "max_age": AGE, "clock": clock}
+        if self.kind == "memory":
+            yield Bench(MemoryResponses(**bounds), clock.advance)
+        elif self.kind == "sqlite":
+            path = self._folder / f"{next(self._number)}.sqlite"
+            yield Bench(SqliteResponses(path, **bounds), clock.advance)
+        else:
+            assert self._server is not None
+            async with Redis.from_url(self._server.url) as client:
+                await client.flushall()
+                store = RedisResponses(self._server.url, max_age=AGE, patience=30.0)
+
+                async def advance(seconds: float) -> None:
+                    """The server's clock cannot be set: the time is taken off every key."""
+                    for key in await client.keys():
+                        left = await client.pttl(key) - round(seconds * 1000)
+                        await client.pexpire(key, max(0, left))
+
+                yield Bench(store, advance)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    running = RedisServer()
+    running.start()
+    yield running
+    running.remove()
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
+    kind = request.param
+    return Scenario(kind, tmp_path, request.getfixturevalue("server") if kind == "redis" else None)
+
+
+def response(id: str, tenant: str = "t", **more: Any) -> KeptResponse:
+    fields: dict[str, Any] = {
+        "asked": 5.0,
+        "status": "completed",
+        "head": b'{"id":"%b"}' % id.encode(),
+        "input": b'{"in":"%b"}' % id.encode(),
+        "output": b'{"out":"%b"}' % id.encode(),
+    }
+    return KeptResponse(tenant, id, **(fields | more))
+
+
+def test_what_was_put_is_found_by_its_tenant_alone(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        one = response("r1", previous="r0", background=True)
+        await bench.store.put(one)
+        assert await bench.store.get("t", "r1") == one
+        assert await bench.store.get("u", "r1") is None
+        assert await bench.store.get("t", "r2") is None
+        assert await bench.store.alive("t", ["r1", "r2"]) == {"r1"}
+        assert await bench.store.alive("u", ["r1"]) == set()
+        assert not await bench.store.delete("u", "r1")
+        await bench.store.put(response("r1", "u", output=b"other"))
+        found = await bench.store.get("t", "r1")
+        assert found == one
+        assert await bench.store.delete("t", "r1")
+        assert not await bench.store.delete("t", "r1")
+        assert await bench.store.get("t", "r1") is None
+        assert await bench.store.get("u", "r1") is not None
+
+    scenario.run(scene)
+
+
+def test_a_newer_form_replaces_the_older(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.store.put(response("r1", status="queued", output=b""))
+        await bench.store.put(response("r1", output=b"x" * 5000))
+        found = await bench.store.get("t", "r1")
+        assert found is not None
+        assert (found.status, len(found.output)) == ("completed", 5000)
+        stats = await bench.store.stats()
+        assert stats.responses == 1
+        await bench.store.delete("t", "r1")
+        assert (await bench.store.stats()).bytes == 0
+
+    scenario.run(scene)
+
+
+def test_the_age_counts_from_the_last_use(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        for id in ("r1", "r2"):
+            await bench.store.put(response(id))
+        await bench.advance(AGE * 0.75)
+        await bench.store.touch("t", ["r1", "unknown"])
+        await bench.advance(AGE * 0.75)
+        assert await bench.store.get("t", "r1") is not None
+        assert await bench.store.get("t", "r2") is None
+        assert await bench.store.alive("t", ["r1", "r2"]) == {"r1"}
+        assert not await bench.store.delete("t", "r2")
+
+    scenario.run(scene)
+
+
+def test_the_bytes_are_bounded_and_the_longest_unused_go(scenario: Scenario) -> None:
+    if scenario.kind == "redis":
+        pytest.skip("the server bounds its memory")
+    noise = os.urandom(20_000)
+
+    async def scene(bench: Bench) -> None:
+        for number in range(50):
+            await bench.store.put(response(f"r{number}", head=noise))
+            await bench.store.touch("t", ["r0"])
+            await bench.advance(1.0)
+            assert (await bench.store.stats()).bytes <= 200_000
+        assert await bench.store.get("t", "r0") is not None
+        assert await bench.store.get("t", "r1") is None
+        assert await bench.store.get("t", "r49") is not None
+        await bench.store.put(response("huge", head=os.urandom(300_000)))
+        assert await bench.store.get("t", "huge") is None
+        assert await bench.store.get("t", "r49") is not None
+
+    scenario.run(scene, max_bytes=200_000)
+
+
+def test_a_body_that_is_damaged_is_no_response() -> None:
+    whole = encode(response("r1"))
+    assert decode(whole) == response("r1")
+    for broken in (b"", whole[:-3], whole[3:], b"\0" * 40, os.urandom(100)):
+        assert decode(broken) is None
+
+
+def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "responses.sqlite"
+
+    async def write() -> None:
+        store = SqliteResponses(path)
+        await store.put(response("r1"))
+        await store.close()
+        with pytest.raises(StoreError, match="is closed"):
+            await store.get("t", "r1")
+
+    async def read() -> None:
+        store = SqliteResponses(path)
+        assert await store.get("t", "r1") == response("r1")
+        await store.close()
+
+    asyncio.run(write())
+    asyncio.run(read())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    from dovetail.ledger.store.sqlite import SqliteStore
+
+    asyncio.run(SqliteStore(tmp_path / "turns.sqlite").close())
+    with pytest.raises(StoreError, match="not a store of responses"):
+        SqliteResponses(tmp_path / "turns.sqlite")
+    with sqlite3.connect(tmp_path / "other.sqlite") as other:
+        other.execute("CREATE TABLE t (x)")
+    other.close()
+    with pytest.raises(StoreError, match="not a store of responses"):
+        SqliteResponses(tmp_path / "other.sqlite")
+
+
+def test_two_processes_share_a_file(tmp_path: Path) -> None:
+    async def scene() -> None:
+        one, two = (Kept(SqliteResponses(tmp_path / "r.sqlite")) for _ in range(2))
+        first = response("r1")
+        one.keep(first)
+        await one.settled(first)
+        assert await two.get("t", "r1") == first
+        one.keep(second := response("r2", previous="r1"))
+        await one.settled(second)
+        assert [r.id for r in await two.chain("t", "r2", LIMIT)] == ["r1", "r2"]
+        assert len(await one.chain("t", "r2", LIMIT)) == 2
+        assert await two.delete("t", "r1")
+        assert [r.id for r in await one.known("t", "r2", LIMIT)] == ["r2"]
+        with pytest.raises(PreviousNotFound, match="'r1'"):
+            await one.chain("t", "r2", LIMIT)
+        assert await one.get("t", "r1") is None
+        assert [r.id for r in await one.known("t", "r2", LIMIT)] == ["r2"]
+        await one.close()
+        await two.close()
+
+    asyncio.run(scene())
+
+
+def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        kept = Kept(bench.store)
+        for number in range(100):
+            previous = f"r{number - 1}" if number else None
+            kept.keep(response(f"r{number}", previous=previous))
+            chain = await kept.chain("t", f"r{number}", LIMIT)
+            assert [one.id for one in chain] == [f"r{at}" for at in range(number + 1)]
+        with pytest.raises(PreviousNotFound):
+            await kept.chain("u", "r5", LIMIT)
+        await kept.room()
+        kept.keep(response("r3", status="failed"))
+        found = await kept.get("t", "r3")
+        assert found is not None
+        assert found.status == "failed"
+        assert await kept.delete("t", "r99")
+        assert await kept.get("t", "r99") is None
+
+    scenario.run(scene)
+
+
+def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        kept, local = Kept(bench.store), Local()
+        for id in ("r1", "r2", "r3"):
+            kept.keep(response(id))
+            await kept.settled(response(id))
+        local.keep((), response("mine"))
+        found = await kept.outputs("t", ["r2", "mine", "r1", "r2"], LIMIT, local)
+        assert found == [response(id).output for id in ("r2", "r1", "mine")]
+        assert await kept.outputs("t", ["r1", "none", "r2"], LIMIT) == [response("r1").output]
+        assert await kept.outputs("u", ["r1"], LIMIT) == []
+        with pytest.raises(TooLarge):
+            await kept.outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
+        await bench.store.delete("t", "r1")  # by another process
+        assert await kept.outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
+
+    scenario.run(scene)
+
+
+def test_a_chain_in_use_does_not_grow_old(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        now = [0.0]
+        kept = Kept(bench.store, clock=lambda: now[0])
+        age = kept_module.RENEW_EVERY
+        kept.keep(response("r0"))
+        await kept.settled(response("r0"))
+        for number in range(1, 8):
+            await bench.advance(AGE * 0.3)
+            now[0] += age * 1.1
+            chain = await kept.chain("t", f"r{number - 1}", LIMIT)
+            assert chain[0].id == "r0"
+            new = response(f"r{number}", previous=f"r{number - 1}")
+            kept.keep(new)
+            await kept.settled(new)
+
+    scenario.run(scene)
+
+
+def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> None:
+    async def scene() -> None:
+        kept = Kept(MemoryResponses())
+        kept.keep(response("r1", status="in_progress"))
+        with pytest.raises(InvalidRequest, match="not finished"):
+            await kept.chain("t", "r1", LIMIT)
+        kept.keep(response("r2", output=b"x" * 1000))
+        with pytest.raises(TooLarge):
+            await kept.chain("t", "r2", 500)
+        await kept.close()
+
+    asyncio.run(scene())
+
+
+def test_a_chain_without_an_end_is_too_large() -> None:
+    """Also one of responses that have no items; a store that is damaged may make a ring of it."""
+
+    async def scene() -> None:
+        kept = Kept(MemoryResponses())
+        for id, before in (("r1", "r2"), ("r2", "r1")):
+            kept.keep(response(id, previous=before, input=b"", output=b""))
+        with pytest.raises(TooLarge):
+            await kept.chain("t", "r1", LIMIT)
+        with pytest.raises(TooLarge):
+            await kept.known("t", "r1", LIMIT)
+        await kept.close()
+
+    asyncio.run(scene())
+
+
+def test_of_a_chain_only_the_items_are_held() -> None:
+    """A head may have the tools and instructions of its request, and a chain many heads."""
+
+    async def scene() -> None:
+        kept = Kept(MemoryResponses())
+        kept.keep(response("r1", head=b"x" * 1000))
+        kept.keep(response("r2", head=b"x" * 1000, previous="r1"))
+        chain = await kept.chain("t", "r2", LIMIT)
+        assert [(one.id, one.head, one.items) for one in chain] == [
+            (id, b"", response(id).items) for id in ("r1", "r2")
+        ]
+        found = await kept.get("t", "r2")
+        assert found is not None
+        assert len(found.head) == 1000
+        await kept.close()
+
+    asyncio.run(scene())
+
+
+class Failing(MemoryResponses):
+    """A store that does not work for a while."""
+
+    fails = True
+
+    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+        self._look()
+        return await super().get(tenant, id)
+
+    async def put(self, response: KeptResponse) -> None:
+        self._look()
+        await super().put(response)
+
+    async def alive(self, tenant: str, ids: Any) -> set[str] | None:
+        self._look()
+        return await super().alive(tenant, ids)
+
+    async def delete(self, tenant: str, id: str) -> bool:
+        self._look()
+        return await super().delete(tenant, id)
+
+    def _look(self) -> None:
+        if self.fails:
+            raise StoreError("/its/own/place is away")
+
+
+def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        store = Failing()
+        kept = Kept(store, siblings=True)
+        one = response("r1")
+        kept.keep(one)
+        await kept.settled(one)
+        assert [r.id for r in await kept.chain("t", "r1", LIMIT)] == ["r1"]
+        assert await kept.get("t", "r1") == one
+        assert await kept.get("t", "other") is None
+        with pytest.raises(StoreError, match="try again") as told:
+            await kept.delete("t", "r1")
+        assert "place" not in told.value.message  # clients hear it
+        store.fails = False
+        kept.keep(two := response("r2", previous="r1"))
+        await kept.settled(two)
+        assert await store.get("t", "r2") == two
+        await kept.close()
+
+    asyncio.run(scene())
+    assert sum("responses.failed" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
+    async def scene() -> None:
+        kept = Kept(store := RedisResponses(server.url, clock=lambda: clock[0]), siblings=True)
+        one = response("r1")
+        kept.keep(one)
+        await kept.settled(one)
+        server.stop()
+        kept.keep(two := response("r2", previous="r1"))
+        await kept.settled(two)
+        assert store.lost == 1
+        assert [r.id for r in await kept.chain("t", "r2", LIMIT)] == ["r1", "r2"]
+        with pytest.raises(StoreError):
+            await kept.delete("t", "r1")
+        server.start()  # with nothing in it
+        clock[0] += 10.0
+        assert await kept.get("t", "r1") is None
+        with pytest.raises(PreviousNotFound):
+            await kept.chain("t", "r2", LIMIT)
+        kept.keep(three := response("r3"))
+        await kept.settled(three)
+        assert [r.id for r in await kept.chain("t", "r3", LIMIT)] == ["r3"]
+        await kept.close()
+
+    clock = [0.0]
+    asyncio.run(scene())
+
+
+def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
+    async def scene() -> None:
+        kept, local = Kept(MemoryResponses()), Local(most=3)
+        before: tuple[KeptResponse, ...] = ()
+        for number in range(50):
+            one = response(f"r{number}")
+            local.keep(before, one)
+            before = (*before, one)
+        chain = await kept.chain("t", "r49", LIMIT, local)
+        assert [one.id for one in chain] == [f"r{number}" for number in range(50)]
+        assert local.chain("r47") is not None
+        assert local.chain("r46") is None
+        with pytest.raises(PreviousNotFound):
+            await kept.chain("t", "r46", LIMIT, local)
+        with pytest.raises(PreviousNotFound):
+            await kept.chain("t", "r49", LIMIT)
+        await kept.close()
+
+    asyncio.run(scene())
+
+
+def test_a_lane_that_rests_does_not_lose_its_place_to_a_busy_one() -> None:
+    local = Local(most=3)
+    local.keep((), response("resting"))
+    before: tuple[KeptResponse, ...] = ()
+    for number in range(10):
+        local.keep(before, one := response(f"r{number}"))
+        before = (*before, one)
+    assert local.chain("resting") is not None
+    assert [one.id for one in local.chain("r9") or ()] == [one.id for one in before]
+    assert local.chain("r7") is None

@@ -1,0 +1,97 @@
+"""`dovetail keys`: keys are made, shown once, and read as a server reads them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from served import dovetail
+from typer.testing import CliRunner, Result
+
+from dovetail.cli.keys import app
+from dovetail.http.access.auth import Keys
+from dovetail.http.access.limits import Limits
+from dovetail_model import Unauthenticated
+
+
+def ran(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def test_a_key_and_its_line(tmp_path: Path) -> None:
+    words = ["requests=60", "tokens=none", "concurrent=8", "admin"]
+    made = dovetail("keys", "new", "team-a", *words, home=tmp_path)
+    assert made.status == 0, made.err
+    [key] = re.findall(r"^key:  (dvt_[\w-]{43})$", made.out, re.MULTILINE)
+    [line] = re.findall(r"^line: (team-a:.*)$", made.out, re.MULTILINE)
+    assert key not in line
+    (tmp_path / "keys").write_text(line)
+    keys = Keys(file=tmp_path / "keys", limits=Limits(1, 1, 1))
+    caller = keys.caller({"authorization": f"Bearer {key}"})
+    assert (caller.tenant, caller.admin) == ("team-a", True)
+    assert caller.limits == Limits(60, None, 8)
+
+
+def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    first = ran("new", "a", "--file", file)
+    file.write_text(f"# ours\n{file.read_text().strip()}")  # as an editor may leave it
+    second = ran("new", "a", "expires=2099-01-31", "--file", file)
+    assert first.exit_code == second.exit_code == 0
+    keys = Keys(file=file)
+    for made in (first, second):
+        assert keys.caller({"x-api-key": made.output.strip()}).tenant == "a"
+    with pytest.raises(Unauthenticated):
+        keys.caller({"x-api-key": first.output.strip()[:-1]})
+
+
+def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    assert ran("new", "a", "--file", tmp_path / "keys").exit_code == 0
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("nonsense\n")
+    refused = ran("new", "a", "--file", file)
+    assert refused.exit_code == 1
+    assert "line 1" in refused.output
+    assert file.read_text() == "nonsense\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["two words"], "tenant:sha256"),
+        (["a:b"], "tenant:sha256"),
+        (["a#b"], "tenant:sha256"),
+        ([""], "tenant:sha256"),
+        (["a", "requests=0"], "number from 1"),
+        (["a", "expires=tomorrow"], "a day"),
+        (["a", "boss"], "admin"),
+        (["a", "admin\nb:" + "0" * 64], "more than one line"),
+        (["a", "requests=5#tokens=6"], "comment"),
+    ],
+)
+def test_words_are_those_of_the_file(words: list[str], told: str) -> None:
+    refused = ran("new", *words)
+    assert refused.exit_code == 1
+    assert told in refused.output
+
+
+def test_a_file_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    lines = (["a", "tokens=5"], ["b", "expires=2020-01-31"], ["c", "requests=none", "admin"])
+    for words in lines:
+        ran("new", *words, "--file", file)
+    shown = ran("check", file)
+    assert shown.exit_code == 0
+    first, second, third = shown.output.splitlines()
+    assert re.fullmatch(r"a:[0-9a-f]{12}…  tokens=5", first)
+    assert "expired 2020-02-01 00:00 UTC" in second
+    assert third.endswith("…  requests=none  admin")
+    with file.open("a") as more:
+        more.write("d:short\n")
+    broken = ran("check", file)
+    assert broken.exit_code == 1
+    assert "line 4" in broken.output
+    assert ran("check", tmp_path / "none").exit_code == 1

@@ -1,0 +1,271 @@
+"""What an operator sees of what goes wrong below, beside and before requests."""
+
+import logging
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import NAME, StageEngine, head, read_reply, run, serving, tiny_model
+from openai import AsyncStream
+from openai.types.responses import Response
+from test_responses_background import Gate, until
+
+from dovetail.http import HttpOptions
+from dovetail.http.access.auth import Keys
+from dovetail.http.access.key_file import Key
+from dovetail.http.access.quiet import LINES
+from dovetail.http.serving import connection
+from dovetail.log import configure
+from dovetail.metrics import Metrics
+from dovetail.routing import Pool
+from dovetail.workers import folder as folders
+from dovetail.workers.folder import HELD, PREFIX, hold, new_folder
+from dovetail.workers.member import ending
+from dovetail_model import EngineUnavailable
+
+LARGE = b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "reason"),
+    [
+        (b"HELLO\r\n\r\n", 400, "malformed"),
+        (b"GET / HT", 408, "slow_headers"),
+        (LARGE, 431, "large_headers"),
+    ],
+)
+def test_a_refused_connection_is_counted(
+    sent: bytes, status: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if status == 408:
+        monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.02)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(sent)
+            assert (await read_reply(reader)).status == status
+            writer.close()
+            assert stage.metric("dovetail_refused_connections_total", reason=reason) == 1
+
+    run(scene)
+
+
+def test_a_request_that_is_answered_is_no_refused_connection() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(head("GET", "/nowhere", 0))
+            assert (await read_reply(reader)).status == 404
+            writer.close()
+            assert b"dovetail_refused_connections_total{" not in stage.app.metrics.render()[0]
+
+    run(scene)
+
+
+def test_too_many_connections_are_counted_and_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "most_connections", lambda: 0)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for _ in range(5):
+                reader, writer = await stage.connect()
+                assert (await read_reply(reader)).status == 503
+                writer.close()
+            assert stage.metric("dovetail_refused_connections_total", reason="connections") == 5
+
+    run(scene)
+    told = [one for one in caplog.records if one.message == "too_many_connections"]
+    assert [one.levelname for one in told] == ["WARNING"]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health"])
+def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
+    """The answer of a probe is the same with a wrong key as without one."""
+    options = HttpOptions(keys=Keys(["key"]), metrics_need_key=True)
+
+    async def scene() -> None:
+        async with serving(options) as stage:
+            bare = await stage.ask("GET", path)
+            for _ in range(LINES + 5):
+                guess = await stage.ask("GET", path, x_api_key="guess")
+                assert guess.status == bare.status
+            assert (await stage.ask("GET", path, x_api_key="key")).status == 200
+            lines = [stage.ended.get_nowait() for _ in range(stage.ended.qsize())]
+            assert len(lines) == LINES
+            assert {line["status"] for line in lines} == {401}
+            assert lines[-1]["reason"] == "unknown_key"
+            labels = {"model": "", "endpoint": path.strip("/"), "request_type": "unary"}
+            refused = stage.metric("dovetail_requests_total", status="401", **labels)
+            assert refused == LINES + 5 + (bare.status == 401)
+
+    run(scene)
+
+
+def test_a_key_that_may_not_see_metrics_leaves_a_line() -> None:
+    key = Key("team", sha256(b"key").digest())
+    options = HttpOptions(keys=Keys(hashed=[key]), metrics_need_key=True)
+
+    async def scene() -> None:
+        async with serving(options) as stage:
+            assert (await stage.ask("GET", "/metrics", x_api_key="key")).status == 403
+            line = stage.ended.get_nowait()
+            assert (line["endpoint"], line["status"], line["tenant"]) == ("metrics", 403, "team")
+
+    run(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_called_off_is_no_client_that_hung_up(stream: bool) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(
+                model=NAME, input="Tell", background=True, stream=stream
+            )
+            told: Any = await anext(aiter(asked)) if isinstance(asked, AsyncStream) else None
+            id = asked.id if isinstance(asked, Response) else told.response.id
+            await until(stage, id, "in_progress")
+            await client.responses.cancel(id)
+            line = await stage.ended.get()
+            while line["endpoint"] != "responses":
+                line = await stage.ended.get()
+            assert (line["status"], line["finish"], line["stream"]) == (200, "cancelled", stream)
+            assert "disconnected" not in line
+            gone = stage.app.metrics.registry.get_sample_value(
+                "dovetail_disconnected_clients_total", {"model": NAME}
+            )
+            assert not gone
+
+    run(scene)
+
+
+def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(drain_timeout=0.05)) as stage:
+            Gate(stage)
+            asked = await stage.openai().responses.create(model=NAME, input="Hi", background=True)
+            await until(stage, asked.id, "in_progress")
+
+    run(scene)
+    lines = [vars(one)["fields"] for one in caplog.records if one.message == "request"]
+    (line,) = [one for one in lines if one["endpoint"] == "responses"]
+    assert (line["status"], line["reason"]) == (500, "draining")
+    assert "disconnected" not in line
+
+
+def test_numbers_of_the_build_and_the_process_and_no_others_than_asked_for() -> None:
+    metrics = Metrics()
+    metrics.limited("tokens")
+    metrics.restarted(2)
+    text = metrics.render()[0].decode()
+    assert 'dovetail_build_info{version="' in text
+    assert "process_resident_memory_bytes " in text
+    assert "process_start_time_seconds " in text
+    assert "dovetail_worker_restarts_total 2.0" in text
+    assert "_created" not in text
+    assert b"_created" not in metrics.render("application/openmetrics-text; version=1.0.0")[0]
+
+
+def test_histograms_say_what_they_measure() -> None:
+    for family in Metrics().registry.collect():
+        if family.type == "histogram":
+            name = family.name.removeprefix("dovetail_").replace("_", " ")
+            assert family.documentation.lower().rstrip(".") != name
+
+
+def test_a_lone_engine_that_cannot_start_is_told_by_its_error_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise EngineUnavailable("no weights")
+
+    async def scene(count: int) -> None:
+        engines = [StageEngine(tiny_model()) for _ in range(count)]
+        for engine in engines:
+            engine.start = fail  # type: ignore[method-assign]
+        with pytest.raises(EngineUnavailable, match="no weights"):
+            await Pool(engines).start()
+
+    run(lambda: scene(1))
+    assert not caplog.records
+    run(lambda: scene(2))
+    assert [one.message for one in caplog.records] == ["replica_down"] * 2
+
+
+@pytest.mark.parametrize(("level", "lowest"), [("debug", "WARNING"), ("error", "ERROR")])
+def test_the_server_below_says_only_what_is_wrong(level: str, lowest: str) -> None:
+    root = logging.getLogger()
+    before, handlers = root.level, root.handlers[:]
+    try:
+        configure(level=level)
+        assert logging.getLevelName(logging.getLogger("uvicorn.error").level) == lowest
+    finally:
+        root.setLevel(before)
+        root.handlers[:] = handlers
+        logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "_held", [])
+    return tmp_path
+
+
+def let_go() -> None:
+    """As if the process had ended."""
+    while folders._held:
+        os.close(folders._held.pop())
+
+
+def test_a_folder_that_was_left_behind_is_swept(temporary: Path) -> None:
+    left = new_folder()
+    (left / "engine-0").touch()
+    assert left.parent == temporary
+    still = new_folder()
+    assert left.exists()  # somebody holds it
+    let_go()
+    assert new_folder() != left
+    assert not left.exists()
+    assert not still.exists()
+    let_go()
+
+
+def test_a_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> None:
+    left = new_folder()
+    parents = folders._held.pop()
+    hold(left)
+    os.close(parents)
+    new_folder()
+    assert left.exists()
+    let_go()
+
+
+def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
+    """Not what others can enter, was never locked, is a link, or is called otherwise."""
+    kept = [temporary / name for name in (f"{PREFIX}open", f"{PREFIX}bare", "other-folder")]
+    for one in kept:
+        one.mkdir(mode=0o700)
+    for one in (kept[0], kept[2]):
+        (one / HELD).touch()
+    kept[0].chmod(0o755)
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / HELD).touch()
+    (temporary / f"{PREFIX}link").symlink_to(elsewhere)
+    new_folder()
+    assert all(one.exists() for one in [*kept, elsewhere / HELD, temporary / f"{PREFIX}link"])
+    let_go()
+
+
+def test_how_a_process_ended_in_words() -> None:
+    assert [ending(one) for one in (1, -9, -99)] == ["status 1", "SIGKILL", "signal 99"]

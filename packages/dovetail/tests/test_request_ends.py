@@ -1,0 +1,422 @@
+"""What is known of a request when it is over: its times, its calls, its prefix; never its words."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from http_stage import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions
+from dovetail.http.access.auth import Keys
+from dovetail.http.access.key_file import Key
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.request_end import Inside, RequestEnd
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+from dovetail.trace.line import BLOCK, line_of
+from dovetail_model import EngineUnavailable
+
+THOUGHT = "<think>\nA zither, perhaps.\n</think>\n\n"
+SECRETS = ("xylophone", "zither", "Oslo")
+PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
+
+
+class Listener:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.ends: asyncio.Queue[tuple[RequestEnd, Inside]] = asyncio.Queue()
+        self.closed = False
+
+    def ended(self, end: RequestEnd, inside: Inside) -> None:
+        self.ends.put_nowait((end, inside))
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def next(self) -> RequestEnd:
+        return (await self.ends.get())[0]
+
+
+def listening(stage: Stage) -> Listener:
+    listener = Listener()
+    stage.app.recorders = [listener]
+    return listener
+
+
+def body(path: str, text: str = "The xylophone is hidden.", **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool: dict[str, Any] = {"name": "look_up"}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    match path:
+        case "/v1/messages":
+            tool["input_schema"] = schema
+            asked["max_tokens"] = 500
+        case "/v1/responses":
+            tool |= {"type": "function", "parameters": schema}
+            asked = {"input": [{"role": "user", "content": text}]}
+        case _:
+            tool = {"type": "function", "function": {**tool, "parameters": schema}}
+    return {"model": NAME, "tools": [tool], **asked, **more}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_times_of_an_answer_are_in_order(path: str, stream: bool) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            stage.engine.plan = stage.engine.says(f"{THOUGHT}I look.{CALL}")
+            reply = await stage.ask("POST", path, body(path, stream=stream), x_session_id="s-1")
+            assert reply.status == 200
+            end = await listener.next()
+            (thought,), (call,) = end.thoughts, end.calls
+            moments = [0.0, end.decoded, end.admitted, end.prepared, end.first_token]
+            moments += [thought.begin, thought.end, call.begin, call.dispatched, end.said]
+            moments.append(end.duration)
+            assert all(a is not None and b is not None and a <= b for a, b in pairwise(moments))
+            assert (call.name, end.finish, end.session) == ("look_up", "tool_calls", "s-1")
+            assert call.id.encode() in reply.body
+            assert end.began > 1_700_000_000
+
+    run(scene)
+
+
+def test_a_result_names_the_call_that_it_is_of() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            stage.engine.plan = stage.engine.says(f"{THOUGHT}{CALL}{CALL}", "Rain.")
+            path, asked = "/v1/messages", body("/v1/messages")
+            first = (await stage.ask("POST", path, asked)).json
+            called = [block["id"] for block in first["content"] if block["type"] == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": id, "content": ""} for id in called]
+            asked["messages"] += [
+                {"role": "assistant", "content": first["content"]},
+                {"role": "user", "content": results},
+            ]
+            await stage.ask("POST", path, asked)
+            made, later = await listener.next(), await listener.next()
+            assert [call.id for call in made.calls] == called
+            assert (len(called), later.results) == (2, tuple(called))
+            assert made.results == ()
+            # Behind an answer they are old.
+            asked["messages"] += [
+                {"role": "assistant", "content": "Rain."},
+                {"role": "user", "content": "Thanks."},
+            ]
+            await stage.ask("POST", path, asked)
+            assert (await listener.next()).results == ()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_what_was_said_before_a_hang_up_is_counted(stream: bool) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            said = asyncio.Event()
+
+            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("abc"), cached=7)
+                yield TokenDelta(stage.engine.tokenizer.encode("de"))
+                said.set()
+                await asyncio.Event().wait()
+
+            stage.engine.plan = play
+            _, writer = await stage.connect()
+            sent = json.dumps(body("/v1/chat/completions", stream=stream)).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}"
+            writer.write(head.encode() + b"\r\n\r\n" + sent)
+            await said.wait()
+            writer.close()
+            end, line = await listener.next(), await stage.ended.get()
+            assert (end.status, end.disconnected, end.said) == (499, True, None)
+            assert end.usage is not None
+            assert (end.usage.output_tokens, end.usage.cached_tokens) == (5, 7)
+            assert (line["output"], line["input"]) == (5, len(stage.engine.asked[0].prompt))
+
+    run(scene)
+
+
+def test_a_thought_that_a_hang_up_cuts_ends_with_it() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+
+            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                for text in ("<think>", "\nHm", ", so"):
+                    yield TokenDelta(stage.engine.tokenizer.encode(text))
+                await asyncio.Event().wait()
+
+            stage.engine.plan = play
+            reader, writer = await stage.connect()
+            sent = json.dumps(body("/v1/messages", stream=True)).encode()
+            head = f"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+            writer.write(head.encode() + sent)
+            await reader.readuntil(b", so")
+            writer.close()
+            end = await listener.next()
+            (thought,) = end.thoughts
+            assert thought.begin <= thought.end <= end.duration
+            assert end.first_token is not None
+            assert end.first_token <= thought.begin
+
+    run(scene)
+
+
+def test_a_call_that_was_cut_is_never_dispatched_and_a_strange_name_is_not_told() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            strange = CALL.replace("look_up", "zither")
+            cut = CALL.removesuffix("\n</tool_call>")[:-8]
+            stage.engine.plan = stage.engine.says(f"{strange}{cut}")
+            await stage.ask("POST", "/v1/chat/completions", body("/v1/chat/completions"))
+            end = await listener.next()
+            assert [(call.name, call.dispatched is None) for call in end.calls] == [
+                ("", False),
+                ("look_up", True),
+            ]
+            assert sum(end.diagnostics.values()) > 0
+            code = next(iter(end.diagnostics))
+            name = "dovetail_parser_diagnostics_total"
+            assert stage.metric(name, model=NAME, code=code) == end.diagnostics[code]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_line_has_nothing_of_what_was_said(path: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            stage.engine.plan = stage.engine.says(f"{THOUGHT}A zither.{CALL}")
+            await stage.ask("POST", path, body(path, stream=True), x_session_id="s-1")
+            end, inside = await listener.ends.get()
+            line = line_of(end, inside).decode()
+            assert json.loads(line)["calls"][0]["name"] == "look_up"
+            assert not [word for word in SECRETS if word in line]
+
+    run(scene)
+
+
+def test_what_a_client_calls_things_is_cut() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            path = "/v1/chat/completions"
+            asked = body(path) | {"model": "m" * 100_000}
+            await stage.ask("POST", path, asked)
+            assert (await listener.next()).status == 404
+            long = {"x_session_id": "s" * 5000, "x_openai_subagent": "a" * 5000}
+            await stage.ask("POST", path, body(path), **long)
+            end, inside = await listener.ends.get()
+            assert (len(end.session or ""), len(end.agent or "")) == (256, 256)
+            assert len(line_of(end, inside)) < 4000
+
+    run(scene)
+
+
+def test_the_clients_span_is_kept_where_it_is_sound() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            sound = f"00-{'a1' * 16}-{'b2' * 8}-01"
+            for given, kept in ((sound, sound), (f"{sound}-x", None), ("nonsense", None)):
+                await stage.ask("GET", "/v1/models", traceparent=given)
+                assert (await listener.next()).traceparent == kept
+
+    run(scene)
+
+
+def test_digests_of_a_prompt_tell_a_tenants_own_prefixes_alone() -> None:
+    keys = [Key(name, sha256(name.encode()).digest()) for name in ("a", "b")]
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=Keys([], keys))) as stage:
+            listener = listening(stage)
+            path, found = "/v1/chat/completions", []
+            text = "x" * (2 * BLOCK)
+            for key, asked in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
+                reply = await stage.ask("POST", path, body(path, asked), x_api_key=key)
+                assert reply.status == 200
+                end, inside = await listener.ends.get()
+                found.append(json.loads(line_of(end, inside))["prefix_blocks"])
+            own, others, grown, shifted = found
+            assert len(own) == len(stage.engine.asked[0].prompt) // BLOCK >= 2
+            assert own[:2] == grown[:2]
+            assert not set(own) & set(others)
+            assert not set(own) & set(shifted)
+            assert len(set(own)) == len(own)
+
+    run(scene)
+
+
+def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            path = "/v1/chat/completions"
+            told: list[int | None] = [0, 10, None]
+
+            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                ids = [*stage.engine.tokenizer.encode("Yes."), stage.engine.stop_id]
+                yield TokenDelta(ids, finish="stop", cached=told[len(stage.engine.asked) - 1])
+
+            stage.engine.plan = play
+            asked = body(path)
+            ends = []
+            for _ in told:
+                await stage.ask("POST", path, asked, x_session_id="s-1")
+                ends.append(await listener.next())
+                asked["messages"] += [
+                    {"role": "assistant", "content": "Yes."},
+                    {"role": "user", "content": "Go on."},
+                ]
+            first, second, third = ends
+            assert first.prefix is not None
+            assert second.prefix is not None
+            assert (first.prefix.reason, first.reprefilled) == ("first", 0)
+            assert second.prefix.turns["exact"] == 1
+            assert second.prefix.common == len(stage.engine.asked[0].prompt) + len("Yes.")
+            assert second.reprefilled == second.prefix.common - 10
+            assert third.reprefilled is None
+            of = {"model": NAME}
+            assert stage.metric("dovetail_reprefilled_tokens_total", **of) == second.reprefilled
+            prefixes = [end.prefix for end in ends if end.prefix is not None]
+            kept, lost, new = (
+                stage.metric("dovetail_prefix_tokens_total", kind=kind, **of)
+                for kind in ("kept", "lost", "new")
+            )
+            assert kept == sum(one.common for one in prefixes)
+            assert kept + new == sum(map(len, (one.prompt for one in stage.engine.asked)))
+            assert lost == 0
+
+    run(scene)
+
+
+def test_times_are_counted_by_model() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            path = "/v1/chat/completions"
+            stage.engine.plan = stage.engine.says(CALL)
+            for stream in (True, False):
+                await stage.ask("POST", path, body(path, stream=stream))
+                await listener.next()
+            await stage.ask("POST", path, {"model": "nobody", "messages": []})
+            refused = await listener.next()
+            assert (refused.decoded, refused.admitted, refused.prefix) == (None, None, None)
+            of = {"model": NAME}
+            # A whole answer is not dispatched before its end.
+            assert stage.metric("dovetail_dispatch_lead_seconds_count", **of) == 1
+            assert stage.metric("dovetail_queue_wait_seconds_count", **of) == 2
+            assert stage.metric("dovetail_prepare_seconds_count", **of) == 2
+
+    run(scene)
+
+
+def test_one_who_found_no_room_was_not_admitted() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(max_concurrent=1, max_queued=0)) as stage:
+            listener = listening(stage)
+            go_on = asyncio.Event()
+
+            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                await go_on.wait()
+                yield TokenDelta([stage.engine.stop_id], finish="stop")
+
+            stage.engine.plan = play
+            path = "/v1/chat/completions"
+            first = asyncio.create_task(stage.ask("POST", path, body(path)))
+            await stage.engine.began.wait()
+            assert (await stage.ask("POST", path, body(path))).status == 429
+            refused = await listener.next()
+            assert refused.decoded is not None
+            assert (refused.admitted, refused.error) == (None, "rate_limited")
+            go_on.set()
+            await first
+            assert (await listener.next()).admitted is not None
+
+    run(scene)
+
+
+def test_of_several_choices_the_first_ones_parts_are_kept_and_all_tokens() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+            stage.engine.plan = stage.engine.says(f"{THOUGHT}{CALL}", f"{THOUGHT}{THOUGHT}Yes.")
+            path = "/v1/chat/completions"
+            await stage.ask("POST", path, body(path, n=2, stream=True))
+            end = await listener.next()
+            assert (len(end.thoughts), len(end.calls)) == (1, 1)
+            assert end.usage is not None
+            texts = (f"{THOUGHT}{CALL}", f"{THOUGHT}{THOUGHT}Yes.")
+            said = sum(len(stage.engine.tokenizer.encode(text)) + 1 for text in texts)
+            assert end.usage.output_tokens == said
+
+    run(scene)
+
+
+def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
+    model = tiny_model()
+    engine = StageEngine(model)
+
+    async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        if len(engine.asked) == 1:
+            yield TokenDelta(engine.tokenizer.encode("abc"))
+            raise EngineUnavailable("gone")
+        yield TokenDelta([*engine.tokenizer.encode("def"), engine.stop_id], finish="stop")
+
+    async def scene() -> None:
+        engine.plan = play
+        preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+        moving = Served((NAME,), model, preparer, Pool([engine, engine]), migration_limit=1)
+        async with serving(offered=Service([moving])) as stage:
+            listener = listening(stage)
+            path = "/v1/chat/completions"
+            reply = await stage.ask("POST", path, body(path))
+            assert reply.json["choices"][0]["message"]["content"] == "abcdef"
+            end = await listener.next()
+            assert (end.migrations, end.carried) == (1, 3)
+            assert end.replica in (0, 1)
+            of = {"model": NAME}
+            assert stage.metric("dovetail_migrations_total", **of) == 1
+            assert stage.metric("dovetail_migrated_tokens_total", **of) == 3
+
+    run(scene)
+
+
+def test_a_recorder_that_fails_disturbs_no_request() -> None:
+    class Broken(Listener):
+        def ended(self, end: RequestEnd, inside: Inside) -> None:
+            raise RuntimeError("broken")
+
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = Listener()
+            stage.app.recorders = [Broken(), listener]
+            path = "/v1/chat/completions"
+            assert (await stage.ask("POST", path, body(path))).status == 200
+            assert (await listener.next()).status == 200
+
+    run(scene)
+
+
+def test_recorders_are_closed_when_the_server_stops() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            listener = listening(stage)
+        assert listener.closed
+
+    run(scene)

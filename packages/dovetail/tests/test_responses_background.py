@@ -1,0 +1,392 @@
+"""Responses in the background: they go on without their client, and can be seen and called off."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+from http_stage import NAME, Stage, run, service, serving
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions
+from dovetail.http.exchange import Exchange
+from dovetail.http.stateful import background as background_module
+from dovetail.kept import Kept, KeptResponse
+from dovetail.kept.store.memory import MemoryResponses
+from dovetail.metrics import Metrics
+from dovetail.service import Service
+
+
+class Gate:
+    """An engine that says a word, waits, and says the rest."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.opened = asyncio.Event()
+        self.ended = 0
+        self.ends: asyncio.Queue[None] = asyncio.Queue()
+        self._stage = stage
+        stage.engine.plan = self.play
+
+    async def play(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        engine = self._stage.engine
+        try:
+            yield TokenDelta(engine.tokenizer.encode("Once "))
+            await self.opened.wait()
+            yield TokenDelta([*engine.tokenizer.encode("upon."), engine.stop_id], finish="stop")
+        finally:
+            self.ended += 1
+            self.ends.put_nowait(None)
+
+
+async def until(stage: Stage, id: str, status: str) -> Any:
+    """The response, once it has the status."""
+    client = stage.openai()
+    while (response := await client.responses.retrieve(id)).status != status:
+        assert response.status in ("queued", "in_progress"), response.status
+        await asyncio.sleep(0.01)
+    return response
+
+
+def test_it_is_polled_until_it_is_done() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            assert (asked.status, asked.background, asked.output) == ("queued", True, [])
+            running = await until(stage, asked.id, "in_progress")
+            assert running.created_at == asked.created_at
+            assert stage.metric("dovetail_background_responses") == 1
+            with pytest.raises(openai.BadRequestError, match="not finished"):
+                await client.responses.create(model=NAME, input="On", previous_response_id=asked.id)
+            gate.opened.set()
+            done = await until(stage, asked.id, "completed")
+            assert (done.output_text, done.created_at) == ("Once upon.", asked.created_at)
+            assert done.usage is not None
+            more = await client.responses.create(
+                model=NAME, input="On", previous_response_id=asked.id
+            )
+            assert more.output_text == "Once upon."
+            assert stage.metric("dovetail_background_responses") == 0
+
+    run(scene)
+
+
+def test_one_that_ends_while_the_store_is_asked_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, asked.id, "in_progress")
+            get = Kept.get
+
+            async def slowly(self: Kept, tenant: str, id: str) -> KeptResponse | None:
+                found = await get(self, tenant, id)
+                gate.opened.set()
+                while stage.metric("dovetail_background_responses"):
+                    await asyncio.sleep(0)
+                return found
+
+            monkeypatch.setattr(Kept, "get", slowly)
+            assert (await client.responses.retrieve(asked.id)).status == "completed"
+
+    run(scene)
+
+
+def test_one_line_in_the_log_has_all_of_it() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            line = await stage.ended.get()
+            assert (line["endpoint"], line["status"], line["output"]) == ("responses", 200, 7)
+            await until(stage, asked.id, "completed")
+            assert (await stage.ended.get())["endpoint"] == "responses_id"
+
+    run(scene)
+
+
+def test_a_client_that_leaves_changes_nothing() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            stream = await client.responses.create(
+                model=NAME, input="Tell", background=True, stream=True
+            )
+            first = await anext(aiter(stream))
+            assert first.type == "response.created"
+            await stream.close()
+            gate.opened.set()
+            done = await until(stage, first.response.id, "completed")
+            assert done.output_text == "Once upon."
+
+    run(scene)
+
+
+def test_the_stream_is_taken_up_again_behind_any_frame() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            stream = await client.responses.create(
+                model=NAME, input="Tell", background=True, stream=True
+            )
+            seen = []
+            async for event in stream:
+                seen.append(event)
+                if event.type == "response.output_text.delta":
+                    break
+            await stream.close()
+            id = seen[0].response.id  # type: ignore[union-attr]
+            last = seen[-1].sequence_number
+            again = await client.responses.retrieve(id, stream=True, starting_after=last)
+            gate.opened.set()
+            rest = [event async for event in again]
+            numbers = [event.sequence_number for event in [*seen, *rest]]
+            assert numbers == list(range(len(numbers)))
+            assert rest[-1].type == "response.completed"
+            late = await client.responses.retrieve(id, stream=True)
+            assert [event.sequence_number async for event in late] == numbers
+
+    run(scene)
+
+
+def test_it_is_called_off() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, asked.id, "in_progress")
+            follower = await client.responses.retrieve(asked.id, stream=True)
+            cancelled = await client.responses.cancel(asked.id)
+            assert cancelled.status == "cancelled"
+            assert gate.ended == 1
+            assert stage.engine.running == 0
+            assert [event async for event in follower]
+            assert (await client.responses.retrieve(asked.id)).status == "cancelled"
+            assert (await client.responses.cancel(asked.id)).status == "cancelled"
+            gate.opened.set()
+            more = await client.responses.create(
+                model=NAME, input="On", previous_response_id=asked.id
+            )
+            assert more.status == "completed"
+
+    run(scene)
+
+
+def test_only_what_is_in_the_background_can_be_called_off() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            client = stage.openai()
+            given = await client.responses.create(model=NAME, input="Hi")
+            with pytest.raises(openai.BadRequestError, match="synchronous"):
+                await client.responses.cancel(given.id)
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model=NAME, input="Hi", background=True, store=False)
+            assert refused.value.param == "background"
+            with pytest.raises(openai.BadRequestError, match="stream"):
+                await client.responses.retrieve(given.id, stream=True)
+
+    run(scene)
+
+
+def test_what_is_deleted_is_not_worked_on() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, asked.id, "in_progress")
+            await client.responses.delete(asked.id)
+            assert gate.ended == 1
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(asked.id)
+
+    run(scene)
+
+
+def test_their_frames_may_be_only_so_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds the tools and instructions of its request three times over."""
+    monkeypatch.setattr(background_module, "MOST_BYTES", 5000)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            large = await client.responses.create(
+                model=NAME, input="Tell", instructions="x" * 3000, background=True
+            )
+            await until(stage, large.id, "in_progress")
+            with pytest.raises(openai.RateLimitError):
+                await client.responses.create(model=NAME, input="Tell", background=True)
+            gate.opened.set()
+            await until(stage, large.id, "completed")
+            await client.responses.create(model=NAME, input="Tell", background=True)
+
+    run(scene)
+
+
+def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_module, "MOST_OF_ONE", 2)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            ids = [
+                (await client.responses.create(model=NAME, input="Tell", background=True)).id
+                for _ in range(2)
+            ]
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.responses.create(model=NAME, input="Tell", background=True)
+            assert refused.value.response.headers["retry-after"]
+            gate.opened.set()
+            for id in ids:
+                await until(stage, id, "completed")
+            await client.responses.create(model=NAME, input="Tell", background=True)
+
+    run(scene)
+
+
+def test_what_fails_is_told_as_failed() -> None:
+    async def scene() -> None:
+        async with serving(max_context=30) as stage:
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="x" * 50, background=True)
+            failed = await until(stage, asked.id, "failed")
+            assert failed.error is not None
+            assert failed.error.code == "context_length_exceeded"
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.create(model="none", input="x", background=True)
+
+    run(scene)
+
+
+def shared_service(store: MemoryResponses) -> tuple[Service, Any]:
+    """One of several servers over one store."""
+    made, engine = service()
+    return Service(made.served, {}, Kept(store, siblings=True)), engine
+
+
+def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
+    async def scene() -> None:
+        store = MemoryResponses()
+        made, engine = shared_service(store)
+        async with serving(HttpOptions(drain_timeout=0.05), offered=made) as stage:
+            stage.engine = engine
+            Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, asked.id, "in_progress")
+        kept = await store.get("", asked.id)
+        assert kept is not None
+        assert kept.status == "failed"
+
+    run(scene)
+
+
+def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_module, "_WATCH", 0.01)
+
+    async def scene() -> None:
+        store = MemoryResponses()
+        (one, engine), (two, _) = shared_service(store), shared_service(store)
+        async with serving(offered=one) as first, serving(offered=two) as second:
+            first.engine = engine
+            gate = Gate(first)
+            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
+            there = second.openai()
+            assert (await there.responses.retrieve(asked.id)).status in ("queued", "in_progress")
+            await there.responses.cancel(asked.id)
+            await gate.ends.get()
+            assert (await until(first, asked.id, "cancelled")).status == "cancelled"
+            again = await first.openai().responses.create(model=NAME, input="Tell", background=True)
+            await there.responses.delete(again.id)
+            await gate.ends.get()
+            with pytest.raises(openai.NotFoundError):
+                await first.openai().responses.retrieve(again.id)
+
+    run(scene)
+
+
+def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        store = MemoryResponses()
+        (one, engine), (two, _) = shared_service(store), shared_service(store)
+        async with serving(offered=one) as first, serving(offered=two) as second:
+            first.engine = engine
+            gate = Gate(first)
+            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
+            monkeypatch.setattr(background_module, "_SILENT", -1.0)
+            dead = await second.openai().responses.retrieve(asked.id)
+            assert dead.status == "failed"
+            gate.opened.set()
+
+    run(scene)
+
+
+def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() -> None:
+    async def scene() -> None:
+        store = MemoryResponses()
+        head = b'{"id":"resp_1","object":"response","status":"in_progress","error":null}'
+        left = KeptResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
+        await store.put(left)
+        made, _ = service()
+        async with serving(offered=Service(made.served, {}, Kept(store))) as stage:
+            reply = await stage.ask("GET", "/v1/responses/resp_1")
+            assert reply.json["status"] == "failed"
+            assert reply.json["error"]["code"] == "server_error"
+            reply = await stage.ask("POST", "/v1/responses/resp_1/cancel")
+            assert reply.json["status"] == "failed"
+
+    run(scene)
+
+
+def test_options_still_hold() -> None:
+    """A run waits for room like any other request."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(max_concurrent=1)) as stage:
+            gate = Gate(stage)
+            client = stage.openai()
+            first = await client.responses.create(model=NAME, input="One", background=True)
+            await until(stage, first.id, "in_progress")
+            second = await client.responses.create(model=NAME, input="Two", background=True)
+            assert (await client.responses.retrieve(second.id)).status == "queued"
+            gate.opened.set()
+            await until(stage, second.id, "completed")
+
+    run(scene)
+
+
+@pytest.mark.parametrize("after", [-1, 0, 7, 2000])
+def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
+    """What is not read yet stays with the frames, which all who follow share."""
+    frames, sent = background_module.Frames(), []
+    large = b"x" * 200_000
+    each = [b'event: e\ndata: {"sequence_number":%d}\n\n' % number for number in range(3000)]
+    each[5:5] = [b'data: {"sequence_number":4.5,"x":"%b"}\n\n' % large]
+    for frame in each:
+        frames.add(frame)
+    frames.end()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body") or b"")
+
+    async def scene() -> None:
+        scope = {"method": "GET", "path": "/", "headers": []}
+        exchange = Exchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        kept = Kept(MemoryResponses())
+        await background_module.Background(kept, Metrics()).show(exchange, frames, after)
+        await kept.close()
+
+    asyncio.run(scene())
+    assert max(map(len, sent)) <= 1 << 16
+    behind = each if after < 0 else each[after + 1 + (after > 4) :]
+    assert b"".join(sent) == b"".join(behind)

@@ -1,0 +1,190 @@
+"""One book of limits for several real processes, some of which die or stand still."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import NAME, qwen_folder, served
+
+from dovetail.http.access.limits import Limits, Quota, TooMany
+from dovetail.http.access.shared_book import SharedBook, SharedBookError, create_book
+from dovetail_model import Usage
+
+KEY = bytes([7]) * 32
+NOW = 1e9  # a clock that stands still, and by which nothing is idle
+AT_ONCE = Limits(concurrent=4)
+
+_HEAD = """
+import sys, time
+from pathlib import Path
+from dovetail.http.access.limits import Limits, Quota, TooMany
+from dovetail.http.access.shared_book import SharedBook
+from dovetail_model import Usage
+book = SharedBook(Path(sys.argv[1]), int(sys.argv[2]))
+quota = Quota(book, lambda: 1e9)
+key = bytes([7]) * 32
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+MANY = """
+from dovetail.http.access import shared_book
+shared_book._PATIENCE = 60.0  # on a busy machine, too, nobody goes on without the lock
+let_in = 0
+for _ in range(300):
+    try:
+        quota.enter(key, Limits(requests=500, tokens=10**6)).leave(Usage(output_tokens=1))
+        let_in += 1
+    except TooMany:
+        pass
+print(let_in, flush=True)
+"""
+STAYS = """
+quota.enter(key, Limits(concurrent=4))
+print("inside", flush=True)
+sys.stdin.readline()
+"""
+HOLDS = """
+with book.row(key):
+    print("holds", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    create_book(tmp_path / "book", workers=4)
+    return tmp_path / "book"
+
+
+@contextmanager
+def process(path: Path, worker: int, act: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process with the book of that number open, which acts when it is sent a line."""
+    command = [sys.executable, "-c", _HEAD + act, str(path), str(worker)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert _line(running) == "ready"
+            yield running
+        finally:
+            running.kill()
+
+
+def _line(running: "subprocess.Popen[str]") -> str:
+    assert running.stdout is not None
+    return running.stdout.readline().strip()
+
+
+def _go(running: "subprocess.Popen[str]") -> None:
+    assert running.stdin is not None
+    running.stdin.write("\n")
+    running.stdin.flush()
+
+
+def test_processes_share_every_limit(path: Path) -> None:
+    """Not one request more than one process would have let in, and no token is lost."""
+    with (
+        process(path, 0, MANY) as one,
+        process(path, 1, MANY) as two,
+        process(path, 2, MANY) as three,
+    ):
+        for running in (one, two, three):
+            _go(running)
+        assert sum(int(_line(running)) for running in (one, two, three)) == 500
+    [requests, tokens] = Quota(SharedBook(path, 3), lambda: NOW).standing(
+        KEY, Limits(requests=500, tokens=10**6)
+    )
+    assert (requests.left, tokens.left) == (0, 10**6 - 500)
+
+
+def test_what_a_killed_process_had_inside_is_forgotten_by_the_next_of_its_number(
+    path: Path,
+) -> None:
+    ours = Quota(SharedBook(path, 0), lambda: NOW)
+    ours.enter(KEY, AT_ONCE)
+    with process(path, 1, STAYS) as first, process(path, 2, STAYS) as second:
+        for running in (first, second):
+            _go(running)
+            assert _line(running) == "inside"
+        ours.enter(KEY, AT_ONCE)
+        with pytest.raises(TooMany):
+            ours.enter(KEY, AT_ONCE)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        with process(path, 1, STAYS) as again:
+            ours.enter(KEY, AT_ONCE)  # the place of the one that died
+            with pytest.raises(TooMany):
+                ours.enter(KEY, AT_ONCE)
+            assert again.poll() is None
+
+
+def test_a_process_that_stands_still_with_the_lock_does_not_stop_the_others(path: Path) -> None:
+    ours = Quota(SharedBook(path, 0), lambda: NOW)
+    with process(path, 1, HOLDS) as stuck:
+        _go(stuck)
+        assert _line(stuck) == "holds"
+        os.kill(stuck.pid, signal.SIGSTOP)
+        ours.enter(KEY, Limits(requests=1))
+        with pytest.raises(TooMany):
+            ours.enter(KEY, Limits(requests=1))
+
+
+def test_more_keys_than_places(tmp_path: Path) -> None:
+    """The keys of one who is active stay known as long as there is an idle place nearby."""
+    create_book(tmp_path / "small", workers=1, places=128)
+    book = SharedBook(tmp_path / "small", 0)
+    real = Quota(book)  # by the real clock: its rows become idle at once
+    kept = Quota(book, lambda: NOW)
+    kept.enter(KEY, Limits(requests=1))
+    for at in range(2000):
+        limits = Limits(concurrent=1)
+        real.enter(at.to_bytes(4, "big") * 8, limits).leave(Usage())
+    with pytest.raises(TooMany):
+        kept.enter(KEY, Limits(requests=1))
+
+
+def test_where_no_place_is_idle_a_request_is_let_in(tmp_path: Path) -> None:
+    create_book(tmp_path / "small", workers=1, places=16)
+    quota = Quota(SharedBook(tmp_path / "small", 0), lambda: NOW)
+    visits = [
+        quota.enter(at.to_bytes(32, "little"), Limits(requests=5, concurrent=1))
+        for at in range(1, 100)
+    ]
+    for visit in visits:
+        visit.leave(Usage(output_tokens=1))
+
+
+def test_the_file_is_for_its_owner_alone(path: Path) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+    create_book(path, workers=1)  # a server that comes up again begins anew
+    with pytest.raises(SharedBookError):
+        SharedBook(path, 1)
+
+
+def test_another_file_is_no_book(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 100)
+    with pytest.raises(SharedBookError):
+        SharedBook(tmp_path / "other", 0)
+    (tmp_path / "short").write_bytes(b"")
+    with pytest.raises(SharedBookError):
+        SharedBook(tmp_path / "short", 0)
+
+
+def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "hello.txt").write_text("Hello.")
+    model: list[str | Path] = [qwen_folder(tmp_path / "qwen"), "--served-model-name", NAME]
+    script: list[str | Path] = ["--engine", "scripted", "--script", tmp_path / "hello.txt"]
+    limits = ["--workers", "2", "--rate-limit-requests", "2"]
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}
+    with (
+        served(*model, *script, *limits) as running,
+        ThreadPoolExecutor(4) as crowd,
+    ):
+        asked = [crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)]
+        assert sorted(one.result().status for one in asked) == [200] * 2 + [429] * 14

@@ -1,0 +1,342 @@
+"""Clients that are slow on purpose, that never read, or that are gone and never said so."""
+
+import asyncio
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+
+import pytest
+from abuse_wire import BODY, CHUNKED, LENGTH, connections, get, post, until, wire_to
+from http_stage import NAME, Plan, Stage, run, serving
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions, body
+from dovetail.http.serving import connection
+
+STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
+_TCP_REPAIR = 19  # of Linux: a socket that is closed then goes without a word
+STREAM = post(b"content-length: %d\r\n" % len(STREAMED), STREAMED)
+
+
+def test_a_header_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte is progress, and does not buy more time."""
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving() as stage, await wire_to(stage) as wire:
+            drip = asyncio.create_task(_drip(wire.writer, b"GET / HTTP/1.1\r\nx-slow: ", b"x"))
+            assert (await wire.reply()).status == 408
+            assert await wire.rest() == b""
+            drip.cancel()
+            await until(lambda: not connections(stage))
+
+    run(scene)
+
+
+def test_empty_lines_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving() as stage, await wire_to(stage, get()) as wire:
+            assert (await wire.reply()).status == 200
+            drip = asyncio.create_task(_drip(wire.writer, b"", b"\r\n"))
+            assert (await wire.reply()).status == 408
+            assert await wire.rest() == b""
+            drip.cancel()
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    "headers", [b"content-length: 9999\r\n", CHUNKED], ids=["length", "chunks"]
+)
+@pytest.mark.parametrize(
+    "path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/tokenize"]
+)
+def test_a_body_that_comes_byte_by_byte(
+    path: bytes, headers: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is answered in time, and the connection does not stay for the rest."""
+    monkeypatch.setattr(connection, "LINGER", 0.2)
+
+    async def scene() -> None:
+        async with serving(HttpOptions(body_timeout=0.2)) as stage, await wire_to(stage) as wire:
+            piece = b"1\r\n \r\n" if headers == CHUNKED else b" "
+            wire.writer.write(post(headers, b"", path=path))
+            drip = asyncio.create_task(_drip(wire.writer, b"", piece))
+            reply = await wire.reply()
+            assert reply.status == 408
+            assert reply.json["error"]["message"]
+            assert await wire.rest() == b""
+            drip.cancel()
+            await until(lambda: not connections(stage))
+
+    run(scene)
+
+
+def test_a_body_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses that need no body answer at once: what still comes is no reason to stay."""
+    monkeypatch.setattr(connection, "LINGER", 0.2)
+
+    async def scene() -> None:
+        sent = get(headers=b"content-length: 999999\r\n")
+        async with serving() as stage, await wire_to(stage, sent) as wire:
+            drip = asyncio.create_task(_drip(wire.writer, b"", b"x"))
+            assert (await wire.reply()).status == 200
+            assert await wire.rest() == b""
+            drip.cancel()
+
+    run(scene)
+
+
+def test_a_body_that_comes_soon_after_its_answer_is_no_harm() -> None:
+    async def scene() -> None:
+        sent = get(headers=b"content-length: 5\r\n")
+        async with serving() as stage, await wire_to(stage, sent) as wire:
+            assert (await wire.reply()).status == 200
+            wire.writer.write(b"hello" + get())
+            assert (await wire.reply()).status == 200
+            (held,) = connections(stage)
+            assert held._linger_timer is None
+
+    run(scene)
+
+
+def test_who_waits_to_be_asked_for_a_body_that_is_too_large_may_not_go_on() -> None:
+    """The client does not send it then: what comes next must not be taken for it."""
+
+    async def scene() -> None:
+        sent = post(b"content-length: 999999999999\r\nexpect: 100-continue\r\n", b"")
+        async with serving() as stage, await wire_to(stage, sent) as wire:
+            assert (await wire.reply()).status == 413
+            assert await wire.rest() == b""
+
+    run(scene)
+
+
+def test_who_waits_to_be_asked_is_asked() -> None:
+    async def scene() -> None:
+        sent = post(LENGTH + b"expect: 100-continue\r\n", b"")
+        async with serving() as stage, await wire_to(stage, sent) as wire:
+            assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            wire.writer.write(BODY)
+            assert (await wire.reply()).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("how", ["a stream", "a whole answer"])
+def test_a_client_that_never_reads_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the engine nor the connection is kept for it."""
+    monkeypatch.setattr(connection, "STALL_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving(send_buffer=4096) as stage:
+            stage.engine.plan = _talks(stage, None if how == "a stream" else 40_000)
+            narrow = _narrow(stage)
+            narrow.sendall(STREAM if how == "a stream" else post(LENGTH))
+            assert (await stage.ended.get())["endpoint"] == "chat_completions"
+            await until(lambda: not connections(stage) and not stage.engine.running)
+            narrow.close()
+            disconnected = stage.metric("dovetail_disconnected_clients_total", model=NAME)
+            assert disconnected == (1 if how == "a stream" else 0)
+
+    run(scene)
+
+
+def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than a bound of patience goes by between what it reads."""
+    monkeypatch.setattr(connection, "STALL_TIMEOUT", 5.0)
+
+    async def scene() -> None:
+        async with serving(send_buffer=4096) as stage:
+            stage.engine.plan = _talks(stage, 3_000)
+            narrow = _narrow(stage)
+            narrow.sendall(STREAM)
+            narrow.setblocking(False)
+            loop, got = asyncio.get_running_loop(), bytearray()
+            while not got.endswith(b"0\r\n\r\n"):
+                got += await loop.sock_recv(narrow, 20_000)
+                await asyncio.sleep(0.002)
+            narrow.close()
+            assert got.count(b"xyz") == 3_000
+            assert (await stage.ended.get())["status"] == 200
+
+    run(scene)
+
+
+def test_clients_that_have_vanished_are_found_out() -> None:
+    """They send no end: the system asks for them, and gives up on what they do not confirm."""
+
+    async def scene() -> None:
+        async with serving() as stage, await wire_to(stage, get()) as wire:
+            await wire.reply()
+            (held,) = connections(stage)
+            there = held.transport.get_extra_info("socket")
+            assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            asked = [
+                there.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            ]
+            assert asked == [60, 15, 4, 300_000]
+
+    run(scene)
+
+
+def test_a_client_that_vanished_while_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No end was sent, and the model has said nothing yet that could be found undeliverable."""
+    monkeypatch.setattr(connection, "_KEEPALIVE", (1, 1, 1))
+
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = _thinks
+            client = socket.create_connection(("127.0.0.1", stage.port))
+            client.sendall(STREAM)
+            await stage.engine.began.wait()
+            try:
+                client.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+            except OSError:
+                pytest.skip("only an administrator can take a connection away without an end")
+            finally:
+                client.close()
+            assert (await stage.ended.get())["disconnected"] is True
+            assert not stage.engine.running
+
+    run(scene)
+
+
+_READER = """
+import socket, sys
+reader = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+reader.sendall(sys.stdin.buffer.read())
+while reader.recv(100): pass
+"""
+
+
+def test_a_client_that_is_frozen_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its system goes on confirming what comes, so only we can tell that nobody reads."""
+    monkeypatch.setattr(connection, "STALL_TIMEOUT", 0.5)
+
+    async def scene() -> None:
+        async with serving(send_buffer=4096) as stage:
+            stage.engine.plan = _talks(stage, None)
+            command = [sys.executable, "-c", _READER, str(stage.port)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as client:  # noqa: ASYNC220
+                assert client.stdin is not None
+                client.stdin.write(STREAM)
+                client.stdin.close()
+                await stage.engine.began.wait()
+                client.send_signal(signal.SIGSTOP)
+                assert (await stage.ended.get())["disconnected"] is True
+                await until(lambda: not connections(stage) and not stage.engine.running)
+                client.kill()
+
+    run(scene)
+
+
+def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files for engines and stores stay free; who comes too late is told so, and not for good."""
+    monkeypatch.setattr(connection, "most_connections", lambda: 50)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            idle = [await wire_to(stage) for _ in range(50)]
+            await until(lambda: len(connections(stage)) == 50)
+            async with await wire_to(stage, get()) as late:
+                reply = await late.reply()
+                assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+                assert await late.rest() == b""
+            for wire in idle[:10]:
+                wire.hang_up()
+            await until(lambda: len(connections(stage)) == 40)
+            assert (await stage.ask("GET", "/live")).status == 200
+            for wire in idle:
+                wire.hang_up()
+
+    run(scene)
+
+
+def test_what_the_system_allows_is_what_is_taken() -> None:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert connection.most_connections() == soft - connection.SPARE_FILES
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"])
+def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
+    """Each is within its limit, and none of them ends."""
+
+    async def scene() -> None:
+        limit = 100_000
+        begun = post(b"content-length: %d\r\n" % limit, b" " * (limit - 1), path=path)
+        async with serving(HttpOptions(max_body_bytes=limit)) as stage:
+            held = [await wire_to(stage, begun) for _ in range(17)]
+            await until(lambda: body.coming.size > 15 * limit)
+            refused = [asyncio.create_task(wire.reply()) for wire in held]
+            (told,), waiting = await asyncio.wait(refused, return_when="FIRST_COMPLETED")
+            reply = await told
+            assert reply.status in (503, 529)
+            assert reply.headers["retry-after"] == "2"
+            assert (await stage.ask("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
+            for wire in held:
+                wire.hang_up()
+            await asyncio.wait(waiting)
+            for task in waiting:
+                assert isinstance(task.exception(), asyncio.IncompleteReadError)
+            await until(lambda: body.coming.size == 0)
+
+    run(scene)
+
+
+def test_a_server_takes_the_files_that_it_may_have() -> None:
+    code = (
+        "import resource as r; from dovetail.http.serving import connection as c;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (100, 900)); c.raise_file_limit();"
+        "print(r.getrlimit(r.RLIMIT_NOFILE), c.most_connections())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "(900, 900) 836\n"
+
+
+async def _thinks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    """For ever."""
+    await asyncio.Event().wait()
+    yield TokenDelta([0])
+
+
+async def _drip(writer: asyncio.StreamWriter, first: bytes, more: bytes) -> None:
+    writer.write(first)
+    while not writer.is_closing():
+        writer.write(more)
+        await asyncio.sleep(0.01)
+
+
+def _talks(stage: Stage, count: int | None) -> Plan:
+    """An engine that says so many words, or never ends."""
+    word = stage.engine.tokenizer.encode("xyz")
+
+    async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        said = 0
+        while count is None or said < count:
+            said += 1
+            yield TokenDelta(word)
+            await asyncio.sleep(0)
+        yield TokenDelta([stage.engine.stop_id], finish="stop")
+
+    return play
+
+
+def _narrow(stage: Stage) -> socket.socket:
+    """A client with room for next to nothing, which reads only when it is told to."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.connect(("127.0.0.1", stage.port))
+    return narrow

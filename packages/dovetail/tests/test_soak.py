@@ -1,0 +1,173 @@
+"""Thousands of streams and a session of hundreds of turns, at a server of its own: flat memory.
+
+Memory is that of the server's process, compared with itself after a first part of the run. The
+memories of the server are small here (`soak_server`), so that they are full by then.
+"""
+
+import asyncio
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from abuse_crowd import open_files, resident
+from served import NAME, Running, qwen_folder, served
+from soak_streams import APIS, stream_many
+from socket_stage import ask, asked
+from websockets.asyncio.client import connect
+
+STREAMS, TURNS = 20_000, 500
+ROOM = 8 << 20  # bytes that allocators and the store's pages may take after all
+TURN_ROOM = 8 << 10  # bytes of one turn: the client's copy, the prompt's ids, what is remembered
+SAID = (
+    "<think>\nThe next part.\n</think>\n\nI look.\n\n<tool_call>\n"
+    '{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
+)
+TOOL = {"name": "run", "input_schema": {"type": "object", "properties": {"command": {}}}}
+PROGRAM = (str(Path(__file__).with_name("soak_server.py")),)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    qwen_folder(tmp_path / "qwen")
+    (tmp_path / "said.txt").write_text(SAID)
+    flags: tuple[str | Path, ...] = (
+        *("--engine", "scripted", "--script", tmp_path / "said.txt", "--served-model-name", NAME),
+        *("--engine-option", "cache_blocks=4096", "--engine-option", "remember=4"),
+        *("--trace-file", tmp_path / "trace.jsonl", "--trace-max-bytes", "300000"),
+        *("--trace-keep", "10000"),
+    )
+    with served(tmp_path / "qwen", *flags, home=tmp_path, program=PROGRAM) as one:
+        yield one
+
+
+def test_streams_leave_nothing_behind(running: Running, tmp_path: Path) -> None:
+    _soak(running, 900)
+    assert _traced(running, tmp_path) == 900
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_twenty_thousand_streams_leave_nothing_behind(running: Running, tmp_path: Path) -> None:
+    _soak(running, STREAMS)
+    assert _traced(running, tmp_path) == STREAMS
+
+
+def test_sockets_leave_nothing_behind(running: Running) -> None:
+    _sockets(running, 120)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_thousands_of_sockets_leave_nothing_behind(running: Running) -> None:
+    _sockets(running, 4000)
+
+
+def test_a_session_takes_the_same_with_every_turn(running: Running) -> None:
+    _talk(running, 60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_five_hundred_turns_take_the_same_each(running: Running) -> None:
+    _talk(running, TURNS)
+
+
+def _soak(running: Running, count: int) -> None:
+    """Each stream comes whole; the second half of them leaves neither memory nor files."""
+    pid, half = running.process.pid, count // 2
+    asyncio.run(_stream(running, 0, half))
+    before, files = resident(pid), open_files(pid)
+    asyncio.run(_stream(running, half, count - half))
+    assert resident(pid) < before + ROOM
+    assert open_files(pid) <= files + 16
+    assert "Traceback" not in running.log.read_text()
+
+
+def _traced(running: Running, place: Path) -> int:
+    """Requests that the trace has, with those that it says it has not, when the server is gone."""
+    numbers = running.ask("GET", "/metrics").body.decode()
+    dropped = re.findall(r"^dovetail_trace_dropped_total (\S+)", numbers, re.MULTILINE)
+    running.stop()
+    files = sorted(place.glob("trace.jsonl*"))
+    assert len(files) > 1
+    ends = [json.loads(line) for file in files for line in _lines(file)]
+    streams = [end for end in ends if end.get("stream")]
+    assert len({end["id"] for end in streams}) == len(streams)
+    return len(streams) + int(float(dropped[0]))
+
+
+def _lines(file: Path) -> list[bytes]:
+    held = file.read_bytes()
+    return (gzip.decompress(held) if file.suffix == ".gz" else held).splitlines()
+
+
+def _sockets(running: Running, count: int) -> None:
+    """Each has a conversation of its own on the connection; every third one just goes."""
+    pid, half = running.process.pid, count // 2
+    asyncio.run(_talk_many(running.url, half))
+    before, files = resident(pid), open_files(pid)
+    asyncio.run(_talk_many(running.url, count - half))
+    assert resident(pid) < before + ROOM
+    assert open_files(pid) <= files + 16
+    assert "Traceback" not in running.log.read_text()
+
+
+async def _talk_many(url: str, count: int, clients: int = 8) -> None:
+    todo = iter(range(count))
+
+    async def client() -> None:
+        for number in todo:
+            place = url.replace("http:", "ws:") + "/v1/responses"
+            async with connect(place, proxy=None, max_size=None) as socket:
+                first = await asked(socket, f"Question {number}")
+                assert first[-1]["type"] == "response.completed", first[-1]
+                before = first[-1]["response"]["id"]
+                if number % 3:
+                    second = await asked(socket, "And?", previous_response_id=before)
+                    assert second[-1]["type"] == "response.completed", second[-1]
+                else:
+                    await ask(socket, "And?", previous_response_id=before)
+                    socket.transport.abort()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
+
+
+async def _stream(running: Running, first: int, count: int) -> None:
+    done = await stream_many(running.url, first, count)
+    assert done.broken == []
+    assert sum(done.whole.values()) + done.cut == count
+    assert done.cut
+    assert len(done.whole) == len(APIS)
+
+
+def _talk(running: Running, turns: int) -> None:
+    """No prompt leaves the one before it, and none has more that is new than the first."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go through all parts."}]
+    held, new = list[int](), list[int]()
+    for turn in range(turns):
+        body = {"model": NAME, "max_tokens": 200, "tools": [TOOL], "messages": messages}
+        reply = running.ask("POST", "/v1/messages", body, x_dovetail_debug="prefix")
+        assert reply.status == 200, reply.body
+        assert not turn or "x-dovetail-prefix-reason" not in reply.headers, turn
+        new.append(int(reply.headers["x-dovetail-prefix-again"]))
+        held.append(resident(running.process.pid))
+        messages += _exchange(reply.json["content"], turn)
+    assert max(new[1:]) <= 2 * min(new[1:])
+    middle = turns // 2
+    assert held[-1] - held[middle] < (turns - middle) * TURN_ROOM + ROOM
+    assert "Traceback" not in running.log.read_text()
+
+
+def _exchange(content: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
+    result = {
+        "type": "tool_result",
+        "tool_use_id": content[-1]["id"],
+        "content": f"part {turn}: {turn * 7919}",
+    }
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]

@@ -1,0 +1,278 @@
+"""Spans, as a collector gets them: whose they are, what they say, and what they never say."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collector import Collector, Span, collecting
+from http_stage import CALL, NAME, Stage, run, serving
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from served import dovetail, qwen_folder, served
+from wire_stage import read_request, server
+
+from dovetail.engines.wire import Call, fetch
+from dovetail.request_end import Call as ToolCall
+from dovetail.request_end import RequestEnd, Thought
+from dovetail.telemetry import TelemetryError, open_telemetry
+from dovetail.telemetry.described import MOST_PARTS, attributes, parts
+from dovetail.trace_context import SpanRef, current, handed_on, read_traceparent, traced
+from dovetail_model import Usage
+
+SERVER = 2  # the kind of a span, as the protocol numbers them
+ERROR = 2
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+HEADER = f"00-{TRACE}-{PARENT}-01"
+SECRET = "Oslo-and-nothing-else"
+ASK = {"model": NAME, "max_tokens": 999, "messages": [{"role": "user", "content": SECRET}]}
+TOOL = {"name": "look_up", "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with collecting() as running:
+        yield running
+
+
+def _play(collector: Collector, *bodies: dict[str, Any], plan: str, **headers: str) -> list[Span]:
+    """Requests to a server that sends its spans; they are all there when it has stopped."""
+
+    async def scene() -> None:
+        async with serving(recorders=[open_telemetry(collector.url)]) as stage:
+            stage.engine.plan = stage.engine.says(plan)
+            for body in bodies:
+                reply = await stage.ask("POST", "/v1/messages", body, **headers)
+                assert reply.status < 500, reply.body
+
+    run(scene)
+    return collector.wait(len(bodies), "chat")
+
+
+THOUGHT = f"<think>\nHm, {SECRET}.\n</think>\n\n{CALL}"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_is_a_span_by_the_conventions(collector: Collector, stream: bool) -> None:
+    asked = {**ASK, "stream": stream, "tools": [TOOL]}
+    (span,) = _play(
+        collector, asked, plan=THOUGHT, x_claude_code_session_id="s-1", x_claude_code_agent_id="a-1"
+    )
+    assert (span.name, span.kind, span.parent) == (f"chat {NAME}", SERVER, "")
+    assert set(collector.paths) == {"/v1/traces"}
+    told = span.attributes
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == NAME
+    assert told["gen_ai.request.stream"] is stream
+    assert told["gen_ai.conversation.id"] == "s-1"
+    assert told["gen_ai.agent.id"] == "a-1"
+    assert told["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    assert told["gen_ai.usage.input_tokens"] > len(SECRET)
+    assert told["gen_ai.usage.output_tokens"] > told["gen_ai.usage.reasoning.output_tokens"] > 0
+    assert told["http.response.status_code"] == 200
+    assert 0 < told["gen_ai.response.time_to_first_chunk"] <= (span.end - span.begin) / 1e9
+    assert span.events == ("first_token",)
+    assert span.resource["service.name"] == "dovetail"
+    known = {v for k, v in vars(gen_ai_attributes).items() if k.startswith("GEN_AI_")}
+    assert {name for name in told if name.startswith("gen_ai.")} <= known
+
+
+def test_its_parts_are_spans_within_it(collector: Collector) -> None:
+    (span,) = _play(collector, {**ASK, "stream": True, "tools": [TOOL]}, plan=THOUGHT)
+    children = {child.name: child for child in collector.children(span)}
+    assert set(children) == {"queue", "prepare", "prefill", "generate", "reasoning", "call"}
+    for child in children.values():
+        assert child.trace == span.trace
+        assert span.begin <= child.begin <= child.end <= span.end
+    assert children["call"].attributes["gen_ai.tool.name"] == "look_up"
+    assert children["call"].attributes["gen_ai.tool.call.id"].startswith("toolu_")
+
+
+def test_no_text_is_ever_sent(collector: Collector) -> None:
+    _play(collector, {**ASK, "stream": True, "tools": [TOOL]}, plan=THOUGHT)
+    assert len(collector.raw) > 500
+    for text in (SECRET, "Hm,", "city", "Oslo"):
+        assert text.encode() not in collector.raw
+
+
+def test_a_span_goes_on_in_the_clients_trace(collector: Collector) -> None:
+    spans = _play(collector, ASK, ASK, plan="Hello.", traceparent=HEADER, tracestate="a=1,b=2")
+    assert {(span.trace, span.parent, span.state) for span in spans} == {(TRACE, PARENT, "a=1,b=2")}
+    assert len({span.id for span in spans} | {PARENT}) == 3
+
+
+def test_what_the_client_does_not_record_is_not_recorded(collector: Collector) -> None:
+    async def scene() -> None:
+        async with serving(recorders=[open_telemetry(collector.url)]) as stage:
+            quiet = HEADER[:-1] + "0"
+            await stage.ask("POST", "/v1/messages", {**ASK}, traceparent=quiet)
+            await stage.ask("POST", "/v1/messages", {**ASK}, traceparent="nonsense")
+
+    run(scene)
+    (span,) = collector.wait(1, "chat")
+    assert span.trace != TRACE
+    assert span.parent == ""
+    assert {one.trace for one in collector.spans} == {span.trace}
+
+
+def test_a_sampler_can_be_chosen(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-models")
+    (span,) = _play(collector, ASK, plan="Hello.", traceparent=HEADER)
+    assert span.resource["service.name"] == "my-models"
+
+    async def scene() -> None:
+        async with serving(recorders=[open_telemetry(collector.url)]) as stage:
+            await stage.ask("POST", "/v1/messages", ASK)
+
+    run(scene)
+    assert {one.trace for one in collector.spans} == {TRACE}
+
+
+def test_a_failure_is_told_by_its_kind(collector: Collector) -> None:
+    async def scene() -> None:
+        async with serving(recorders=[open_telemetry(collector.url)]) as stage:
+            stage.engine.plan = _broken(stage)
+            assert (await stage.ask("POST", "/v1/messages", ASK)).status >= 500
+            unknown = {**ASK, "model": "nobody"}
+            assert (await stage.ask("POST", "/v1/messages", unknown)).status == 404
+
+    run(scene)
+    broken, refused = collector.wait(2, "chat")
+    assert broken.status == ERROR
+    assert broken.attributes["error.type"]
+    assert refused.status != ERROR
+    assert refused.attributes["http.response.status_code"] == 404
+
+
+def _broken(stage: Stage) -> Any:
+    async def play(request: Any) -> Any:
+        if request.prompt:
+            raise RuntimeError(SECRET)
+        yield
+
+    return play
+
+
+def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
+    async def scene() -> None:
+        async with serving(recorders=[open_telemetry("http://127.0.0.1:9")]) as stage:
+            for _ in range(20):
+                assert (await stage.ask("POST", "/v1/messages", ASK)).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("given", ["nowhere", "ftp://x", "http://", "127.0.0.1:4318"])
+def test_an_address_that_is_none_is_told(given: str) -> None:
+    with pytest.raises(TelemetryError, match="URL is wanted"):
+        open_telemetry(given)
+
+
+def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [m for m in sys.modules if m.startswith("dovetail.telemetry.")]:
+        if module.endswith(("recorder", "decided")):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    with pytest.raises(TelemetryError, match=r"pip install dovetail\[otel\]"):
+        open_telemetry("http://127.0.0.1:4318")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (HEADER, SpanRef(TRACE, PARENT, True)),
+        (f"00-{TRACE}-{PARENT}-00", SpanRef(TRACE, PARENT, False)),
+        (f"00-{TRACE}-{PARENT}-fe", SpanRef(TRACE, PARENT, False)),
+        (f"cc-{TRACE}-{PARENT}-01-and-more", SpanRef(TRACE, PARENT, True)),
+        (f"00-{TRACE}-{PARENT}-01-and-more", None),
+        (f"ff-{TRACE}-{PARENT}-01", None),
+        (f"00-{'0' * 32}-{PARENT}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (HEADER.upper(), None),
+        (f"{HEADER}\n", None),
+        (f"{HEADER}, {HEADER}", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_header_is_read_as_the_w3c_wants_it(given: str | None, read: SpanRef | None) -> None:
+    assert read_traceparent(given) == read
+
+
+def test_an_engine_is_told_whose_request_it_works_on() -> None:
+    heads: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await read_request(reader))[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def scene() -> None:
+        own = SpanRef(TRACE, "1" * 16, True)
+        async with server(answer) as endpoint:
+            await fetch(endpoint, Call("GET", "/"))
+            with traced({"traceparent": HEADER, "tracestate": "a=1"}):
+                await fetch(endpoint, Call("GET", "/"))
+            with traced({"traceparent": HEADER, "tracestate": "\x7f"}, lambda parent: own):
+                await asyncio.create_task(fetch(endpoint, Call("GET", "/")))
+            with traced({"tracestate": "a=1"}):
+                await fetch(endpoint, Call("GET", "/"))
+
+    asyncio.run(scene())
+    assert ["traceparent" in head for head in heads] == [False, True, True, False]
+    assert f"traceparent: {HEADER}" in heads[1]
+    assert "tracestate: a=1" in heads[1]
+    assert f"traceparent: 00-{TRACE}-{'1' * 16}-01" in heads[2]
+    assert "tracestate" not in heads[2]
+    assert (handed_on(), current().parent) == ({}, None)
+
+
+def test_a_request_without_end_has_so_many_parts() -> None:
+    calls = tuple(ToolCall(id=f"c{at}", name="", begin=1.0) for at in range(1000))
+    end = RequestEnd(
+        id="r",
+        endpoint="messages",
+        status=200,
+        duration=9.0,
+        calls=calls,
+        thoughts=(Thought(0.5, 0.75),),
+        usage=Usage(input_tokens=1),
+    )
+    found = list(parts(end))
+    assert len(found) == MOST_PARTS
+    assert found[0].name == "reasoning"
+    assert (found[1].end, found[1].attributes) == (9.0, {"gen_ai.tool.call.id": "c0"})
+    assert all(value is not None for value in attributes(end).values())
+
+
+def test_two_servers_one_behind_the_other_make_one_trace(
+    collector: Collector, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.yaml"
+    script.write_text(json.dumps([{"text": "Hello."}]))
+    quick = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    spans = ("--otlp-endpoint", collector.url)
+    model = qwen_folder(tmp_path / "model")
+    engine = (model, "--engine", "scripted", "--script", script, "--served-model-name", "m")
+    with (
+        served(*engine, *spans, environment=quick | {"OTEL_SERVICE_NAME": "behind"}) as behind,
+        served(
+            *("--engine", "openai", "--engine-url", f"{behind.url}/v1", *spans),
+            environment=quick | {"OTEL_SERVICE_NAME": "front"},
+        ) as front,
+    ):
+        front.post("/v1/messages", {**ASK, "model": "m"}, traceparent=HEADER)
+        ours = collector.wait(2, "chat", TRACE)  # before, the one behind was tried out
+    found = {span.resource["service.name"]: span for span in ours}
+    assert found["front"].parent == PARENT
+    assert found["behind"].parent == found["front"].id
+
+
+def test_a_wrong_address_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    ended = dovetail("serve", "--otlp-endpoint", "nowhere", "--http-port", "0", home=tmp_path)
+    assert ended.status == 1
+    assert "--otlp-endpoint nowhere: an http:// or https:// URL is wanted" in ended.err

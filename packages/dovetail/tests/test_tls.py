@@ -1,0 +1,272 @@
+"""HTTPS with real certificates: what is offered, what is refused, and what is renewed."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from certificates import Authority, serial_of
+from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
+
+from dovetail.http.access.auth import Keys
+from dovetail.http.serving import stamps
+from dovetail.http.serving.renewal import renewing
+from dovetail.http.serving.tls import Certificate, CertificateError
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def shaken(certificate: Certificate, client: ssl.SSLContext) -> tuple[int, str | None, str | None]:
+    """A handshake in memory: the serial that was shown, the version, the protocol agreed on."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    ours = certificate.context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for side in (theirs, ours):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return serial_of(theirs), theirs.version(), theirs.selected_alpn_protocol()
+
+
+def test_what_is_agreed_on(authority: Authority) -> None:
+    issued = authority.issue("server")
+    certificate = Certificate(issued.cert, issued.key)
+    client = authority.trust()
+    client.set_alpn_protocols(["h2", "http/1.1"])
+    assert shaken(certificate, client) == (issued.serial, "TLSv1.3", "http/1.1")
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert shaken(certificate, client)[1] == "TLSv1.2"
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_what_is_too_old_is_refused(authority: Authority) -> None:
+    issued = authority.issue("server")
+    certificate = Certificate(issued.cert, issued.key)
+    client = authority.trust()
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    client.minimum_version = ssl.TLSVersion.TLSv1
+    client.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError):
+        shaken(certificate, client)
+
+
+def test_key_and_certificate_may_be_one_file(authority: Authority) -> None:
+    issued = authority.issue("server")
+    both = issued.cert.with_name("both.pem")
+    both.write_bytes(issued.key.read_bytes() + issued.cert.read_bytes())
+    assert shaken(Certificate(both), authority.trust())[0] == issued.serial
+
+
+def test_what_cannot_be_used_is_told_plainly(authority: Authority, tmp_path: Path) -> None:
+    one, other = authority.issue("one"), authority.issue("other")
+    locked = authority.issue("locked", password=b"secret")
+    (tmp_path / "text").write_text("hello")
+    for cert, key, told in [
+        (tmp_path / "none", one.key, "there is no file"),
+        (one.cert, tmp_path / "none", "there is no file"),
+        (one.cert, other.key, "not that of the certificate"),
+        (tmp_path / "text", one.key, "not PEM files"),
+        (one.cert, tmp_path / "text", "not PEM files"),
+        (locked.cert, locked.key, "passphrase"),
+    ]:
+        with pytest.raises(CertificateError, match=told):
+            Certificate(cert, key)
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = authority.issue("server")
+    certificate, client = Certificate(first.cert, first.key), authority.trust()
+    second = authority.issue("server")
+    certificate.look()
+    assert shaken(certificate, client)[0] == second.serial
+    third = authority.issue("other")
+    first.cert.write_bytes(third.cert.read_bytes())  # the key is not there yet
+    certificate.look()
+    assert shaken(certificate, client)[0] == second.serial
+    assert "not that of the certificate" in vars(caplog.records[-1])["fields"]["reason"]
+    first.key.write_bytes(third.key.read_bytes())
+    certificate.look()
+    assert shaken(certificate, client)[0] == third.serial
+
+
+def test_a_certificate_that_stays_is_not_read_again(
+    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if the files were written some time ago
+    issued = authority.issue("server")
+    certificate = Certificate(issued.cert, issued.key)
+    with caplog.at_level(logging.INFO):
+        certificate.look()
+        assert not caplog.records
+        authority.issue("server")
+        certificate.look()
+        certificate.look()
+    assert [record.getMessage() for record in caplog.records] == ["certificate_read"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_signal_of_a_terminal_is_left_to_it(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> bool:
+        async with renewing(Keys(), None):
+            return signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    with os.fdopen(theirs if terminal else ours, "rb", buffering=0) as entry:
+        monkeypatch.setattr(sys, "stdin", entry)
+        assert asyncio.run(scene()) is not terminal
+    os.close(ours if terminal else theirs)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+MESSAGE: Any = [{"role": "user", "content": "Hi"}]
+KEY, NEXT = "a-key-that-must-not-be-seen", "the-next-key-that-must-not-be-seen"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    place = tmp_path_factory.mktemp("tls")
+    folder = qwen_folder(place / "qwen")
+    (place / "hello.txt").write_text("Hello.")
+    return [folder, "--engine", "scripted", "--script", place / "hello.txt",
+            "--served-model-name", NAME]  # fmt: skip
+
+
+def line(key: str) -> str:
+    return f"team:{sha256(key.encode()).hexdigest()}\n"
+
+
+@pytest.fixture
+def secure(
+    model: list[str | Path], authority: Authority, tmp_path: Path
+) -> Iterator[tuple[Running, Authority]]:
+    issued = authority.issue("server")
+    (tmp_path / "keys").write_text(line(KEY))
+    flags: list[str | Path] = ["--tls-cert-path", issued.cert, "--tls-key-path", issued.key,
+             "--api-key-file", tmp_path / "keys"]  # fmt: skip
+    with served(*model, *flags) as running:
+        yield running, authority
+
+
+def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) -> None:
+    """The official SDKs, renewal by SIGHUP, and no key anywhere that it can be seen."""
+    running, authority = secure
+    assert running.url.startswith("https://127.0.0.1:")
+    trusting = anthropic.DefaultHttpxClient(verify=authority.trust())
+    claude = running.anthropic(KEY, http_client=trusting)
+    assert _asked(claude) == "Hello."
+    client = running.openai(KEY, http_client=openai.DefaultHttpxClient(verify=authority.trust()))
+    stream = client.chat.completions.create(model=NAME, messages=MESSAGE, stream=True)
+    said = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(said) == "Hello."
+    with pytest.raises(anthropic.APIConnectionError):
+        _asked(running.anthropic(KEY))  # whom nobody told whom to trust
+
+    _refuses_plain_http(running)
+
+    first = _shown(running, authority)
+    renewed = authority.issue("server")
+    (tmp_path / "keys").write_text(line(NEXT))
+    running.process.send_signal(signal.SIGHUP)
+    _until(lambda: _shown(running, authority) == renewed.serial != first)
+    with pytest.raises(anthropic.AuthenticationError, match="not known"):
+        _asked(claude)
+    assert _asked(claude.with_options(api_key=NEXT)) == "Hello."
+    log = running.log.read_text()
+    assert "event=keys_read" in log
+    assert "event=certificate_read" in log
+    assert "must-not-be-seen" not in log
+    assert "Traceback" not in log
+
+
+def _asked(client: anthropic.Anthropic) -> str:
+    answer = client.messages.create(model=NAME, max_tokens=50, messages=MESSAGE)
+    [block] = answer.content
+    assert block.type == "text"
+    return block.text
+
+
+def _refuses_plain_http(running: Running) -> None:
+    host, port = running.url.removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"HTTP/1.1 200" not in plain.recv(1000)
+
+
+def _shown(running: Running, authority: Authority) -> int:
+    host, port = running.url.removeprefix("https://").split(":")
+    with (
+        socket.create_connection((host, int(port)), PATIENCE) as plain,
+        authority.trust().wrap_socket(plain, server_hostname=host) as wrapped,
+    ):
+        return serial_of(wrapped)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = monotonic() + PATIENCE
+    while not true():
+        assert monotonic() < deadline
+        sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--tls-key-path", "one.key"], "--tls-cert-path"),
+        (["--tls-cert-path", "one.crt", "--tls-key-path", "other.key"], "not that of"),
+        (["--api-key-file", "one.crt"], "one.crt, line 1: not of the form"),
+    ],
+)
+def test_a_server_that_cannot_be_started_says_why(
+    flags: list[str], told: str, model: list[str | Path], authority: Authority, tmp_path: Path
+) -> None:
+    authority.issue("one"), authority.issue("other")
+    ended = dovetail("serve", *model, "--http-port", "0", *flags, home=tmp_path)
+    assert ended.status != 0
+    assert told in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_keys_from_the_environment_are_in_no_process_list(
+    model: list[str | Path], tmp_path: Path
+) -> None:
+    with served(*model, environment={"DOVETAIL_API_KEY": f"{KEY},{NEXT}"}) as running:
+        assert running.ask("GET", "/v1/models").status == 401
+        for key in (KEY, NEXT):
+            assert running.ask("GET", "/v1/models", x_api_key=key).status == 200
+        shown = b"".join(
+            path.read_bytes()
+            for pid in _family(running.process.pid)
+            if (path := Path(f"/proc/{pid}/cmdline")).exists()
+        )
+        assert sys.executable.encode() in shown
+        assert b"must-not-be-seen" not in shown
+        assert running.ask("GET", "/v1/models", x_api_key=KEY[:-1]).status == 401
+        running.stop()
+        assert "must-not-be-seen" not in running.log.read_text() + running.greeting
+
+
+def _family(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(one for child in found for one in _family(child))]

@@ -1,0 +1,314 @@
+"""Trace files: lines that stay whole, files that are put away, and writers that never wait."""
+
+import asyncio
+import errno
+import gzip
+import json
+import os
+import stat
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from http_stage import NAME, run, serving
+
+from dovetail.config import Config
+from dovetail.http import HttpOptions
+from dovetail.http.accounts import capture as capturing
+from dovetail.http.accounts.recorders import recorders
+from dovetail.metrics import Metrics
+from dovetail.request_end import Inside, RequestEnd
+from dovetail.trace import TraceError, TraceWriter, read_traces
+from dovetail.trace.file import TraceFile
+from dovetail.trace.line import prefix_blocks
+
+LINE = b"x" * 99 + b"\n"
+
+
+def end(id: str = "r", **more: Any) -> RequestEnd:
+    return RequestEnd(id=id, endpoint="messages", status=200, duration=0.5, **more)
+
+
+def put_away(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}.*"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, max_bytes=1000, keep=2)
+    for number in range(45):
+        file.write(b"%05d" % number + LINE[5:])
+    file.close()
+    kept = put_away(path)
+    assert len(kept) == 2
+    assert all(one.name.endswith("Z.gz") for one in kept)
+    lines = b"".join(gzip.decompress(one.read_bytes()) for one in kept) + path.read_bytes()
+    assert [int(line[:5]) for line in lines.splitlines()] == list(range(20, 45))
+    assert all(mode(one) == 0o600 for one in (path, *kept))
+
+
+def test_nothing_is_put_away_without_a_limit_nor_kept_where_none_are(tmp_path: Path) -> None:
+    endless = TraceFile(tmp_path / "endless", max_bytes=0, keep=2)
+    bare = TraceFile(tmp_path / "bare", max_bytes=150, keep=0)
+    for _ in range(5):
+        endless.write(LINE)
+        bare.write(LINE)
+    endless.close()
+    bare.close()
+    assert (tmp_path / "endless").stat().st_size == 500
+    assert (tmp_path / "bare").read_bytes() == LINE
+    assert not put_away(tmp_path / "bare")
+
+
+def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b'{"cut": ')
+    path.chmod(0o644)
+    left = path.with_name(f"{path.name}.20261115T084103.120000Z")
+    left.write_bytes(LINE)
+    stranger = path.with_name(f"{path.name}.notes")
+    stranger.write_bytes(b"mine")
+    file = TraceFile(path, max_bytes=1000, keep=2)
+    file.write(LINE)
+    file.close()
+    assert path.read_bytes() == b'{"cut": \n' + LINE
+    assert mode(path) == 0o600
+    assert not left.exists()
+    assert gzip.decompress(Path(f"{left}.gz").read_bytes()) == LINE
+    assert stranger.read_bytes() == b"mine"
+
+
+def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from dovetail.trace.file import TraceFile\n"
+        "file = TraceFile(Path(sys.argv[1]), 1000, 2); file.write(b'theirs\\n')\n"
+        "print(file.path.name, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    first = TraceFile(path, max_bytes=1000, keep=2)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline().strip() == "trace-2.jsonl"
+        first.write(b"ours\n")
+        other.kill()
+    first.close()
+    assert (path.read_bytes(), (tmp_path / "trace-2.jsonl").read_bytes()) == (
+        b"ours\n",
+        b"theirs\n",
+    )
+    again = TraceFile(path, max_bytes=1000, keep=2)  # both names are free again
+    beside = TraceFile(path, max_bytes=1000, keep=2)
+    assert (again.path.name, beside.path.name) == ("trace.jsonl", "trace-2.jsonl")
+    again.close()
+    beside.close()
+
+
+class Stuck:
+    """A file whose disk has stopped."""
+
+    path = Path("stuck")
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = Event(), Event()
+        self.lines: list[bytes] = []
+
+    def write(self, line: bytes) -> None:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        self.lines.append(line)
+
+    def close(self) -> None: ...
+
+
+def test_a_disk_that_stops_delays_nobody_and_what_is_dropped_is_counted() -> None:
+    metrics, file = Metrics(), Stuck()
+    inside = Inside(ids=array("I", range(1000)), key=b"k")
+    writer = TraceWriter(file, metrics.untraced, room=20_000)  # type: ignore[arg-type]
+    for number in range(100):
+        writer.ended(end(str(number)), inside)
+    assert file.begun.wait(60)
+    dropped = metrics.registry.get_sample_value("dovetail_trace_dropped_total")
+    assert dropped == 97
+    file.go_on.set()
+    writer.close()
+    assert [json.loads(line)["id"] for line in file.lines] == ["0", "1", "2"]
+
+
+class Full(Stuck):
+    """A disk that is full for a while."""
+
+    def write(self, line: bytes) -> None:
+        if len(self.lines) == 1 and not self.go_on.is_set():
+            self.go_on.set()
+            raise OSError(28, "No space left on device")
+        self.lines.append(line)
+
+
+def test_a_full_disk_costs_the_lines_that_it_had_no_room_for() -> None:
+    metrics, file = Metrics(), Full()
+    writer = TraceWriter(file, metrics.untraced)  # type: ignore[arg-type]
+    for number in range(4):
+        writer.ended(end(str(number)), Inside())
+    writer.close()
+    assert metrics.registry.get_sample_value("dovetail_trace_dropped_total") == 1
+    assert [json.loads(line)["id"] for line in file.lines] == ["0", "2", "3"]
+
+
+def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    writer = TraceWriter(TraceFile(path, 0, 0))
+    for began in (2.0, 1.0):
+        writer.ended(end(f"at {began}", began=began), Inside())
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b'{"schema": "dovetail.request/1", "id"')
+    packed = tmp_path / "old.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    trace = read_traces([path, packed])
+    assert [line.id for line in trace.lines] == ["at 1.0", "at 1.0", "at 2.0", "at 2.0"]
+    assert trace.unread == 2
+    assert {line.event for line in trace.lines} == {"request_end"}
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"schema": "dovetail.request/2", "event": "request_end"}\n')
+    with pytest.raises(TraceError, match="is no trace"):
+        read_traces([other])
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_traces([tmp_path / "missing"])
+    broken = tmp_path / "broken.gz"
+    broken.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_traces([broken])
+
+
+def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    config = Config(trace_file=tmp_path / "missing" / "trace.jsonl")
+    with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
+        recorders(config, Metrics())
+    assert recorders(Config(), Metrics()) == []
+    with pytest.raises(ValueError, match="only beside --trace-file"):
+        recorders(Config(trace_payloads=True), Metrics())
+
+
+def test_digests_need_a_key_and_are_of_whole_blocks() -> None:
+    ids = array("I", range(1300))
+    assert prefix_blocks(ids, b"", "m") == ()
+    found = prefix_blocks(ids, b"k", "m")
+    assert len(found) == 2
+    assert prefix_blocks(ids[:1024], b"k", "m") == found
+    assert prefix_blocks(ids[:1023], b"k", "m") == found[:1]
+    assert not set(found) & set(prefix_blocks(ids, b"k", "n"))
+    changed = array("I", ids)
+    changed[0] = 7
+    assert not set(found) & set(prefix_blocks(changed, b"k", "m"))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_payloads_are_there_only_where_they_are_asked_for(tmp_path: Path, stream: bool) -> None:
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "xylophone"}]}
+    sent = zstandard.compress(json.dumps({**asked, "stream": stream}).encode())
+
+    async def one(keeps: bool) -> Any:
+        path = tmp_path / f"{keeps}.jsonl"
+        async with serving(HttpOptions(keep_payloads=keeps)) as stage:
+            stage.engine.plan = stage.engine.says("A zither.")
+            stage.app.recorders = [TraceWriter(TraceFile(path, 0, 0))]
+            headers = {"content_encoding": "zstd"}
+            reply = await stage.ask("POST", "/v1/chat/completions", sent, **headers)
+            assert reply.status == 200
+            await stage.ended.get()
+        return msgspec.json.decode(path.read_bytes()), reply.body
+
+    async def scene() -> None:
+        line, _ = await one(False)
+        assert "payload" not in line
+        line, body = await one(True)
+        assert json.loads(line["payload"]["request"]) == {**asked, "stream": stream}
+        assert line["payload"]["answer"] == body.decode()
+
+    run(scene)
+
+
+def test_payloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "MOST", 40)
+
+    class Exchange:
+        def __init__(self) -> None:
+            self.extensions: dict[str, Any] = {}
+            self.sent: list[bytes] = []
+
+        async def send(self, message: dict[str, Any]) -> None:
+            self.sent.append(message.get("body", b""))
+
+    exchange: Any = Exchange()
+    capture = capturing.Capture(exchange)
+
+    async def scene() -> None:
+        for _ in range(5):
+            await exchange.send({"type": "http.response.body", "body": b"0123456789abcdef"})
+
+    asyncio.run(scene())
+    assert len(capture.answer) == 40
+    assert len(exchange.sent) == 5
+
+
+def test_a_device_is_never_renamed(tmp_path: Path) -> None:
+    """A pipe that somebody reads, say: there is nothing to put away."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = TraceFile(path, max_bytes=150, keep=2)
+    for _ in range(3):
+        file.write(LINE)
+    assert os.read(reader, 1000) == LINE * 3
+    file.close()
+    os.close(reader)
+    assert not put_away(path)
+
+
+def test_a_file_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, max_bytes=250, keep=2)
+    file.write(LINE)
+    path.rename(tmp_path / "taken")
+    for _ in range(3):
+        file.write(LINE)
+    file.close()
+    assert (tmp_path / "taken").read_bytes() == LINE * 2
+    assert path.read_bytes() == LINE * 2
+
+
+def test_where_no_new_file_can_be_opened_the_old_one_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number would be another file's soon, or a client's, and be closed under them."""
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, max_bytes=150, keep=2)
+    file.write(LINE)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", _no_more_files)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                file.write(LINE)
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    file.write(LINE)
+    file.close()
+    os.close(other)
+    assert path.read_bytes() == LINE
+    assert [gzip.decompress(one.read_bytes()) for one in put_away(path)] == [LINE]
+
+
+def _no_more_files(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

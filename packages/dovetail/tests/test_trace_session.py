@@ -1,0 +1,186 @@
+"""A trace of a real server: agents with sub-agents in tool loops, and the timeline of it all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_clients import Agent, ClaudeCode, Codex
+from perfetto_format import faults
+from served import NAME, Running, dovetail, qwen_folder, served
+from websockets.sync.client import connect
+
+from dovetail.trace import Trace, read_traces
+
+STEPS = 4
+CALL = (
+    "<tool_call>\n<function=run_command>\n<parameter=command>\nls {at}\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+def _arguments(folder: Path) -> list[str | Path]:
+    turns = [
+        f"<think>\nA zither, step {at}.\n</think>\n\nI look.\n\n" + CALL.format(at=at)
+        for at in range(STEPS - 1)
+    ]
+    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    script, entries = folder / "script.yaml", [{"text": text} for text in said]
+    # A sub-agent in its caller's session has turns of its own.
+    rules = [{"when": {"text": "You explore."}, "turns": entries}]
+    script.write_text(json.dumps({"rules": rules, "turns": entries, "end": "fail"}))
+    return [
+        *(qwen_folder(folder / "model"), "--engine", "scripted", "--script", script),
+        *("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"),
+        *("--served-model-name", NAME, "--model-alias", f"m={NAME}"),
+    ]
+
+
+def _agents() -> list[Agent]:
+    """Two harnesses, each with a sub-agent as it announces one."""
+    claude, explorer = ClaudeCode("claude's", "You lead."), ClaudeCode("claude's", "You explore.")
+    explorer.headers |= {"x-claude-code-agent-id": "explorer"}
+    codex, review = Codex("codex's", "You lead, too."), Codex("a review", "You review.")
+    review.headers |= {"x-codex-parent-thread-id": "codex's", "x-openai-subagent": "review"}
+    agents: list[Agent] = [claude, explorer, codex, review]
+    for agent in agents:
+        agent.ask("Where is the xylophone?")
+    return agents
+
+
+def _step(running: Running, agent: Agent) -> None:
+    headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
+    path = "/v1/responses" if isinstance(agent, Codex) else "/v1/messages"
+    reply = running.ask("POST", path, agent.body(), **headers)
+    assert reply.status == 200, reply.body
+    agent.answer([(call, "nothing") for call in agent.hear(reply.body)])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The trace of a server that is gone, and what it logged."""
+    folder = tmp_path_factory.mktemp("traced")
+    path = folder / "trace.jsonl"
+    more = ("--trace-file", path, "--trace-max-bytes", "9000", "--log-format", "json")
+    with served(*_arguments(folder), *more) as running:
+        agents = _agents()
+        for _ in range(STEPS):
+            for agent in agents:
+                _step(running, agent)
+        running.stop()
+        log = running.log.read_text()
+    return path, log
+
+
+def _read(path: Path) -> Trace:
+    return read_traces([path, *path.parent.glob(f"{path.name}.*.gz")])
+
+
+def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
+    path, _ = recorded
+    assert len(list(path.parent.glob(f"{path.name}.*.gz"))) >= 1
+    trace = _read(path)
+    assert (len(trace.lines), trace.unread) == (4 * STEPS, 0)
+    assert len({line.id for line in trace.lines}) == 4 * STEPS
+    for at, line in enumerate(trace.lines):
+        last = at >= 4 * (STEPS - 1)
+        assert len(line.thoughts) == 1
+        assert [call.name for call in line.calls] == ([] if last else ["run_command"])
+        assert len(line.results) == (1 if at >= 4 else 0)
+        assert line.prefix is not None
+        assert line.prefix.turns["exact"] == (1 if at >= 4 else 0)
+        assert line.prefix.lost == 0
+    assert len(list(trace.waits())) == 4 * (STEPS - 1)
+
+
+def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None:
+    path, log = recorded
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert sum(line["event"] == "request" for line in lines) == 4 * STEPS
+    whole = log + repr(_read(path))
+    assert not [word for word in ("xylophone", "zither", "ls 0", "nothing") if word in whole]
+
+
+def test_the_timeline_of_a_session(recorded: tuple[Path, str], tmp_path: Path) -> None:
+    path, _ = recorded
+    files = [path, *path.parent.glob(f"{path.name}.*.gz")]
+    ran = dovetail("trace", "perfetto", *files, "-o", "out.json", home=tmp_path)
+    assert ran.status == 0, ran.err
+    drawn = json.loads((tmp_path / "out.json").read_text())
+    assert faults(drawn) == []
+    events = drawn["traceEvents"]
+    processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {"session claude's", "session codex's"}
+    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    speakers = {"main", "explorer", "review a review"}
+    assert threads == speakers | {f"{one}: tools" for one in speakers}
+    kinds: dict[str, int] = {}
+    for event in events:
+        if event["ph"] == "X":
+            kinds[event["cat"]] = kinds.get(event["cat"], 0) + 1
+    turns, calls = 4 * STEPS, 4 * (STEPS - 1)
+    expected = {"turn": turns, "receive": turns, "queue": turns, "prepare": turns}
+    expected |= {"prefill": turns, "reasoning": turns, "tool call": calls, "tool wait": calls}
+    assert kinds == expected
+    assert sum(e["ph"] == "s" for e in events) == calls
+    ran = dovetail("trace", "summary", *files, "--session", "codex's", home=tmp_path)
+    (row,) = ran.out.splitlines()[1:]
+    assert row.split()[:6] == ["session", "codex's", "8", "0", "2", "6"]
+
+
+def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    more = ("--trace-file", path, "--trace-payloads")
+    with served(*_arguments(tmp_path), *more) as running:
+        _step(running, _agents()[0])
+        assert "--trace-payloads: every request and answer is written to" in " ".join(
+            running.log.read_text().split()
+        )
+        running.stop()
+    (line,) = read_traces([path]).lines
+    assert line.payload is not None
+    assert "xylophone" in (line.payload.request or "")
+    agent = ClaudeCode()
+    agent.hear((line.payload.answer or "").encode())
+    assert "zither" in repr(agent.history)
+
+
+def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with served(*_arguments(tmp_path), "--trace-file", path, "--trace-payloads") as running:
+        url = running.url.replace("http", "ws", 1)
+        with connect(f"{url}/v1/responses", additional_headers={"thread-id": "t"}) as socket:
+            for text in ("One.", "Two."):
+                asked: dict[str, Any] = {"type": "response.create", "model": "m", "input": text}
+                socket.send(json.dumps({**asked, "store": False}))
+                while json.loads(socket.recv(60))["type"] != "response.completed":
+                    pass
+        running.stop()
+    lines = read_traces([path]).lines
+    answered = [line for line in lines if line.decoded is not None]
+    assert [(one.transport, one.status, one.session) for one in answered] == [
+        ("websocket", 200, "t")
+    ] * 2
+    assert len({one.id for one in answered}) == 2
+    for one, text in zip(answered, ("One.", "Two."), strict=True):
+        assert one.payload is not None
+        assert text in (one.payload.request or "")
+        assert "response.completed" in (one.payload.answer or "")
+
+
+def test_each_of_several_processes_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with served(*_arguments(tmp_path), "--trace-file", path, "--workers", "2") as running:
+        ids = [running.ask("GET", "/v1/models").headers["x-request-id"] for _ in range(40)]
+        running.stop()
+    files = sorted(path.parent.glob("trace*"))
+    assert [file.name for file in files] == ["trace-2.jsonl", "trace.jsonl"]
+    assert sorted(line.id for line in read_traces(files).lines) == sorted(ids)
+
+
+def test_a_trace_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    ran = dovetail(
+        "serve", *_arguments(tmp_path), "--http-port", "0", "--trace-file", "no/t", home=tmp_path
+    )
+    assert ran.status == 1
+    assert "dovetail serve: the trace no/t cannot be written" in ran.err

@@ -1,0 +1,231 @@
+"""The Responses API over WebSockets: the same answers as over HTTP, one message for each event."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from http_stage import CALL, NAME, Stage, run, serving
+from socket_stage import answer, ask, asked, event, socket_to, text_of
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.limits import Limits
+from dovetail.http.answering import outlet
+from dovetail_model import EngineUnavailable
+
+TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
+SAID = f"<think>\nHm, grüße.\n</think>\n\nHello \N{WAVING HAND SIGN} there.\n{CALL}"
+VOLATILE = ("id", "item_id", "call_id", "created_at", "completed_at", "encrypted_content")
+
+
+@pytest.fixture(autouse=True, params=["directly", "as ASGI has it"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our server is written to directly; any other one is sent messages."""
+    if request.param != "directly":
+        monkeypatch.setattr(outlet, "DIRECT", "not offered")
+
+
+def test_the_official_client_hears_what_it_hears_over_http() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says(SAID)
+            client = stage.openai()
+            asked: dict[str, Any] = {"model": NAME, "input": "Hi", "tools": TOOLS, "store": False}
+            over_http = [e async for e in await client.responses.create(**asked, stream=True)]
+            over_socket = []
+            async with client.responses.connect() as connection:
+                await connection.response.create(**asked)
+                async for one in connection:
+                    over_socket.append(one)
+                    if one.type == "response.completed":
+                        break
+            assert [_steady(one.to_dict()) for one in over_socket] == [
+                _steady(one.to_dict()) for one in over_http
+            ]
+            assert {type(one).__name__.count("Ws") for one in over_socket} == {1}
+
+    run(scene)
+
+
+def _steady(told: Any) -> Any:
+    """What is told, without what is new each time."""
+    if isinstance(told, dict):
+        return {name: _steady(value) for name, value in told.items() if name not in VOLATILE}
+    return [_steady(one) for one in told] if isinstance(told, list) else told
+
+
+def test_a_connection_answers_one_message_after_the_other() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says("One.", "Two.", "Three.")
+            async with socket_to(stage) as socket:
+                for said in ("a", "b", "c"):  # without waiting
+                    await ask(socket, said)
+                answers = [await answer(socket) for _ in range(3)]
+            assert [text_of(one) for one in answers] == ["One.", "Two.", "Three."]
+            assert [[e["sequence_number"] for e in one] for one in answers] == [
+                list(range(len(one))) for one in answers
+            ]
+            ends = [await stage.ended.get() for _ in range(4)]
+            assert [end["status"] for end in ends] == [101, 200, 200, 200]
+            assert {end["transport"] for end in ends} == {"websocket"}
+
+    run(scene)
+
+
+def test_lanes_are_answered_beside_each_other() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            go_on = _waits(stage, "slow")
+            async with socket_to(stage) as socket:
+                await ask(socket, "slow", stream_id="a")
+                await ask(socket, "behind it", stream_id="a")
+                await stage.engine.began.wait()
+                quick = await asked(socket, "quick", stream_id='b"ä')
+                while quick[-1]["stream_id"] == "a":  # its first events may come in between
+                    quick = await answer(socket)
+                mine = [one for one in quick if one["stream_id"] != "a"]
+                assert text_of(mine) == "quick"
+                assert {one["stream_id"] for one in mine} == {'b"ä'}
+                go_on.set()
+                slow = await answer(socket)
+                assert text_of(slow) == "slow"
+                assert text_of(await answer(socket)) == "behind it"
+                assert {one["stream_id"] for one in slow} == {"a"}
+
+    run(scene)
+
+
+def _waits(stage: Stage, what: str) -> asyncio.Event:
+    """The engine repeats what it was told last; for `what` it waits for the event."""
+    go_on = asyncio.Event()
+    tokenizer = stage.engine.tokenizer
+
+    async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        said = tokenizer.decode(list(request.prompt)).split("user\n")[-1].split("<|im_end|>")[0]
+        if said == what:
+            await go_on.wait()
+        yield TokenDelta([*tokenizer.encode(said), stage.engine.stop_id], finish="stop")
+
+    stage.engine.plan = play
+    return go_on
+
+
+def test_an_engine_that_fails_in_the_middle_leaves_the_connection_usable() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+
+            async def breaks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("a"))
+                raise EngineUnavailable("It is gone.")
+
+            stage.engine.plan = breaks
+            async with socket_to(stage) as socket:
+                events = await asked(socket)
+                assert text_of(events) == "a"
+                assert events[-1]["type"] == "response.failed"
+                stage.engine.plan = stage.engine.says("Back.")
+                assert text_of(await asked(socket)) == "Back."
+
+    run(scene)
+
+
+def test_an_engine_that_fails_first_is_an_error() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+
+            async def breaks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                for error in (EngineUnavailable("It is gone.", retry_after=7.0),):
+                    raise error
+                yield TokenDelta([])
+
+            stage.engine.plan = breaks
+            async with socket_to(stage) as socket:
+                (error,) = await asked(socket)
+                assert (error["type"], error["status"]) == ("error", 503)
+                assert error["headers"]["retry-after"] == "7"
+                assert error["error"]["headers"] == error["headers"]
+
+    run(scene)
+
+
+def test_what_has_no_room_is_told_as_over_http() -> None:
+    async def scene() -> None:
+        async with serving(max_context=64) as stage, socket_to(stage) as socket:
+            events = await asked(socket, "x" * 100)
+            assert events[-1]["type"] == "response.failed"
+            assert events[-1]["response"]["error"]["code"] == "context_length_exceeded"
+
+    run(scene)
+
+
+def test_the_limits_of_a_key_hold_for_every_message() -> None:
+    keys = Keys(["a"], limits=Limits(concurrent=1))
+
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(keys=keys)) as stage,
+            socket_to(stage, authorization="Bearer a") as socket,
+        ):
+            go_on = _waits(stage, "slow")
+            await ask(socket, "slow", stream_id="a")
+            await stage.engine.began.wait()
+            refused = await asked(socket, stream_id="b")
+            assert refused[-1]["type"] == "response.failed"
+            assert refused[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
+            assert {one["stream_id"] for one in refused} == {"b"}
+            go_on.set()
+            assert text_of(await answer(socket)) == "slow"
+
+    run(scene)
+
+
+def test_a_message_says_whose_turn_it_is() -> None:
+    """Codex tells the turn in each message; what the connection began with is another's."""
+    first = json.dumps({"session_id": "s-1", "request_kind": "compaction"})
+    later = json.dumps({"session_id": "s-1", "request_kind": "turn"})
+
+    async def scene() -> None:
+        async with (
+            serving() as stage,
+            socket_to(stage, x_codex_turn_metadata=first, x_openai_subagent="old") as socket,
+        ):
+            metadata = {"x-codex-turn-metadata": later, "x-openai-subagent": "review"}
+            await asked(socket, client_metadata=metadata)
+            await asked(socket, client_metadata={"x-codex-turn-metadata": later})
+            ends = [await stage.ended.get() for _ in range(3)][1:]
+            assert [end["session"] for end in ends] == ["s-1", "s-1"]
+            assert [end["agent"] for end in ends] == ["review", "old"]
+            assert len({end["id"] for end in ends}) == 2
+
+    run(scene)
+
+
+def test_side_channels_have_their_name_in_the_message() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage, x_dovetail_dispatch="tools") as socket:
+            stage.engine.plan = stage.engine.says(CALL)
+            kinds = [e["type"] for e in await asked(socket, tools=TOOLS)]
+            assert "tool_call_dispatch" in kinds
+
+    run(scene)
+
+
+def test_signs_of_life_come_as_events() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keep_alive=0.01)) as stage:
+
+            async def thinks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("a"))
+                await asyncio.Event().wait()
+
+            stage.engine.plan = thinks
+            async with socket_to(stage) as socket:
+                await ask(socket)
+                while (await event(socket))["type"] != "response.output_text.delta":
+                    pass
+                assert (await event(socket))["type"] == "response.in_progress"
+
+    run(scene)

@@ -1,0 +1,543 @@
+"""WebSockets that are refused, misused, left hanging or closed by the server."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import NAME, Stage, read_reply, run, serving
+from socket_stage import answer, ask, asked, closed, event, socket_to, text_of, until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions, Keys, body
+from dovetail.http.access.key_file import Key
+from dovetail.http.serving import server
+from dovetail.http.sockets import carrier, open_socket, sockets
+
+CREATE = '{"type":"response.create",'
+ASKED = f'"model":"{NAME}","input":"Hi"'
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def hangs(stage: Stage, *, after: int = 1) -> None:
+    """The engine gives so many tokens and then nothing more, ever."""
+
+    async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        for _ in range(after):
+            yield TokenDelta(stage.engine.tokenizer.encode("a"))
+        await asyncio.Event().wait()
+
+    stage.engine.plan = play
+
+
+async def refusal(stage: Stage, path: str = "/v1/responses", **headers: str) -> Any:
+    """The answer to a request for a socket that is not granted."""
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket_to(stage, path, **headers):
+            pass
+    response = refused.value.response
+    return response.status_code, dict(response.headers.raw_items()), json.loads(response.body)
+
+
+def test_a_key_is_asked_for_before_there_is_a_socket() -> None:
+    keys = Keys(["secret"], [Key("team-a", sha256(b"theirs").digest())])
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=keys)) as stage:
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                status, _, body = await refusal(stage, **headers)
+                assert status == 401
+                assert body["error"]["code"] == "invalid_api_key"
+            async with socket_to(stage, authorization="Bearer theirs") as socket:
+                assert text_of(await asked(socket)) == "Hello."
+            ends = [await stage.ended.get() for _ in range(4)]
+            assert [(end["status"], end.get("tenant")) for end in ends] == [
+                *[(401, None)] * 2,
+                *[(101, "team-a"), (200, "team-a")],
+            ]
+
+    run(scene)
+
+
+def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The one that strangers can have only so many of."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+            with caplog.at_level(logging.INFO):
+                assert (await refusal(stage))[0] == 401
+                await stage.ended.get()
+        told = [one.getMessage() for one in caplog.records if one.name.startswith("dovetail")]
+        assert told == ["request"]
+
+    run(scene)
+
+
+def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    lines = [f"{name}:{sha256(name.encode()).hexdigest()}\n" for name in ("ours", "theirs")]
+    path.write_text("".join(lines))
+    keys = Keys(file=path)
+
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(keys=keys)) as stage,
+            socket_to(stage, authorization="Bearer theirs") as socket,
+        ):
+            assert text_of(await asked(socket)) == "Hello."
+            path.write_text(lines[0])
+            keys.read_again()
+            (error,) = await asked(socket)
+            assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+
+    run(scene)
+
+
+def test_only_one_address_has_sockets() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            status, _, body = await refusal(stage, "/v1/nothing")
+            assert (status, body["error"]["type"]) == (404, "invalid_request_error")
+            assert (await refusal(stage, "/v1/chat/completions"))[0] == 426
+
+    run(scene)
+
+
+def test_where_they_are_switched_off_clients_are_sent_to_http_at_once() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(websockets=False)) as stage:
+            status, headers, body = await refusal(stage)
+            assert (status, headers["upgrade"]) == (426, "HTTP/1.1")
+            assert "use HTTP" in body["error"]["message"]
+
+    run(scene)
+
+
+def test_a_web_page_gets_none() -> None:
+    """Browsers name the page; they would let it read all that the model says."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for origin in ("https://evil.example", f"http://127.0.0.1:{stage.port}", "null"):
+                status, _, body = await refusal(stage, origin=origin)
+                assert status == 403
+                assert "web page" in body["error"]["message"]
+
+    run(scene)
+
+
+def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MOST_SOCKETS", 1)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            async with socket_to(stage):
+                assert stage.metric("dovetail_websocket_connections") == 1
+                status, headers, _ = await refusal(stage)
+                assert (status, headers["retry-after"]) == (503, "5")
+            await until(lambda: not stage.metric("dovetail_websocket_connections"))
+            async with socket_to(stage) as socket:
+                assert text_of(await asked(socket)) == "Hello."
+
+    run(scene)
+
+
+BAD: list[tuple[str | bytes, int, str | None]] = [
+    ("", 400, None),
+    ("hello", 400, None),
+    ("[]", 400, None),
+    ("{" + ASKED + "}", 400, "type"),
+    ('{"type":"session.update",' + ASKED + "}", 400, "type"),
+    ('{"type":7,' + ASKED + "}", 400, "type"),
+    (CREATE + '"input":"Hi"}', 400, "model"),
+    (CREATE + '"model":"none","input":"Hi"}', 404, "model"),
+    (CREATE + '"background":true,' + ASKED + "}", 400, "background"),
+    (CREATE + '"generate":"no",' + ASKED + "}", 400, "generate"),
+    (CREATE + '"stream_id":1,' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"",' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"' + "x" * 200 + '",' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"client_metadata":[1],' + ASKED + "}", 400, "client_metadata"),
+    (CREATE + '"tools":' + "[" * 100_000 + "]" * 100_000 + "," + ASKED + "}", 400, None),
+    (CREATE + '"temperature":1e999,' + ASKED + "}", 400, None),
+    (b"\xff\xfe", 400, None),
+]
+
+
+def test_messages_that_cannot_be_answered() -> None:
+    """Each is told what is wrong with it, and the connection goes on."""
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            for sent, status, param in BAD:
+                await socket.send(sent)
+                error = await event(socket)
+                assert (error["type"], error["status"]) == ("error", status), error
+                assert error["error"]["type"] == "invalid_request_error"
+                assert error["error"]["param"] == param, error
+                assert text_of(await asked(socket)) == "Hello."
+
+    run(scene)
+
+
+def test_a_client_that_hangs_up_cancels_the_engine() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            hangs(stage, after=3)
+            async with socket_to(stage) as socket:
+                await ask(socket)
+                await ask(socket, "waits behind it")
+                while (await event(socket))["type"] != "response.output_text.delta":
+                    pass
+                socket.transport.abort()
+                await stage.engine.closed.wait()
+            ends = [await stage.ended.get() for _ in range(2)]
+            assert [end["status"] for end in ends] == [101, 499]
+            assert len(stage.engine.asked) == 1
+            await until(lambda: not stage.metric("dovetail_websocket_connections"))
+            assert stage.metric("dovetail_queued_requests") == 0
+
+    run(scene)
+
+
+def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
+    deltas, size = 2000, 500
+
+    async def scene() -> None:
+        async with serving(send_buffer=8192) as stage:
+            letter = stage.engine.tokenizer.encode("a")
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                for at in range(deltas):
+                    yield TokenDelta(letter * size, finish="stop" if at == deltas - 1 else None)
+
+            stage.engine.plan = play
+            async with socket_to(stage) as socket:
+                socket.transport.pause_reading()
+                await ask(socket)
+                (served,) = stage.running.server_state.connections
+                assert isinstance(served, carrier.BoundedSocket)
+                room = served.writable
+                await until(lambda: not room.is_set())  # every buffer on the way is full
+                given = stage.engine.given
+                assert given < deltas / 2
+                for _ in range(200):
+                    await asyncio.sleep(0)
+                assert stage.engine.given == given
+                socket.transport.resume_reading()
+                assert text_of(await answer(socket)) == "a" * deltas * size
+
+    run(scene)
+
+
+def test_only_so_many_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_socket, "MOST_WAITING", 2)
+    monkeypatch.setattr(open_socket, "MOST_LANES", 2)
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            hangs(stage, after=0)
+            for said in ("runs", "waits", "waits", "is refused"):
+                await ask(socket, said, stream_id="a")
+            error = await event(socket)
+            assert (error["status"], error["stream_id"]) == (429, "a")
+            assert error["error"]["code"] == "rate_limit_exceeded"
+            assert error["headers"]["retry-after"] == "1"
+            await ask(socket, stream_id="b")
+            await ask(socket, stream_id="c")
+            assert (await event(socket))["stream_id"] == "c"
+            assert len(stage.engine.asked) == 2
+
+    run(scene)
+
+
+def test_only_so_many_bytes_wait() -> None:
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(max_body_bytes=10_000)) as stage,
+            socket_to(stage) as socket,
+        ):
+            hangs(stage, after=0)
+            for size in (8000, 8000, 8000):
+                await ask(socket, "x" * size)
+            assert (await event(socket))["status"] == 429
+
+    run(scene)
+
+
+def test_a_message_that_is_too_large_ends_the_connection() -> None:
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(max_body_bytes=10_000)) as stage,
+            socket_to(stage) as socket,
+        ):
+            await ask(socket, "x" * 20_000)
+            assert await closed(socket) == 1009
+            assert stage.engine.asked == []
+
+    run(scene)
+
+
+@pytest.mark.parametrize("piece", ["", "x"])
+def test_a_message_in_too_many_pieces_ends_the_connection(
+    piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "MAX_PIECES", 100)
+
+    async def endless() -> AsyncGenerator[str]:
+        while True:
+            yield piece
+            await asyncio.sleep(0)
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            with pytest.raises(ConnectionClosed):
+                await socket.send(endless())
+            assert await closed(socket) == 1009
+
+    run(scene)
+
+
+@pytest.mark.parametrize("sent", [b"\x81", b"\x81\xfe\xff\xff0000and no more", b"\x01\x810000{"])
+def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "MESSAGE_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            async with socket_to(stage) as socket:
+                assert text_of(await asked(socket)) == "Hello."
+                for part in (b"\x89", b"\x800000"):  # a ping in two parts
+                    socket.transport.write(part)
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.4)
+                assert text_of(await asked(socket)) == "Hello."  # silence is no slow message
+                socket.transport.write(sent)
+                assert await closed(socket) == 1008
+            await until(lambda: not stage.metric("dovetail_websocket_connections"))
+
+    run(scene)
+
+
+def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be as large as a body: as many as there are sockets would be all memory."""
+    monkeypatch.setattr(body, "_MOST_BODIES", 2)
+    size = 50_000
+    half = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
+    first = b"\x01\xff" + (size - 1).to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
+
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=size)) as stage:
+            async with AsyncExitStack() as opened:
+                for sent in (half, first):
+                    other = await opened.enter_async_context(socket_to(stage))
+                    other.transport.write(sent)
+                await until(lambda: body.coming.size >= 2 * (size - 1))
+                async with socket_to(stage) as socket:
+                    assert text_of(await asked(socket)) == "Hello."
+                    socket.transport.write(half)
+                    assert await closed(socket) == 1013
+                await until(lambda: body.coming.size < 2 * size)
+                other.transport.abort()
+                await until(lambda: body.coming.size < size)
+                async with socket_to(stage) as socket:
+                    socket.transport.write(half)
+                    await until(lambda: body.coming.size >= 2 * (size - 1))
+            await until(lambda: body.coming.size == 0)
+
+    run(scene)
+
+
+def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_MOST_BODIES", 1)
+
+    async def scene() -> None:
+        async with serving(HttpOptions(max_body_bytes=1000)) as stage:
+            hangs(stage)
+            async with socket_to(stage) as one, socket_to(stage) as other:
+                for socket in (one, other):
+                    await ask(socket)
+                    await event(socket)
+                    for _ in range(2):
+                        await ask(socket, "x" * 300)
+                await until(lambda: body.coming.size > 1000)
+                await ask(one, "x" * 100)
+                while (told := await event(one))["type"] != "error":
+                    pass
+                assert told["status"] == 429
+            await until(lambda: body.coming.size == 0)
+
+    run(scene)
+
+
+def test_signs_of_life_that_nobody_reads_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for the client, as many as it asks for."""
+    made: list[carrier.BoundedSocket] = []
+    opened = carrier.BoundedSocket.connection_made
+
+    def note(self: carrier.BoundedSocket, transport: Any) -> None:
+        made.append(self)
+        opened(self, transport)
+
+    monkeypatch.setattr(carrier.BoundedSocket, "connection_made", note)
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            socket.transport.pause_reading()
+            [server] = made
+            pings = (b"\x89\xfd" + bytes(4) + b"p" * 125) * 1000
+            while server.writable.is_set():
+                socket.transport.write(pings)
+                await asyncio.sleep(0)
+            waits = server.transport.get_write_buffer_size()
+            for _ in range(20):
+                socket.transport.write(pings)
+            await until(lambda: not socket.transport.get_write_buffer_size())
+            await asyncio.sleep(0.05)
+            assert server.transport.get_write_buffer_size() <= waits + len(pings)
+            socket.transport.resume_reading()
+            await until(server.writable.is_set)
+            assert text_of(await asked(socket)) == "Hello."
+
+    run(scene)
+
+
+def test_a_message_in_pieces_is_put_together() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            await socket.send(json.dumps({"type": "response.create", "model": NAME, "input": "ü"}))
+            await answer(socket)
+            whole = '{"type":"response.create",' + ASKED + "}"
+            await socket.send([whole[:30], whole[30:31], "", whole[31:]])
+            assert text_of(await answer(socket)) == "Hello."
+
+    run(scene)
+
+
+def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_socket, "IDLE_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            go_on = asyncio.Event()
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                await go_on.wait()
+                yield TokenDelta([stage.engine.stop_id], finish="stop")
+
+            stage.engine.plan = play
+            await ask(socket)
+            await asyncio.sleep(0.5)
+            go_on.set()  # a socket that is answered is used
+            assert (await answer(socket))[-1]["type"] == "response.completed"
+            assert await closed(socket) == 1001
+
+    run(scene)
+
+
+def test_a_client_that_is_gone_without_a_word_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "PING_INTERVAL", 0.3)
+    monkeypatch.setattr(server, "PING_TIMEOUT", 0.3)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            hangs(stage)
+            async with socket_to(stage) as socket:
+                await ask(socket)
+                await stage.engine.began.wait()
+                socket.transport.pause_reading()  # no pong will be sent
+                await stage.engine.closed.wait()
+            assert [(await stage.ended.get())["status"] for _ in range(2)] == [101, 499]
+
+    run(scene)
+
+
+def test_a_server_that_stops_closes_what_is_idle_and_finishes_what_is_not() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            go_on = asyncio.Event()
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(stage.engine.tokenizer.encode("To the "))
+                await go_on.wait()
+                end = [*stage.engine.tokenizer.encode("end."), stage.engine.stop_id]
+                yield TokenDelta(end, finish="stop")
+
+            stage.engine.plan = play
+            async with socket_to(stage) as idle, socket_to(stage) as busy:
+                await ask(busy)
+                await stage.engine.began.wait()
+                stage.app.draining.begin()
+                assert await closed(idle) == 1012
+                status, headers, _ = await refusal(stage)
+                assert (status, headers["retry-after"]) == (503, "2")
+                go_on.set()
+                assert text_of(await answer(busy)) == "To the end."
+                assert await closed(busy) == 1012
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HANDSHAKE + b"x-long: " + b"x" * 10_000 + b"\r\n\r\n",
+        HANDSHAKE.replace(b"GET", b"POST") + b"\r\n",
+        HANDSHAKE.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"short") + b"\r\n",
+        HANDSHAKE.replace(b"13", b"7") + b"\r\n",
+    ],
+)
+def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(sent)
+            raw = await reader.read()
+            assert int(raw.split(b" ")[1]) in (400, 426)
+            writer.close()
+
+    run(scene)
+
+
+def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says("Hello.")
+            body = json.dumps({"model": NAME, "input": "Hi"}).encode()
+            reader, writer = await stage.connect()
+            first = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+            writer.write(first % (len(body), body) + HANDSHAKE + b"\r\n")
+            reply = await read_reply(reader)
+            assert reply.status == 200
+            assert await reader.read() == b""
+            assert stage.metric("dovetail_websocket_connections") == 0
+            writer.close()
+
+    run(scene)
+
+
+def test_a_server_that_cannot_answer_only_refuses() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+            sent: list[Any] = []
+            scope: dict[str, Any] = {"type": "websocket", "path": "/v1/responses", "headers": []}
+
+            async def receive() -> Any:
+                return {"type": "websocket.connect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await stage.app(scope, receive, send)
+            assert sent == [{"type": "websocket.close"}]
+
+    run(scene)

@@ -1,0 +1,233 @@
+"""Conversations over WebSockets: warm-ups, and messages that bring only what is new."""
+
+from typing import Any
+
+import pytest
+from http_stage import CALL, NAME, Stage, run, serving
+from socket_stage import Event, ask, asked, event, socket_to, text_of, until
+
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.sockets import sockets
+from dovetail.kept import Local, Room
+from dovetail.kept.response import KeptResponse, weight
+from dovetail.routing import Pool
+
+BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}
+TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
+MORE: dict[str, Any] = {"tools": TOOLS, "include": ["reasoning.encrypted_content"]}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def ident(events: list[Event]) -> str:
+    assert events[-1]["type"] == "response.completed", events
+    found: str = events[-1]["response"]["id"]
+    return found
+
+
+async def send(socket: Any, *items: dict[str, Any], after: str | None = None, **more: Any) -> Any:
+    """Asks with these items, as Codex does: nothing is stored, only what is new is sent."""
+    return await asked(socket, list(items), previous_response_id=after, **{**MORE, **more})  # type: ignore[arg-type]
+
+
+def prompts(stage: Stage) -> list[str]:
+    return [stage.engine.tokenizer.decode(list(one.prompt)) for one in stage.engine.asked]
+
+
+def test_a_session_as_codex_has_it() -> None:
+    """Each prompt is the last one, what was generated behind it, and what is new."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            thought = "<think>\nHm.\n</think>\n\n"
+            stage.engine.plan = stage.engine.says("x", f"{thought}{CALL}", f"{thought}Done.")
+            async with socket_to(stage) as socket:
+                warm = await send(socket, BASE, generate=False)
+                assert warm[0]["type"] == "response.created"
+                assert warm[-1]["response"]["output"] == []
+                await _read_ahead(stage)
+                first = await send(socket, user("Look."), after=ident(warm))
+                call = first[-1]["response"]["output"][-1]
+                result = {
+                    "type": "function_call_output",
+                    "call_id": call["call_id"],
+                    "output": "Sunny.",
+                }
+                last = await send(socket, result, after=ident(first))
+            assert text_of(last) == "Done."
+            assert last[-1]["response"]["previous_response_id"] == ident(first)
+            ahead, one, two = (list(asked.prompt) for asked in stage.engine.asked)
+            assert one[: len(ahead)] == ahead
+            said = stage.engine.tokenizer.encode(f"{thought}{CALL}")
+            assert two[: len(one) + len(said)] == one + said
+            assert prompts(stage)[2].count("You are brief") == 20
+            assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 1
+
+    run(scene)
+
+
+async def _read_ahead(stage: Stage) -> None:
+    """Waits until the engine has read what a warm-up brought."""
+    (served,) = stage.app.service.served
+    pool = served.engine
+    assert isinstance(pool, Pool)
+    await until(lambda: pool.warmed)
+
+
+def test_what_is_read_ahead_is_what_every_prompt_begins_with() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            warm = ident(await send(socket, BASE, generate=False))
+            await _read_ahead(stage)
+            more = {"role": "developer", "content": "And polite."}
+            await send(socket, more, user("Hi."), after=warm)
+            await send(socket, user("Hi."), after=warm)
+            ahead, *others = (list(one.prompt) for one in stage.engine.asked)
+            assert len(ahead) > 400
+            assert all(other[: len(ahead)] == ahead for other in others)
+            assert stage.engine.asked[0].max_tokens == 1
+
+    run(scene)
+
+
+def test_a_warm_up_is_no_work_for_the_engine_alone() -> None:
+    """It answers whether the engine has time or not, and is wrong where a request would be."""
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            (error,) = await send(socket, BASE, generate=False, model="none")
+            assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
+            assert ident(await send(socket, BASE, prompt_cache_options={"prewarm": True}))
+            usage = (await send(socket, BASE, generate=False))[-1]["response"]["usage"]
+            assert (usage["input_tokens"], usage["output_tokens"]) == (0, 0)
+
+    run(scene)
+
+
+def test_what_is_not_stored_is_known_to_its_connection_alone() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            async with socket_to(stage) as socket, socket_to(stage) as other:
+                first = ident(await send(socket, user("Hi.")))
+                assert ident(await send(socket, user("Go on."), after=first))
+                (error,) = await send(other, user("Go on."), after=first)
+                _is_missing(error)
+                assert ident(await send(other, user("Alone.")))
+            reply = await stage.ask("GET", f"/v1/responses/{first}")
+            assert reply.status == 404
+            async with socket_to(stage) as socket:
+                (error,) = await send(socket, user("Go on."), after=first)
+                _is_missing(error)
+
+    run(scene)
+
+
+def _is_missing(error: Event) -> None:
+    assert (error["type"], error["status"]) == ("error", 400)
+    assert error["error"]["code"] == "previous_response_not_found"
+    assert error["error"]["param"] == "previous_response_id"
+
+
+def test_what_is_stored_is_known_to_all_of_its_tenant() -> None:
+    keys = Keys(["a"])
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=keys)) as stage:
+            client = stage.openai(key="a")
+            async with socket_to(stage, authorization="Bearer a") as socket:
+                first = ident(await send(socket, user("Hi."), store=True))
+                kept = await client.responses.retrieve(first)
+                assert kept.output_text == "Hello."
+                over_http = await client.responses.create(
+                    model=NAME, input="Go on.", previous_response_id=first
+                )
+            async with socket_to(stage, authorization="Bearer a") as socket:
+                last = await send(socket, user("On."), after=over_http.id)
+                assert ident(last)
+            assert prompts(stage)[-1].count("Hello.") == 2
+
+    run(scene)
+
+
+def test_a_conversation_may_fork() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            first = ident(await send(socket, user("Hi.")))
+            await ask(socket, "Left.", previous_response_id=first, stream_id="l")
+            await ask(socket, "Right.", previous_response_id=first, stream_id="r")
+            ended: list[Event] = []
+            while len(ended) < 2:
+                told = await event(socket)
+                ended += [told] if told["type"] == "response.completed" else []
+            assert {one["stream_id"] for one in ended} == {"l", "r"}
+            left, right = prompts(stage)[1:]
+            assert left.split("Left.")[0] == right.split("Right.")[0]
+
+    run(scene)
+
+
+def test_a_long_conversation_goes_on_from_its_last_response() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            first = last = ident(await send(socket, user("Turn 0.")))
+            for at in range(1, 40):
+                last = ident(await send(socket, user(f"Turn {at}."), after=last))
+            text = prompts(stage)[-1]
+            assert all(f"Turn {at}." in text for at in range(40))
+            assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 39
+            (error,) = await send(socket, user("Again."), after=first)
+            _is_missing(error)  # only the last few are held
+
+    run(scene)
+
+
+def test_a_conversation_that_outgrows_the_limit() -> None:
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(max_body_bytes=20_000)) as stage,
+            socket_to(stage) as socket,
+        ):
+            first = ident(await send(socket, user("x" * 1500)))
+            (error,) = await send(socket, user("x" * 19_000), after=first)
+            assert (error["type"], error["status"]) == ("error", 413)
+            assert ident(await send(socket, user("Short."), after=first))
+
+    run(scene)
+
+
+def test_sockets_hold_only_so_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MOST_HELD", 5000)
+
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(max_body_bytes=5000)) as stage,
+            socket_to(stage) as first,
+            socket_to(stage) as second,
+        ):
+            early = ident(await send(first, user("x" * 2000)))
+            later = ident(await send(second, user("x" * 2000)))
+            (error,) = await send(first, user("Go on."), after=early)
+            _is_missing(error)
+            assert ident(await send(second, user("Go on."), after=later))
+
+    run(scene)
+
+
+def test_room_is_counted_by_what_is_held() -> None:
+    def made(name: str) -> KeptResponse:
+        return KeptResponse("", name, 0.0, "completed", b"", b"x" * 100)
+
+    room = Room(10_000)
+    one, two = Local(room=room), Local(room=room)
+    a, b, c = made("a"), made("b"), made("c")
+    one.keep((), a)
+    one.keep((a,), b)
+    two.keep((), c)
+    assert room.weight == 3 * weight(a)
+    assert one.chain("b") == (a, b)
+    one.close()
+    assert room.weight == weight(c)
+    two.close()
+    assert room.weight == 0

@@ -1,0 +1,364 @@
+"""Several processes on one port: spread, drained, killed and replaced."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from openai import OpenAI
+from served import (
+    NAME,
+    PATIENCE,
+    Running,
+    clean_environment,
+    dovetail,
+    free_port,
+    qwen_folder,
+    served,
+)
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from workers_stage import (
+    PATHS,
+    PIECES,
+    arguments,
+    body,
+    children,
+    count,
+    crew,
+    is_gone,
+    numbers,
+    until,
+)
+
+from dovetail.setup import TURNS
+
+ENDS = {
+    "/v1/messages": b"event: message_stop",
+    "/v1/chat/completions": b"data: [DONE]",
+    "/v1/responses": b"event: response.completed",
+    "a WebSocket": b'"type":"response.completed"',
+}
+SOCKET = "a WebSocket"
+ALL = (*PATHS, SOCKET)
+LAST = PIECES[-1].encode()
+HOST = "dovetail.workers.host"
+LONG = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with crew(tmp_path_factory.mktemp("crew")) as running:
+        yield running
+
+
+class Streams:
+    """Streams of all three APIs, each of which has begun."""
+
+    def __init__(self, running: Running, count: int, ways: Sequence[str] = ALL) -> None:
+        self._running = running
+        self._begun = Barrier(count + 1)
+        self._threads = ThreadPoolExecutor(count)
+        self._read: list[tuple[str, Future[bytes]]] = []
+        for at in range(count):
+            path = ways[at % len(ways)]
+            self._read.append((path, self._threads.submit(self._follow, path)))
+        self._begun.wait(PATIENCE)
+
+    def ends(self) -> list[tuple[str, bytes]]:
+        """All that came of each."""
+        told = [(path, read.result(PATIENCE)) for path, read in self._read]
+        self._threads.shutdown()
+        return told
+
+    def _follow_socket(self) -> bytes:
+        """A response over a WebSocket, and how that was closed behind it."""
+        url = self._running.url.replace("http", "ws", 1)
+        with connect(f"{url}/v1/responses", proxy=None) as socket:
+            asked = {"type": "response.create", **body("/v1/responses", "Speak.")}
+            socket.send(json.dumps(asked))
+            text = [socket.recv(PATIENCE)]
+            self._begun.wait(PATIENCE)
+            try:
+                while True:
+                    text.append(socket.recv(PATIENCE))
+            except ConnectionClosed as closed:
+                code = closed.rcvd.code if closed.rcvd is not None else None
+            return f"{''.join(map(str, text))}<closed {code}>".encode()
+
+    def _follow(self, path: str) -> bytes:
+        if path == SOCKET:
+            return self._follow_socket()
+        with self._running.open("POST", path, body(path, "Speak.", stream=True)) as response:
+            text = response.read1()
+            self._begun.wait(PATIENCE)
+            try:
+                while more := response.read1():
+                    text += more
+            except (OSError, HTTPException):
+                return text + b"<broken>"
+            return text
+
+
+def is_whole(path: str, text: bytes) -> bool:
+    return LAST in text and ENDS[path] in text and b"<broken>" not in text
+
+
+def test_connections_are_spread_and_any_worker_tells_the_numbers_of_all(running: Running) -> None:
+    before = sum(numbers(running, "dovetail_requests_total").values())
+    for at in range(60):
+        running.post(PATHS[at % 3], body(PATHS[at % 3], f"{at}"))
+    for _ in range(4):  # on whichever worker
+        taken = numbers(running, "dovetail_requests_total")
+        assert sum(taken.values()) == before + 60
+        assert set(taken) == {"0", "1"}
+        assert min(taken.values()) > 10
+    text = running.ask("GET", "/metrics").body.decode()
+    assert text.count("# TYPE dovetail_requests_total counter") == 1
+
+
+def test_one_engine_serves_all_workers(running: Running) -> None:
+    assert len(children(running)) == 2
+    assert len(children(running, HOST)) == 1
+    health = running.ask("GET", "/health").json
+    assert [engine["engine"] for engine in health["engines"]] == ["scripted"]
+
+
+def test_a_stored_response_is_found_on_every_worker(running: Running) -> None:
+    client = running.openai()
+    for _ in range(10):
+        made = client.responses.create(model=NAME, input="Hi", extra_headers=CLOSE)
+        found = client.responses.retrieve(made.id, extra_headers=CLOSE)
+        assert found.output_text == made.output_text
+        more = client.responses.create(
+            model=NAME, input="More", previous_response_id=made.id, extra_headers=CLOSE
+        )
+        assert more.usage is not None
+        assert made.usage is not None
+        assert more.usage.input_tokens > made.usage.input_tokens + made.usage.output_tokens
+
+
+CLOSE = {"connection": "close"}  # the next request has a connection, and a worker, of its own
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
+    with crew(tmp_path, decode_rate=10.0) as running:
+        streams = Streams(running, 18, PATHS)
+        victim = children(running)[0]
+        os.kill(victim, signal.SIGKILL)
+        told = streams.ends()
+        whole = [is_whole(path, text) for path, text in told]
+        broken = [text for (path, text), one in zip(told, whole, strict=True) if not one]
+        assert 0 < len(broken) < 18
+        assert not any(end in text for text in broken for end in ENDS.values())
+        until(lambda: count(running) == 2)
+        assert victim not in children(running)
+        assert "worker_fell" in running.log.read_text()
+        assert sorted(numbers(running, "dovetail_worker_restarts_total").values()) == [0, 1]
+        for path in PATHS:
+            running.post(path, body(path, "Again."))
+
+
+@LONG
+def test_an_engine_that_is_killed_comes_back_for_all_workers(tmp_path: Path) -> None:
+    with crew(tmp_path) as running:
+        os.kill(children(running, HOST)[0], signal.SIGKILL)
+        until(lambda: "engine_host_fell model=0 ended=SIGKILL" in running.log.read_text())
+        until(lambda: len(children(running, HOST)) == 1)
+        until(lambda: all(running.ask("GET", "/ready").status == 200 for _ in range(8)))
+        for at in range(8):
+            assert running.ask("POST", PATHS[0], body(PATHS[0], f"{at}")).status == 200
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=LONG)])
+def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
+    with crew(tmp_path, workers=workers, decode_rate=10.0) as running:
+        pids = [*children(running), *children(running, HOST)]
+        streams = Streams(running, 24)
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: running.ask("GET", "/ready").status == 503)
+        if workers > 1:  # each of them hears of it by itself
+            until(lambda: sum(numbers(running, "dovetail_draining").values()) == workers)
+        for path in PATHS:
+            for stream in (False, True):
+                reply = running.ask("POST", path, body(path, "Too late.", stream=stream))
+                assert reply.status == 503
+                assert int(reply.headers["retry-after"]) > 0
+                assert reply.headers["connection"] == "close"
+        assert running.ask("GET", "/live").status == 200
+        told = streams.ends()
+        assert [is_whole(path, text) for path, text in told] == [True] * 24
+        assert all(text.endswith(b"<closed 1012>") for path, text in told if path == SOCKET)
+        assert running.process.wait(PATIENCE) == -signal.SIGTERM
+        until(lambda: all(map(is_gone, pids)))
+        assert "Traceback" not in running.log.read_text()
+    with closing(sqlite3.connect(tmp_path / "home" / TURNS)) as turns:
+        assert turns.execute("SELECT entries FROM totals").fetchone() == (24,)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LONG)])
+@pytest.mark.parametrize("why", [pytest.param("deadline", marks=LONG), "second signal"])
+def test_what_is_broken_off_says_so(tmp_path: Path, workers: int, why: str) -> None:
+    timeout = "0" if why == "deadline" else "300"
+    slow = {"workers": workers, "decode_rate": 0.5}
+    with crew(tmp_path, "--drain-timeout", timeout, **slow) as running:
+        streams = Streams(running, 8)
+        running.process.send_signal(signal.SIGINT if why == "deadline" else signal.SIGTERM)
+        if why == "second signal":
+            until(lambda: running.ask("GET", "/ready").status == 503)
+            running.process.send_signal(signal.SIGTERM)
+        for path, text in streams.ends():
+            assert b"stopped before the answer was complete" in text
+            assert not is_whole(path, text)
+        status = running.process.wait(PATIENCE)
+        assert status == (130 if why == "deadline" else -signal.SIGTERM)
+
+
+@LONG
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    with crew(tmp_path) as running:
+        pids = [*children(running), *children(running, HOST)]
+        assert len(pids) == 3
+        running.process.kill()
+        running.process.wait(PATIENCE)
+        until(lambda: all(map(is_gone, pids)))
+
+
+@LONG
+def test_keys_are_read_again_by_every_worker(tmp_path: Path) -> None:
+    old, new = hashlib.sha256(b"old").hexdigest(), hashlib.sha256(b"new").hexdigest()
+    keys = tmp_path / "keys"
+    keys.write_text(f"team:{old}\n")
+    with crew(tmp_path, "--api-key-file", keys) as running:
+        assert running.ask("GET", "/v1/models", x_api_key="old").status == 200
+        keys.write_text(f"team:{new}\n")
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: _all_say(running, "new", 200) and _all_say(running, "old", 401))
+        assert len(children(running)) == 2
+
+
+def _all_say(running: Running, key: str, status: int) -> bool:
+    return all(running.ask("GET", "/v1/models", x_api_key=key).status == status for _ in range(12))
+
+
+def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
+    limit = ("--api-key", "secret", "--rate-limit-requests", "6")
+    with crew(tmp_path, *limit) as running:
+        statuses = [
+            running.ask("POST", PATHS[0], body(PATHS[0], f"{at}"), x_api_key="secret").status
+            for at in range(20)
+        ]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) <= 7  # a minute's six, and what came back meanwhile
+
+
+def test_what_cannot_be_is_told_at_once(tmp_path: Path) -> None:
+    refused = dovetail("serve", *arguments(tmp_path, "--store", "memory"), home=tmp_path)
+    assert refused.status == 1
+    assert "--workers" in refused.err
+    absent = [*arguments(tmp_path, "--http-port", "0")]
+    absent[absent.index("--script") + 1] = tmp_path / "absent.yaml"
+    failed = dovetail("serve", *absent, home=tmp_path)
+    assert failed.status == 1
+    assert "absent.yaml" in failed.err
+    assert "an engine could not be started" in failed.err
+
+
+def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
+    nowhere = ("--engine-url", f"http://127.0.0.1:{free_port()}", "--engine-wait", "300")
+    command = [sys.executable, "-m", "dovetail", "serve", "--engine", "vllm", *nowhere]
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--workers", "2", "--http-port", "0"],
+            env=clean_environment(tmp_path),
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        try:
+            until(lambda: "waiting_for_engine" in (tmp_path / "log").read_text())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == -signal.SIGTERM
+        finally:
+            process.kill()
+            process.wait()
+
+
+@LONG
+def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
+    with crew(tmp_path) as running:
+        (tmp_path / "model").rename(tmp_path / "moved")
+        for pid in children(running):
+            os.kill(pid, signal.SIGKILL)
+        assert running.process.wait(2 * PATIENCE) == 1
+        assert "the workers fall as soon as they are started" in running.log.read_text()
+
+
+@LONG
+def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) -> None:
+    model, said = qwen_folder(tmp_path / "model"), {"one": "I am one.", "two": "I am two."}
+    tables = []
+    for name, text in said.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+        script = tmp_path / f"{name}.txt"
+        tables.append(
+            f'[[models]]\nmodel = "{model}"\nserved-model-name = "{name}"\n'
+            f'engine = "scripted"\nscript = "{script}"\n'
+        )
+    (tmp_path / "dovetail.toml").write_text("\n".join(tables))
+    with served("--config", tmp_path / "dovetail.toml", "--workers", "2") as running:
+        assert len(children(running, HOST)) == 2
+        for name, text in list(said.items()) * 4:
+            asked = {**body(PATHS[1], "Who are you?"), "model": name}
+            assert running.post(PATHS[1], asked)["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LONG)])
+def test_a_service_manager_hears_of_start_and_stop(tmp_path: Path, workers: int) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with served(*arguments(tmp_path, workers=workers), environment=told) as running:
+            assert manager.recv(100) == b"READY=1"
+            running.stop()
+            assert manager.recv(100) == b"STOPPING=1"
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)  # it is told once
+
+
+@LONG
+def test_a_background_response_is_followed_and_cancelled_from_any_worker(tmp_path: Path) -> None:
+    with crew(tmp_path, decode_rate=5.0) as running:
+        client = running.openai()
+        for _ in range(4):
+            made = client.responses.create(
+                model=NAME, input="Hi", background=True, extra_headers=CLOSE
+            )
+            seen = [client.responses.retrieve(made.id, extra_headers=CLOSE) for _ in range(6)]
+            assert {one.status for one in seen} <= {"queued", "in_progress"}
+            until(partial(_is_complete, client, made.id))
+        made = client.responses.create(model=NAME, input="Hi", background=True, extra_headers=CLOSE)
+        for _ in range(6):
+            client.responses.cancel(made.id, extra_headers=CLOSE)
+        until(lambda: {_status(client, made.id) for _ in range(6)} == {"cancelled"})
+
+
+def _is_complete(client: OpenAI, id: str) -> bool:
+    return _status(client, id) == "completed"
+
+
+def _status(client: OpenAI, id: str) -> str | None:
+    return client.responses.retrieve(id, extra_headers=CLOSE).status

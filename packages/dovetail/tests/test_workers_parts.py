@@ -1,0 +1,278 @@
+"""What a crew is made of: agreement on replicas, a line to a hosted engine, the word to systemd."""
+
+import asyncio
+import signal
+import socket
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvicorn
+from http_stage import StageEngine, tiny_model
+from ledger_entries import turn
+
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.engines.hosted import HostedEngine, HostedOptions, traits_of
+from dovetail.engines.hosted.engine import MODEL
+from dovetail.engines.pulling import pulled
+from dovetail.engines.registry import EngineSetup, create_engine
+from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.serving.listening import configuration
+from dovetail.ledger import ledger as ledgers
+from dovetail.ledger.entry import Entry
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.metrics import Metrics
+from dovetail.routing import Pool
+from dovetail.routing.pool import ABOUT_EQUAL
+from dovetail.workers import Numbers, notify
+from dovetail.workers.member import Member
+from dovetail_model import EngineUnavailable
+
+SESSIONS = [f"session {at}" for at in range(200)]
+
+
+def pool(count: int = 3, *, agreeing: bool = True) -> Pool:
+    return Pool([StageEngine(tiny_model()) for _ in range(count)], agreeing=agreeing)
+
+
+def homes(of: Pool, sessions: list[str]) -> list[int]:
+    return [of._choose(session).number for session in sessions]
+
+
+def test_two_pools_send_a_session_to_the_same_replica() -> None:
+    one, other = pool(), pool()
+    chosen = homes(one, SESSIONS)
+    assert homes(other, SESSIONS[::-1]) == chosen[::-1]
+    assert all(chosen.count(number) > 40 for number in range(3))
+
+
+def test_they_agree_while_the_replica_is_not_much_busier() -> None:
+    one, other = pool(), pool()
+    chosen = homes(one, SESSIONS)
+    other.workers[0].busy = ABOUT_EQUAL
+    assert homes(other, SESSIONS) == chosen
+    third = pool()
+    third.workers[0].busy = ABOUT_EQUAL + 1
+    assert 0 not in homes(third, SESSIONS)
+
+
+def test_a_replica_that_is_down_loses_its_sessions_and_no_others() -> None:
+    one, other = pool(), pool()
+    chosen = homes(one, SESSIONS)
+    other.workers[1].up = False
+    for before, now in zip(chosen, homes(other, SESSIONS), strict=True):
+        assert now == before if before != 1 else now != 1
+
+
+def test_a_pool_that_is_alone_takes_the_least_busy() -> None:
+    alone = pool(agreeing=False)
+    alone.workers[0].busy = 1
+    alone.workers[1].busy = 1
+    assert set(homes(alone, SESSIONS)) == {2}
+
+
+def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stage = StageEngine(tiny_model())
+        stage.plan = stage.says("Hello.", cached=3)
+        async with hosted(stage, tmp_path / "s") as (engine, host):
+            assert engine.name == "stage"
+            told = await heard(engine, stage)
+            ids = [id for delta in told for id in delta.ids]
+            assert ids == [*stage.tokenizer.encode("Hello."), stage.stop_id]
+            assert (told[-1].finish, told[-1].cached) == ("stop", 3)
+            assert all(delta.exact for delta in told)
+            assert stage.asked[0].stop_ids == frozenset({stage.stop_id})
+            assert stage.asked[0].session == "s"
+            host.should_exit = True
+            await until(lambda: not host.servers[0].is_serving())
+            assert not (await engine.health()).ready
+            with pytest.raises(EngineUnavailable):
+                await heard(engine, stage)
+
+    asyncio.run(scene())
+
+
+def test_a_hosted_engine_that_lost_its_ids_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stage = StageEngine(tiny_model())
+
+        async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            yield TokenDelta([5], exact=False)
+            yield TokenDelta([6, stage.stop_id], finish="stop", cached=0)
+
+        stage.plan = play
+        async with hosted(stage, tmp_path / "s") as (engine, _):
+            assert not all(delta.exact for delta in await heard(engine, stage))
+
+    asyncio.run(scene())
+
+
+def test_a_hosted_engine_asks_for_its_key(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stage = StageEngine(tiny_model())
+        async with hosted(stage, tmp_path / "s"):
+            traits = msgspec.json.encode(traits_of(stage)).decode()
+            stranger = HostedEngine(HostedOptions(f"unix://{tmp_path / 's'}", "wrong", traits))
+            with pytest.raises(EngineUnavailable):
+                await stranger.start()
+
+    asyncio.run(scene())
+
+
+@asynccontextmanager
+async def hosted(
+    stage: StageEngine, path: Path
+) -> AsyncIterator[tuple[TokenEngine, uvicorn.Server]]:
+    """The line to an engine, and the server at its other end."""
+    served = ServedModel((MODEL,), stage.tokenizer, (), 4096)
+    listener, url = listen(Address(path=path))
+    host = uvicorn.Server(configuration(CompletionsServer(stage, served, key="secret")))
+    task = asyncio.create_task(host._serve([listener]))
+    await until(lambda: host.started)
+    traits = msgspec.json.encode(traits_of(stage)).decode()
+    options = {"address": url, "key": "secret", "traits": traits}
+    setup = EngineSetup(tokenizer=stage.tokenizer, options=options)
+    engine = create_engine("dovetail.engines.hosted:create", setup)
+    await engine.start()
+    try:
+        yield engine, host
+    finally:
+        await engine.stop()
+        host.should_exit = True
+        await task
+
+
+async def heard(engine: TokenEngine, stage: StageEngine) -> list[TokenDelta]:
+    prompt = array("i", stage.tokenizer.encode("Hi"))
+    stops = frozenset({stage.stop_id})
+    request = EngineRequest("id", prompt, 100, stop_ids=stops, session="s")
+    return [delta async for delta in pulled(engine, request)]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be so")
+
+
+def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
+    async def scene() -> None:
+        metrics = [Metrics() for _ in range(3)]
+        metrics[0].limited("requests")
+        metrics[1].limited("requests")
+        metrics[1].limited("requests")
+        told = [Numbers(one.registry, tmp_path, at, 3) for at, one in enumerate(metrics)]
+        await told[0].open()
+        await told[1].open()  # the third has fallen
+        text, kind = await told[0].render("")
+        assert kind.startswith("text/plain")
+        lines = text.decode().splitlines()
+        family = "dovetail_rate_limited_requests_total"
+        assert lines.count(f"# TYPE {family} counter") == 1
+        assert f'{family}{{reason="requests",worker="0"}} 1.0' in lines
+        assert f'{family}{{reason="requests",worker="1"}} 2.0' in lines
+        assert "dovetail_workers 2.0" in lines
+        assert not any('worker="2"' in line for line in lines)
+        text, kind = await told[1].render("application/openmetrics-text; version=1.0.0")
+        assert kind.startswith("application/openmetrics-text")
+        assert text.endswith(b"# EOF\n")
+        for one in told[:2]:
+            await one.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("form", ["path", "abstract"])
+def test_a_service_manager_is_told(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = str(tmp_path / "notify") if form == "path" else f"@dovetail-test-{tmp_path}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name.replace("@", "\0", 1) if form == "abstract" else name)
+        manager.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        notify("READY=1")
+        assert manager.recv(1000) == b"READY=1"
+        notify("RELOADING=1")
+        state, _, moment = manager.recv(1000).decode().partition("\n")
+        assert state == "RELOADING=1"
+        assert int(moment.removeprefix("MONOTONIC_USEC=")) > 0
+    notify("STOPPING=1")  # nobody hears it any more
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify("READY=1")
+
+
+class SlowStore(MemoryStore):
+    """Keeps nothing before it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def put(self, entry: Entry) -> None:
+        await self.gate.wait()
+        await super().put(entry)
+
+
+@pytest.mark.parametrize("siblings", [True, False])
+def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(siblings: bool) -> None:
+    async def scene() -> None:
+        store = SlowStore()
+        ledger = Ledger(store, shared=True, siblings=siblings)
+        entry = turn("a")
+        recording = asyncio.create_task(ledger.record(entry, array("i")))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert recording.done() is not siblings
+        store.gate.set()
+        await recording
+        assert (await store.get(entry.tenant, "a") == entry) is siblings
+        await ledger.close()
+
+    asyncio.run(scene())
+
+
+def test_a_store_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "ARRIVAL", 0.01)
+
+    async def scene() -> None:
+        store = SlowStore()
+        ledger = Ledger(store, shared=True, siblings=True)
+        async with asyncio.timeout(30):
+            await ledger.record(turn("a"), array("i"))
+        assert ledger.lost == 0  # it still waits
+        store.gate.set()
+        await ledger.flush()
+        assert await store.get(turn("a").tenant, "a") is not None
+
+    asyncio.run(scene())
+
+
+def test_a_process_imports_nothing_of_the_folder_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uvloop.py").write_text("open('was-imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scene() -> None:
+        assert await Member("dovetail.cli.worker").start("no order") is None
+
+    asyncio.run(scene())
+    assert [one.name for one in tmp_path.iterdir()] == ["uvloop.py"]
+
+
+def test_a_process_that_is_not_there_yet_is_stopped_all_the_same() -> None:
+    async def scene() -> None:
+        member = Member("dovetail.cli.worker")
+        member.send(signal.SIGTERM)
+        assert await member.start("no order") is None
+        assert await member.ended() == -signal.SIGTERM
+
+    asyncio.run(scene())

@@ -1,0 +1,171 @@
+"""Conversations that a server keeps: what a body goes on from, and the body with all of it.
+
+Everything is done with the bytes as they came: the codec then reads the joined body as if the
+client had sent all of it, and its memory knows what was there before. Items are held as the inside
+of a JSON array, without its brackets.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import Raw
+
+from dovetail_model import InvalidRequest
+from dovetail_protocols.wire import checked
+
+_NAME = b'"previous_response_id"'
+_REFERENCE = b'"item_reference"'
+# An item that is named may say so by having nothing but an id.
+_UNTYPED = re.compile(rb'\{\s*"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}|"type"\s*:\s*null')
+_SHORT = ("model", "stream")
+_ESCAPED = re.compile(rb"\\u00[567]")  # a letter or _ that nobody had to escape: any name may be so
+_NULL = Raw(b"null")
+_TRIGGER = b'{"type":"compaction_trigger"}'
+_decode = msgspec.json.Decoder(dict[str, Raw]).decode
+_items = msgspec.json.Decoder(list[Raw]).decode
+_encode = msgspec.json.encode
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def previous_of(body: bytes) -> str | None:
+    """The response that a body goes on from. What is no id is left to the codec to refuse."""
+    if not _may_say(body, _NAME):
+        return None
+    return _text(_fields(body).get("previous_response_id", _NULL)) or None
+
+
+def own_items(body: bytes) -> bytes:
+    """The items of a body's own input. A text is one message."""
+    given = _fields(body).get("input", _NULL)
+    inside = bytes(given)
+    if inside.startswith(b"["):
+        return inside[1:-1].strip()
+    text = _text(given)
+    if text is None:
+        return b""
+    part = {"type": "input_text", "text": text}
+    return _encode({"type": "message", "role": "user", "content": [part]})
+
+
+def shortened(body: bytes) -> bytes:
+    """The body with nothing that may be long: enough to tell a refusal in the form it asks for."""
+    short = {name: raw for name, raw in _fields(body).items() if name in _SHORT}
+    return _encode(short | {"input": Raw(b'"-"')})
+
+
+def references(body: bytes) -> list[str]:
+    """The ids of items that a body names instead of sending them."""
+    if not (_may_say(body, _REFERENCE) or _UNTYPED.search(body)):
+        return []
+    items = map(_reference, _items(b"[%b]" % own_items(body)))
+    return [id for id in items if id is not None]
+
+
+def resolved(body: bytes, found: Mapping[str, bytes]) -> bytes:
+    """The body with the items themselves in place of their ids."""
+    fields = _fields(body)
+    items = _items(b"[%b]" % own_items(body))
+    known = (found.get(_reference(raw) or "", bytes(raw)) for raw in items)
+    return _encode(fields | {"input": Raw(b"[%b]" % b",".join(known))})
+
+
+def items_by_id(inside: bytes) -> dict[str, bytes]:
+    """Items as they are kept, by their ids."""
+    all_ = ((msgspec.json.decode(raw).get("id"), bytes(raw)) for raw in _items(b"[%b]" % inside))
+    return {id: raw for id, raw in all_ if isinstance(id, str)}
+
+
+def _may_say(body: bytes, name: bytes) -> bool:
+    """Whether a body can have this name in it, without reading it."""
+    return name in body or _ESCAPED.search(body) is not None
+
+
+def _reference(raw: Raw) -> str | None:
+    """The id that stands for an item. What is no JSON is left to the codec to refuse."""
+    try:
+        item = msgspec.json.decode(raw)
+    except _NOT_JSON:
+        return None
+    if not isinstance(item, dict) or item.get("type") not in ("item_reference", None):
+        return None
+    if "role" in item:
+        return None  # a message, which needs no type
+    id = item.get("id")
+    return id if isinstance(id, str) else None
+
+
+def joined(body: bytes, history: Iterable[bytes]) -> bytes:
+    """The body with the items of its history before its own.
+
+    The input comes first, so that every body of a conversation begins with the bytes of the last.
+    """
+    fields = _fields(body)
+    given = bytes(fields.pop("input", _NULL))
+    if not given.startswith((b"[", b'"', b"n")):
+        return body  # the codec says what is wrong with it
+    items = b",".join(filter(None, (*history, own_items(body))))
+    return b'{"input":[%b]%b' % (items, _rest(fields))
+
+
+def triggered(body: bytes) -> bytes:
+    """The body of a compaction as that of a response: with the item that asks for a summary."""
+    fields = _fields(body)
+    fields.pop("input", None)
+    for name in ("stream", "background"):
+        fields.pop(name, None)
+    items = b",".join(filter(None, (own_items(body), _TRIGGER)))
+    return b'{"input":[%b]%b' % (items, _rest(fields | {"store": Raw(b"false")}))
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    """The body, with this model where it names none."""
+    fields = _fields(body)
+    if bytes(fields.get("model", _NULL)) != b"null":
+        return body
+    return _encode(fields | {"model": name})
+
+
+def user_items(inside: bytes) -> tuple[Raw, ...]:
+    """The messages of the user among some items."""
+    return tuple(raw for raw in _items(b"[%b]" % inside) if _is_users(raw))
+
+
+def _is_users(raw: Raw) -> bool:
+    item = msgspec.json.decode(raw)
+    if not isinstance(item, dict) or item.get("role") != "user":
+        return False
+    return bool(item.get("type", "message") == "message")
+
+
+def split_response(response: bytes) -> tuple[dict[str, Raw], bytes]:
+    """A response object without its output, and the items of that."""
+    fields = _decode(response)
+    output = bytes(fields.pop("output", Raw(b"[]")))
+    return fields, output[1:-1]
+
+
+def whole_response(head: bytes, output: bytes) -> bytes:
+    """The response object of both."""
+    return b'%b,"output":[%b]}' % (head[:-1], output)
+
+
+def _rest(fields: dict[str, Raw]) -> bytes:
+    """The other fields, behind the first."""
+    return b"," + _encode(fields)[1:] if fields else b"}"
+
+
+def _fields(body: bytes) -> dict[str, Raw]:
+    try:
+        return _decode(body)
+    except _NOT_JSON:
+        return _decode(checked(body))
+
+
+def _text(raw: Raw) -> str | None:
+    """The text, if it is one."""
+    try:
+        found = msgspec.json.decode(raw)
+    except _NOT_JSON as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}") from error
+    return found if isinstance(found, str) else None

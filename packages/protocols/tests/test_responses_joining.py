@@ -1,0 +1,226 @@
+"""A body and what it goes on from: the joined body reads as if the client had sent all of it."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail_model import InvalidRequest
+from dovetail_protocols import (
+    COMPACT,
+    RESPONSES,
+    Memory,
+    input_items,
+    item_id,
+    item_references,
+    items_by_id,
+    joined_body,
+    listed_item,
+    previous_response,
+    resolved_body,
+    split_response,
+    whole_response,
+    with_model,
+)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def message(text: str, role: str = "user") -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": text}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (body(input="x"), None),
+        (body(previous_response_id=None), None),
+        (body(previous_response_id=""), None),
+        (body(previous_response_id=3), None),
+        (body(previous_response_id="resp_1"), "resp_1"),
+        (b'{"previous_response_id" : "a\\u0062"}', "ab"),
+        (b'{"previous\\u005fresponse_id": "resp_1"}', "resp_1"),
+        (body(input='"previous_response_id"'), None),
+        (b'{"previous_response_id": "r", "input": "cut \\ud83d"}', "r"),
+    ],
+)
+def test_what_a_body_goes_on_from(sent: bytes, expected: str | None) -> None:
+    assert previous_response(sent) == expected
+
+
+@pytest.mark.parametrize("sent", [b"", b"[1]", b'{"previous_response_id": "r"', b"\xff"])
+def test_what_is_no_json_is_told_as_such_or_left_to_the_codec(sent: bytes) -> None:
+    try:
+        assert previous_response(sent) is None
+    except InvalidRequest:
+        return
+    with pytest.raises(InvalidRequest):
+        RESPONSES.decode(sent, {})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "Go on.",
+        [message("Go on.")],
+        [],
+        None,
+        [{"type": "function_call_output", "call_id": "call_1", "output": "x"}, message("So?")],
+    ],
+)
+def test_the_joined_body_is_what_a_client_without_state_would_send(sent: Any) -> None:
+    before: list[dict[str, Any]] = [
+        message("Hi"),
+        {"type": "reasoning", "summary": [], "content": [], "encrypted_content": "seal"},
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+    ]
+    history = [json.dumps(item).encode() for item in before]
+    more = {"previous_response_id": "r", "temperature": 0.5, "tools": [], "instructions": "Be."}
+    joined = RESPONSES.decode(joined_body(body(input=sent, **more), history), {})
+    own = [message(sent)] if isinstance(sent, str) else sent or []
+    whole = RESPONSES.decode(body(input=[*before, *own], **more), {})
+    assert msgspec.structs.replace(joined, echo=None) == msgspec.structs.replace(whole, echo=None)
+    assert msgspec.json.decode(joined.echo.fields)["previous_response_id"] == "r"  # type: ignore[attr-defined]
+
+
+def test_a_wrong_input_is_refused_as_ever() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        RESPONSES.decode(joined_body(body(input=3, previous_response_id="r"), [b"{}"]), {})
+    assert refused.value.param == "input"
+
+
+def test_each_body_of_a_conversation_begins_with_the_last() -> None:
+    """So the memory compares what was there and reads what is new."""
+    memory, history = Memory(), list[bytes]()
+    last: Any = None
+    for turn in range(40):
+        text = f"{turn} " * 200
+        sent = body(input=text, previous_response_id=f"r{turn}", stream=bool(turn % 2))
+        request = RESPONSES.decode(joined_body(sent, history), {}, memory)
+        history += [input_items(sent), json.dumps(message("Well.", "assistant")).encode()]
+        if last is not None:
+            same = zip(last.turns, request.turns, strict=False)
+            assert all(one is two for one, two in same)
+        last = request
+
+
+ODD = [
+    *(r'"\ud83d"', r'"\ude00"', r'"\ud83d\u0041"', r'"\ud83dx"', '"\xff"', '"\\q"', '"\t"'),
+    *("nope", "1e999", '{"a":}', "[[", "01", "null", "3", '"s"', "[" * 5000 + "]" * 5000),
+    '{"type":"item_reference","id":"\\ude00"}',
+    '{"type":"item_reference","id":3}',
+    '{"type":"item_reference"}',
+    '{"role":"user","content":"\\ude00"}',
+]
+PLACES = [
+    '{"model":"m","previous_response_id":"r","input":[%s,{"type":"item_reference","id":"x"}]}',
+    '{"model":"m","previous_response_id":"r","input":%s}',
+    '{"model":"m","previous_response_id":%s,"input":"x"}',
+    '{"model":%s,"previous_response_id":"r","input":"x"}',
+    '{"input":[%s],"model":"m","previous_response_id":"r","x":"item_reference"}',
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_nothing_that_is_sent_breaks_the_joining(odd: str, place: str) -> None:
+    """All is read, or refused as the client's fault."""
+    sent, done = (place % odd).encode("latin-1"), list[Any]()
+    for act in (
+        previous_response,
+        item_references,
+        input_items,
+        lambda sent: with_model(sent, "m"),
+        lambda sent: resolved_body(sent, {"x": b"{}"}),
+        lambda sent: COMPACT.decode(sent, {}),
+        lambda sent: RESPONSES.decode(joined_body(sent, [b'{"role":"user"}']), {}),
+    ):
+        with suppress(InvalidRequest):
+            done.append(act(sent))
+            continue
+        done.append(None)
+    assert len(done) == 7
+
+
+def test_items_that_are_named_are_put_in_their_place() -> None:
+    named = {"type": "item_reference", "id": "msg_1"}
+    sent = body(input=[message("a"), named, {"type": "item_reference", "id": 4}])
+    assert item_references(sent) == ["msg_1"]
+    assert item_references(body(input="item_reference")) == []
+    kept = b'{"type":"message","id":"msg_1","role":"assistant","content":"b"},{"type":"x"}'
+    found = items_by_id(kept)
+    assert list(found) == ["msg_1"]
+    items = json.loads(resolved_body(sent, found))["input"]
+    assert [item.get("content") for item in items] == ["a", "b", None]
+
+
+@given(st.text())
+def test_a_text_is_one_message_of_the_user(text: str) -> None:
+    sent = msgspec.json.encode({"model": "m", "input": text})
+    items = json.loads(b"[%b]" % input_items(sent))
+    assert items == [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    ]
+    as_items = RESPONSES.decode(body(input=items), {})
+    assert as_items.turns == RESPONSES.decode(sent, {}).turns
+
+
+def test_a_response_is_taken_apart_and_put_together() -> None:
+    whole = {"id": "r", "output": [{"a": 1}, {"b": [2]}], "usage": {"x": 1}, "status": "completed"}
+    head, output = split_response(json.dumps(whole).encode())
+    assert "output" not in head
+    assert json.loads(whole_response(msgspec.json.encode(head), output)) == whole
+    head, output = split_response(b'{"id":"r","output":[]}')
+    assert json.loads(whole_response(msgspec.json.encode(head), output)) == {
+        "id": "r",
+        "output": [],
+    }
+
+
+def test_a_model_is_named_where_none_is() -> None:
+    assert json.loads(with_model(b'{"input":"x"}', "m")) == {"input": "x", "model": "m"}
+    assert json.loads(with_model(b'{"model":null}', "m")) == {"model": "m"}
+    assert with_model(body(input="x"), "other") == body(input="x")
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (
+            {"role": "user", "content": "Hi"},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Hi"}],
+                "id": "x",
+            },
+        ),
+        (
+            {"type": "message", "role": "assistant", "content": "Hi"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Hi", "annotations": []}],
+                "id": "x",
+            },
+        ),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": "o"},
+            {"type": "function_call_output", "call_id": "c", "output": "o", "id": "x"},
+        ),
+    ],
+)
+def test_items_are_listed_in_their_full_form(item: Any, expected: Any) -> None:
+    assert listed_item(item, "x") == expected
+
+
+def test_ids_are_of_the_apis_style() -> None:
+    assert item_id({"role": "user"}, "1") == "msg_1"
+    assert item_id({"type": "function_call_output"}, "1") == "fco_1"
+    assert item_id({"type": "strange"}, "1") == "item_1"

@@ -1,0 +1,165 @@
+"""The real Codex over a WebSocket: one connection, what is new in each message, exact prefixes."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from codex_greeting import DONE, FILE, TASK, TEXT, greeting
+from codex_project import SHOUTS, TAKES_LEAVE, check_project
+from codex_runs import AGENTS, PLANS, Told, codex, codex_again
+from codex_scripts import AGENT_TASK, LEAVES, MORE, kimi
+from codex_scripts import DONE as BUILT
+from codex_scripts import TASK as PROJECT
+from exactness import Row, was_exact
+from sandbox import Sandbox
+from served import Running, free_port
+from stage import KIMI, QWEN3_CODER, Family, Stage, call, say, stage, think, turns
+
+from dovetail.engines.scripted.record import Heard
+from dovetail_model import OutputBlock
+
+SOCKETS = ("--api", "websocket")
+WINDOW = 18_000  # Codex's own prompt is a third of it
+COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
+STEPS = "Take all steps."
+SUMMARY = "Three steps are taken, für alle."
+WAIT = "Wait for me."
+Tell = Callable[[Sequence[Row]], None]
+
+
+def test_codex_writes_a_file_over_a_socket(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
+    scene = stage(tmp_path / "stage", QWEN3_CODER)
+    with scene.server(_greets(QWEN3_CODER)) as server:
+        told = codex(place, server.url, TASK, flags=SOCKETS)
+        log = _responses(server)
+    _wrote(told, place)
+    # One socket, the warm-up that Codex begins with, and a message for each of five turns.
+    assert log == Counter({("websocket", 101): 1, ("websocket", 200): 6})
+    heard = _turns(scene)
+    tell(was_exact(heard, new=1))
+    assert len(heard) == 5
+
+
+def test_codex_goes_on_over_http_where_sockets_are_switched_off(
+    place: Sandbox, tmp_path: Path, tell: Tell
+) -> None:
+    scene = stage(tmp_path / "stage", QWEN3_CODER)
+    with scene.server(_greets(QWEN3_CODER), "--no-enable-responses-websocket") as server:
+        told = codex(place, server.url, TASK, flags=SOCKETS)
+        log = _responses(server)
+    _wrote(told, place)
+    assert log == Counter({("http", 426): 1, ("http", 200): 5})
+    tell(was_exact(_turns(scene), new=1))
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+def test_codex_builds_a_project_with_an_agent_over_sockets(
+    place: Sandbox, tmp_path: Path, tell: Tell
+) -> None:
+    scene = stage(tmp_path / "stage", KIMI)
+    with scene.server(_builds()) as server:
+        told = codex(place, server.url, PROJECT, *PLANS, *AGENTS, flags=SOCKETS)
+        assert (told.result, told.errors) == (BUILT, [])
+        check_project(place.work, SHOUTS)
+        again = codex_again(place, server.url, MORE, *PLANS, *AGENTS, flags=SOCKETS)
+        assert (again.result, again.errors) == (LEAVES, [])
+        check_project(place.work, TAKES_LEAVE)
+        log = _responses(server)
+    assert log == Counter({("websocket", 101): 3, ("websocket", 200): 15 + 3})
+    heard = [one for one in scene.heard if PROJECT in one.text or AGENT_TASK in one.text]
+    tell(was_exact(heard, new=2, again=1))  # as over HTTP: see test_codex_task.py
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+def test_codex_makes_room_over_a_socket(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
+    scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
+    steps: list[list[OutputBlock]] = [
+        [think(f"Step {at}."), call("exec_command", cmd=f"echo {at} >> steps.txt; seq 1 950")]
+        for at in range(4)
+    ]
+    (summary,) = turns(QWEN3_CODER, [say(SUMMARY)])
+    rules = [
+        {"when": {"text": COMPACTION, "tail": 3000}, **summary},
+        {"when": {"text": STEPS}, "turns": turns(QWEN3_CODER, *steps, [say("All are taken.")])},
+    ]
+    with scene.server({"rules": rules, "turns": turns(QWEN3_CODER, [])}) as server:
+        told = codex(place, server.url, STEPS, flags=SOCKETS)
+        log = _responses(server)
+    assert (told.result, told.errors) == ("All are taken.", [])
+    assert (place.work / "steps.txt").read_text() == "0\n1\n2\n3\n"
+    # Codex asks for the summary over a socket of its own.
+    assert log == Counter({("websocket", 101): 2, ("websocket", 200): 7})
+    tell(was_exact([one for one in scene.heard if STEPS in one.text], new=3))
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+def test_codex_goes_on_after_the_server_was_started_again(
+    place: Sandbox, tmp_path: Path, tell: Tell
+) -> None:
+    """What the old socket held is gone: Codex sends everything, and the ledger knows the turns."""
+    scene, port = stage(tmp_path / "stage", QWEN3_CODER), str(free_port())
+    wait = "touch began; until [ -e goes-on ]; do sleep 0.1; done"
+    steps: list[list[OutputBlock]] = [
+        [think("I wait."), call("exec_command", cmd=wait, yield_time_ms=60_000)],
+        [think("Once more."), call("exec_command", cmd="echo again")],
+        [think("Done."), say("All is done.")],
+    ]
+    with ThreadPoolExecutor(1) as aside:
+        with scene.server(_waits(steps), "--http-port", port) as server:
+            running = aside.submit(codex, place, server.url, WAIT, flags=SOCKETS)
+            while not (place.work / "began").exists():
+                assert not running.done(), running.result()
+                time.sleep(0.05)
+        with scene.server(_waits(steps[1:]), "--http-port", port) as server:
+            (place.work / "goes-on").touch()
+            told = running.result()
+            log = _responses(server)
+    assert told.result == "All is done."
+    assert log == Counter({("websocket", 101): 1, ("websocket", 200): 2})
+    heard = [one for one in scene.heard if WAIT in one.text]
+    tell(was_exact(heard, new=1, cold=(1,)))
+
+
+def _waits(steps: list[list[OutputBlock]]) -> dict[str, Any]:
+    task = {"when": {"text": WAIT}, "turns": turns(QWEN3_CODER, *steps)}
+    return {"rules": [task], "turns": turns(QWEN3_CODER, [])}
+
+
+def _greets(family: Family) -> dict[str, Any]:
+    """The turns of the task, apart from what is read before the task is known."""
+    task = {"when": {"text": TASK}, "turns": greeting(family)}
+    return {"rules": [task], "turns": turns(family, [])}
+
+
+def _builds() -> dict[str, Any]:
+    script = kimi()
+    agent = {"when": {"text": AGENT_TASK}, "turns": script["turns"]}
+    return {"rules": [*script["rules"], agent], "turns": turns(KIMI, [])}
+
+
+def _turns(scene: Stage) -> list[Heard]:
+    """What was asked for the task, without what the engine has read before it."""
+    return [one for one in scene.heard if TASK in one.text]
+
+
+def _responses(server: Running) -> "Counter[tuple[str, int]]":
+    """How often responses were asked for: by which way, with which status."""
+    found: Counter[tuple[str, int]] = Counter()
+    for line in server.log.read_text().splitlines():
+        fields = dict(part.split("=", 1) for part in line.split(" ") if "=" in part)
+        if fields.get("endpoint") == "responses":
+            found[fields.get("transport", "http"), int(fields["status"])] += 1
+    return found
+
+
+def _wrote(told: Told, place: Sandbox) -> None:
+    assert told.result == DONE
+    assert (told.errors, told.failed) == ([], [])
+    assert (place.work / FILE).read_bytes() == TEXT.encode()
