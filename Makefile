@@ -53,7 +53,7 @@ test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test  ## every t
 	$(BIN)/python -m pytest -m registry tests
 
 soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed requests, 20,000 streams, 500 turns, workers
-	$(PYTEST) -m "long and not vllm and not transformers and not sglang" packages/dovetail/tests
+	$(PYTEST) -m "long and not vllm and not transformers and not sglang" packages tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness

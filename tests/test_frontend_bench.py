@@ -134,6 +134,7 @@ def test_texts_have_about_the_tokens_that_are_asked_for(tmp_path: Path) -> None:
     assert interleaved(10).count("<think>") == interleaved(10).count("<tool_call>") == 2
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path: Path) -> None:
     """Every way of driving the server, for a moment each."""
     model = model_folder(tmp_path / "model")

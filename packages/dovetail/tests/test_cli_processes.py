@@ -47,6 +47,7 @@ def test_chat_answers_line_by_line(place: Path) -> None:
     assert "tokens in" in ran.out
 
 
+@pytest.mark.long
 def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: Path) -> None:
     """The whole second prompt but for the tool's result is as the ledger has it."""
     body: dict[str, Any] = {"model": NAME, "max_tokens": 500, "tools": [TOOL]}

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
 from served import NAME, Running, qwen_folder, served
 
 STREAMS = 50
@@ -186,6 +187,7 @@ def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
     assert moved == STREAMS
 
 
+@pytest.mark.long
 def test_a_limit_of_none_keeps_answers_where_they_are(tmp_path: Path) -> None:
     limit = ("--migration-limit", "0")
     with (

@@ -124,6 +124,7 @@ def test_two_servers_take_turns(shared: tuple[Running, Running]) -> None:
         two.responses.create(model=NAME, input="x", previous_response_id=talk.previous)
 
 
+@pytest.mark.long
 def test_workers_take_turns_over_one_file(tmp_path: Path) -> None:
     """Each turn has a connection of its own, so any of the processes may get it."""
     talk = Talk()

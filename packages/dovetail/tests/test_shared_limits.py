@@ -176,6 +176,7 @@ def test_another_file_is_no_book(tmp_path: Path) -> None:
         SharedBook(tmp_path / "short", 0)
 
 
+@pytest.mark.long
 def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "hello.txt").write_text("Hello.")
     model: list[str | Path] = [qwen_folder(tmp_path / "qwen"), "--served-model-name", NAME]

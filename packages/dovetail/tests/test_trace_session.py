@@ -168,6 +168,7 @@ def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
         assert "response.completed" in (one.payload.answer or "")
 
 
+@pytest.mark.long
 def test_each_of_several_processes_has_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with served(*_arguments(tmp_path), "--trace-file", path, "--workers", "2") as running:

@@ -65,6 +65,7 @@ def test_small_steps_are_fused_where_that_changes_nothing() -> None:
     }
 
 
+@pytest.mark.long
 def test_batches_answer_as_the_model_does_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

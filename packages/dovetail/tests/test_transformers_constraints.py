@@ -331,6 +331,7 @@ def check_shape(value: Any) -> None:
     assert value["hourly"] in (True, False)
 
 
+@pytest.mark.long
 class TestEngine:
     pytestmark = real_torch
 

@@ -204,6 +204,7 @@ def after_hanging_up(play: Play, seconds: float) -> Finding:
     return asyncio.run(run(stage, checks, lambda check, finding: None))[0]
 
 
+@pytest.mark.long
 def test_without_metrics_the_next_request_tells_whether_the_place_is_free(play: Play) -> None:
     assert after_hanging_up(play, 0.0).outcome is Outcome.PASS
     assert after_hanging_up(play, 6.0).outcome is Outcome.FAIL

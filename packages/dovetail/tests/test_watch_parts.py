@@ -121,6 +121,7 @@ class TestLenses:
         assert stand_in("Qwen/Qwen3-Coder-30B").family == "qwen3_coder"
         assert stand_in("who-knows").family is None
 
+    @pytest.mark.long
     def test_clients_may_name_anything(self) -> None:
         lenses = Lenses()
         names = ["~nobody-there/x", "x" * 5000, "a\0b", *(f"m{n}" for n in range(1000))]

@@ -442,6 +442,7 @@ def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     run(scene)
 
 
+@pytest.mark.long
 def test_a_client_that_is_gone_without_a_word_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_stored_response_is_found_on_every_worker(running: Running) -> None:
 CLOSE = {"connection": "close"}  # the next request has a connection, and a worker, of its own
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
     with crew(tmp_path, decode_rate=10.0) as running:
         streams = Streams(running, 18, PATHS)
@@ -253,6 +254,7 @@ def _all_say(running: Running, key: str, status: int) -> bool:
     return all(running.ask("GET", "/v1/models", x_api_key=key).status == status for _ in range(12))
 
 
+@pytest.mark.long
 def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
     limit = ("--api-key", "secret", "--rate-limit-requests", "6")
     with crew(tmp_path, *limit) as running:

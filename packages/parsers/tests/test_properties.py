@@ -17,7 +17,7 @@ from dovetail_parsers.registry import grammar
 BY_NAME = {family.name: family for family in families()}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=30,  # more of it: make fuzz
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

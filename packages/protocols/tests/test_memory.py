@@ -23,6 +23,7 @@ TRANSCRIPTS = list(transcripts())
 TEXT = "Some words of a file, é 漢字. " * 20
 
 
+@pytest.mark.long
 def test_every_decode_of_the_other_tests_is_the_same_with_a_memory() -> None:
     files = [path for path in sorted(TESTS.glob("test_*.py")) if path.name != "test_memory.py"]
     chosen = [path for path in files if not re.search("sdk|docs|fuzz|read|broken", path.name)]

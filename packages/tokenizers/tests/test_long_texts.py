@@ -59,7 +59,7 @@ def test_every_two_characters_around_a_line_break_are_cut_as_in_the_whole(cuts: 
 
 
 @pytest.mark.parametrize("cuts", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(parts=st.lists(st.sampled_from([*PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
 def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> None:
     text = "".join(parts)

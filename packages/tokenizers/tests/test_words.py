@@ -58,7 +58,7 @@ def test_every_character_is_of_the_kind_that_the_library_takes_it_for(cuts: Patt
 
 
 @pytest.mark.parametrize("cuts", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12))
 def test_a_text_is_cut_as_by_the_library(cuts: Patterns, pieces: list[str]) -> None:
     text = "".join(pieces)
