@@ -175,6 +175,7 @@ def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path)
     assert health.status == 503
 
 
+@pytest.mark.long
 def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
     with replicas(tmp_path, 1) as (only,), ExitStack() as stack:
         port = only.url.rpartition(":")[2]

@@ -237,7 +237,12 @@ FAULTS: dict[str, tuple[Spoiler, tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SLOW, LENGTHY = pytest.mark.long, ("answers come when they are whole",)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=SLOW) if one in LENGTHY else one for one in FAULTS]
+)
 def test_a_fault_is_seen(stage: Stage, fault: str) -> None:
     spoiler, patterns, reason = FAULTS[fault]
     assert isinstance(stage.recording, FileRecording)
