@@ -237,11 +237,12 @@ FAULTS: dict[str, tuple[Spoiler, tuple[str, ...], str]] = {
 }
 
 
-SLOW, LENGTHY = pytest.mark.long, ("answers come when they are whole",)
+WHOLE = "answers come when they are whole"  # seen by waiting for what does not come
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=SLOW) if one in LENGTHY else one for one in FAULTS]
+    "fault",
+    [pytest.param(one, marks=pytest.mark.long if one == WHOLE else ()) for one in FAULTS],
 )
 def test_a_fault_is_seen(stage: Stage, fault: str) -> None:
     spoiler, patterns, reason = FAULTS[fault]
