@@ -44,7 +44,7 @@ def test_codex_resumes_exactly_with_the_store_kept(
 def test_codex_resumes_in_order_with_only_the_seal_key_kept(
     place: Sandbox, scene: Stage, tell: Tell
 ) -> None:
-    for path in scene.data.glob("turns.sqlite*"):
+    for path in scene.data.glob("*.sqlite*"):
         path.unlink()
     assert [path.name for path in scene.data.iterdir()] == ["seal.key"]
     _go_on(place, scene)
