@@ -18,6 +18,7 @@ import importlib, importlib.metadata, importlib.resources, pkgutil, re, sys
 package = importlib.import_module(sys.argv[1])
 wanted = importlib.metadata.requires(sys.argv[1].replace("_", "-")) or ()
 extras = {re.match(r"[\\w.-]+", one)[0] for one in wanted if "extra ==" in one}
+extras |= {one.partition("-")[0] for one in extras}  # as opentelemetry-sdk is imported
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     try:
         importlib.import_module(module.name)
