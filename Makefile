@@ -50,10 +50,11 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
 test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long"
-	$(BIN)/python -m pytest -m registry tests
+	$(BIN)/python -m pytest -m "registry and not long" tests
 
 soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed requests, 20,000 streams, 500 turns, workers
-	$(PYTEST) -m "long and not vllm and not transformers and not sglang" packages tests
+	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang" packages tests
+	$(BIN)/python -m pytest -m "registry and long" tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 @pytest.mark.registry
 @pytest.mark.timeout(900)
 def test_what_the_image_installs_can_be_installed(tmp_path: Path) -> None:
