@@ -1,6 +1,7 @@
 """What is known of a request when it is over: what metrics, logs, traces and spans are made of."""
 
 from array import array
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import msgspec
@@ -99,6 +100,22 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
     disconnected: bool = False
     prefix_line: str | None = None
+
+    def stages(self) -> Iterator[tuple[str, float, float]]:
+        """What it waited for before the model spoke, as far as it came: name, begin, end."""
+        known = (
+            ("queue", self.decoded, self.admitted),
+            ("prepare", self.admitted, self.prepared),
+            ("prefill", self.prepared, self.first_token),
+        )
+        for name, begin, end in known:
+            if begin is not None and end is not None:
+                yield name, begin, end
+
+    def end_of(self, call: Call) -> float:
+        """When a call was written; one that was cut, with the answer."""
+        cut = self.duration if self.said is None else self.said
+        return cut if call.dispatched is None else call.dispatched
 
 
 class Inside(msgspec.Struct, frozen=True, kw_only=True):

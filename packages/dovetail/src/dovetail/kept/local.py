@@ -1,6 +1,6 @@
 """Responses that one connection holds: the last few, each with all that came before it."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -45,20 +45,23 @@ class Local:
     A conversation shares what its responses have in common, so it is held once.
     """
 
-    __slots__ = ("_held", "_most", "_room")
+    __slots__ = ("_chains", "_held", "_most", "_room", "_weight")
 
     def __init__(self, most: int = LAST, room: Room | None = None) -> None:
         self._most = most
         self._room = room
         self._held: OrderedDict[str, Chain] = OrderedDict()
+        self._chains: Counter[str] = Counter()  # of a response, in how many it stands
+        self._weight = 0  # what is in several chains counts once
 
     def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
         """Hold a response that goes on from these. Nobody fetches it here: items are enough."""
-        self._held[response.id] = (*before, msgspec.structs.replace(response, head=b""))
+        self._drop(response.id)
+        self._add((*before, msgspec.structs.replace(response, head=b"")))
         if len(self._held) > self._most:
-            del self._held[self._least_of_use()]
+            self._drop(self._least_of_use())
         if self._room is not None:
-            self._room.taken(self, self._weight())
+            self._room.taken(self, self._weight)
 
     def chain(self, id: str) -> Chain | None:
         """The response and all before it, the oldest first; None if it is not held."""
@@ -69,6 +72,8 @@ class Local:
 
     def forget(self) -> None:
         self._held.clear()
+        self._chains.clear()
+        self._weight = 0
 
     def close(self) -> None:
         """The connection is gone."""
@@ -81,7 +86,16 @@ class Local:
         old = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
         return next((id for id in self._held if id in old), next(iter(self._held)))
 
-    def _weight(self) -> int:
-        """What is in several chains counts once."""
-        held = {one.id: one for chain in self._held.values() for one in chain}
-        return sum(map(weight, held.values()))
+    def _add(self, chain: Chain) -> None:
+        self._held[chain[-1].id] = chain
+        for one in chain:
+            self._chains[one.id] += 1
+            if self._chains[one.id] == 1:
+                self._weight += weight(one)
+
+    def _drop(self, id: str) -> None:
+        for one in self._held.pop(id, ()):
+            self._chains[one.id] -= 1
+            if not self._chains[one.id]:
+                del self._chains[one.id]
+                self._weight -= weight(one)

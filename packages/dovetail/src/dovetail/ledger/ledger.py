@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from dovetail.ledger.backlog import Backlog
 from dovetail.ledger.entry import IDS, Entry, session_name
 from dovetail.ledger.recent import Recent
-from dovetail.ledger.shelf import Shelf
+from dovetail.ledger.shelf import Shelf, weight
 from dovetail.ledger.store.store import (
     NEWEST,
     Clock,
@@ -26,6 +25,7 @@ from dovetail.ledger.store.store import (
     call_key,
 )
 from dovetail.ledger.wholes import Wholes, extend
+from dovetail.storage.backlog import Backlog
 
 ARRIVAL = 0.5  # seconds that a turn's end waits for its place in a store that others read
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
@@ -75,7 +75,7 @@ class Ledger:
         self._store = store
         self._shelf = Shelf(cache_bytes)
         self._wholes = Wholes(wholes_bytes)
-        self._backlog = Backlog(self._write)
+        self._backlog: Backlog[Entry] = Backlog(self._write, weigh=weight, what="ledger")
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.siblings = siblings

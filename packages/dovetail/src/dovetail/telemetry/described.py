@@ -99,19 +99,13 @@ def parts(end: RequestEnd) -> Iterator[Part]:
     for call in end.calls:
         known = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.id}
         told = {name: value for name, value in known.items() if value}
-        over = call.dispatched if call.dispatched is not None else end.said or end.duration
-        made.append(Part("call", call.begin, over, told))
+        made.append(Part("call", call.begin, end.end_of(call), told))
     yield from made[:MOST_PARTS]
 
 
 def _course(end: RequestEnd) -> Iterator[Part]:
     """From one milestone to the next, as far as it came."""
-    stages = (
-        ("queue", end.decoded, end.admitted),
-        ("prepare", end.admitted, end.prepared),
-        ("prefill", end.prepared, end.first_token),
-        ("generate", end.first_token, end.said),
-    )
-    for name, begin, over in stages:
-        if begin is not None and over is not None:
-            yield Part(name, begin, over)
+    for name, begin, over in end.stages():
+        yield Part(name, begin, over)
+    if end.first_token is not None and end.said is not None:
+        yield Part("generate", end.first_token, end.said)

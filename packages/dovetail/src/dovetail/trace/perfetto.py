@@ -127,22 +127,14 @@ def _parts(line: TraceLine) -> Iterator[_Part]:
 
 
 def _spans(line: TraceLine) -> Iterator[_Part]:
-    stages = (
-        ("receive", 0.0, line.decoded),
-        ("queue", line.decoded, line.admitted),
-        ("prepare", line.admitted, line.prepared),
-        ("prefill", line.prepared, line.first_token),
-    )
-    for name, begin, end in stages:
-        if begin is not None and end is not None:
-            yield _Part(name, name, _at(line, begin), _at(line, end))
+    received = () if line.decoded is None else (("receive", 0.0, line.decoded),)
+    for name, begin, end in (*received, *line.stages()):
+        yield _Part(name, name, _at(line, begin), _at(line, end))
     for thought in line.thoughts:
         yield _Part("reasoning", "reasoning", _at(line, thought.begin), _at(line, thought.end))
-    cut = line.duration if line.said is None else line.said
     for call in line.calls:
-        end = cut if call.dispatched is None else call.dispatched
-        name = call.name or "call"
-        yield _Part(name, "tool call", _at(line, call.begin), _at(line, end), call)
+        begin, end = _at(line, call.begin), _at(line, line.end_of(call))
+        yield _Part(call.name or "call", "tool call", begin, end, call)
 
 
 def _at(line: TraceLine, seconds: float) -> int:

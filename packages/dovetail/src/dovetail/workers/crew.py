@@ -6,16 +6,15 @@ connections over them (SO_REUSEPORT): one that is dead or not ready yet gets non
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from dovetail.config import Config
 from dovetail.http.access.shared_book import create_book
+from dovetail.http.serving.renewal import in_terminal
 from dovetail.workers.folder import new_folder
 from dovetail.workers.hosting import Hosts
 from dovetail.workers.member import Member, ending
@@ -122,7 +121,7 @@ class Crew:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told_to_stop, number)
-        if not _in_terminal():
+        if not in_terminal():
             loop.add_signal_handler(signal.SIGHUP, self._pass_on)
 
     def _pass_on(self) -> None:
@@ -162,11 +161,3 @@ class Crew:
             await asyncio.gather(*waiting)
         await self._hosts.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _in_terminal() -> bool:
-    """There SIGHUP says that the terminal is gone, and the server goes with it."""
-    try:
-        return sys.stdin is not None and os.isatty(sys.stdin.fileno())
-    except (OSError, ValueError):
-        return False

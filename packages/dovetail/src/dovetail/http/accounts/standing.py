@@ -1,15 +1,14 @@
 """What a request says of itself and its prompt, as far as it may be told."""
 
-import re
 from itertools import islice
 
 from dovetail.preparation import Prepared
 from dovetail.request_end import Prefix
+from dovetail.trace_context import read_traceparent
 from dovetail_model import Request, ToolResultBlock
 
 _LONGEST_NAME = 256  # characters of what a client calls things
 _MOST_RESULTS = 256
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def short(name: str) -> str:
@@ -23,7 +22,8 @@ def short_or_none(name: str | None) -> str | None:
 
 def traceparent(given: str | None) -> str | None:
     """The client's own span, by the W3C's header, if it is sound."""
-    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+    found = read_traceparent(given)
+    return None if found is None else str(found)
 
 
 def results_of(request: Request) -> tuple[str, ...]:

@@ -67,15 +67,14 @@ class Generator:
         self,
         service: Service,
         options: HttpOptions,
-        draining: Draining | None = None,
-        metrics: Metrics | None = None,
-        background: Background | None = None,
+        draining: Draining,
+        metrics: Metrics,
+        background: Background,
     ) -> None:
         self._service = service
         self._options = options
-        self._draining = draining or Draining()
-        metrics = metrics or Metrics()
-        self._background = background or Background(service.kept, metrics)
+        self._draining = draining
+        self._background = background
         self._gate = Gate(options.keys, options.book, metrics)
         self._admission = Admission(
             options.max_concurrent,

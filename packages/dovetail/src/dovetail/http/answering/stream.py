@@ -16,7 +16,7 @@ from dovetail_model import Event, ReasoningDelta, error_of
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
 SSE = "text/event-stream; charset=utf-8"
-_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
 class Streaming:
@@ -91,7 +91,7 @@ class Streaming:
         await self._outlet.room()
 
     async def _begin(self) -> None:
-        await self._exchange.begin(200, SSE, [*_HEADERS, *self._account.headers()])
+        await self._exchange.begin(200, SSE, [*HEADERS, *self._account.headers()])
 
     def _note_failure(self) -> None:
         """A failure that the pipeline told as an event counts as the status it would have been."""

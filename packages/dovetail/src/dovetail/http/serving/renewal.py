@@ -21,7 +21,7 @@ async def renewing(keys: Keys, certificate: Certificate | None) -> AsyncIterator
             certificate.read_again()
 
     loop = asyncio.get_running_loop()
-    heeded = not _in_terminal()
+    heeded = not in_terminal()
     if heeded:
         loop.add_signal_handler(signal.SIGHUP, read_again)
     looking = None if certificate is None else asyncio.create_task(certificate.keep_fresh())
@@ -36,8 +36,8 @@ async def renewing(keys: Keys, certificate: Certificate | None) -> AsyncIterator
                 await looking
 
 
-def _in_terminal() -> bool:
-    """There the signal says that the terminal is gone, and the server goes with it."""
+def in_terminal() -> bool:
+    """There SIGHUP says that the terminal is gone, and the server goes with it."""
     try:
         return sys.stdin is not None and os.isatty(sys.stdin.fileno())
     except (OSError, ValueError):

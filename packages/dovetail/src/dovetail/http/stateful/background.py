@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.http.accounts.account import Account
 from dovetail.http.answering.lifeline import Lifeline
-from dovetail.http.answering.stream import SSE
+from dovetail.http.answering.stream import HEADERS, SSE
 from dovetail.http.asgi import Message
 from dovetail.http.errors import Disconnected, status_of, told
 from dovetail.http.exchange import Exchange, end_of
@@ -188,8 +188,7 @@ class Background:
 
         No more at a time than is read: there may be many who follow, and they share the frames.
         """
-        headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
-        await exchange.begin(200, SSE, headers)
+        await exchange.begin(200, SSE, HEADERS)
         async with Lifeline(exchange.receive) as lifeline:
             at = 0
             while at < len(frames.all) or not frames.over:
