@@ -16,8 +16,9 @@ from dovetail_protocols.wire import checked
 
 _NAME = b'"previous_response_id"'
 _REFERENCE = b'"item_reference"'
-# An item that is named may say so by having nothing but an id.
-_UNTYPED = re.compile(rb'\{\s*"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}|"type"\s*:\s*null')
+# An item that is named may say so by having nothing but an id. Each begins with what is found fast.
+_UNTYPED = re.compile(rb'"type"\s*:\s*null')
+_LONE_ID = re.compile(rb'"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}')
 _SHORT = ("model", "stream")
 _ESCAPED = re.compile(rb"\\u00[567]")  # a letter or _ that nobody had to escape: any name may be so
 _NULL = Raw(b"null")
@@ -56,7 +57,7 @@ def shortened(body: bytes) -> bytes:
 
 def references(body: bytes) -> list[str]:
     """The ids of items that a body names instead of sending them."""
-    if not (_may_say(body, _REFERENCE) or _UNTYPED.search(body)):
+    if not (_may_say(body, _REFERENCE) or _has_untyped(body)):
         return []
     items = map(_reference, _items(b"[%b]" % own_items(body)))
     return [id for id in items if id is not None]
@@ -79,6 +80,14 @@ def items_by_id(inside: bytes) -> dict[str, bytes]:
 def _may_say(body: bytes, name: bytes) -> bool:
     """Whether a body can have this name in it, without reading it."""
     return name in body or _ESCAPED.search(body) is not None
+
+
+def _has_untyped(body: bytes) -> bool:
+    """Whether an object of a body may be a reference that does not say so."""
+    if _UNTYPED.search(body) is not None:
+        return True
+    places = (found.start() for found in _LONE_ID.finditer(body))
+    return any(body[max(0, at - 256) : at].rstrip().endswith(b"{") for at in places)
 
 
 def _reference(raw: Raw) -> str | None:
