@@ -5,12 +5,14 @@ import random
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from ledger_entries import turn
 
 from dovetail.ledger.entry import Entry, pack
+from dovetail.ledger.store.schema import VERSION, connect
 from dovetail.ledger.store.sqlite import SqliteStore
 from dovetail.ledger.store.store import StoreError
 
@@ -81,6 +83,7 @@ def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
+from dovetail.ledger.store.schema import VERSION, connect
 from dovetail.ledger.store.sqlite import SqliteStore
 from ledger_entries import turn
 
@@ -111,6 +114,20 @@ def test_several_processes_share_one_new_file(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(read())
+
+
+def test_many_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # every step of one may come between two of another
+    try:
+        for attempt in range(50):
+            path = tmp_path / f"{attempt}.db"
+            with ThreadPoolExecutor(4) as pool:
+                for connection in pool.map(connect, [path] * 4):
+                    assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+                    connection.close()
+    finally:
+        sys.setswitchinterval(switching)
 
 
 def test_a_busy_file_is_waited_for_without_blocking_the_loop(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ def open_keyring(config: Config, folder: Path) -> Keyring:
 
 
 def _has_siblings(config: Config) -> bool:
-    apart = config.workers > 1 or config.store not in ("memory", "sqlite")
-    return config.store != "memory" and apart
+    return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
 def _responses(config: Config, folder: Path) -> ResponseStore:

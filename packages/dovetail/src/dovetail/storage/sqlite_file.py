@@ -54,7 +54,10 @@ def connect(path: Path, form: Form) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, form: Form) -> None:
+    # In one transaction, or the tables could be another process's, made between two looks.
+    connection.execute("BEGIN")
     _check_owner(connection, path, form)
+    connection.execute("COMMIT")
     connection.execute(f"PRAGMA page_size = {_PAGE}")  # heeded by a new file only
     _use_log(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
