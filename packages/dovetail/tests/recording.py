@@ -19,6 +19,7 @@ class Recorded:
     asked: dict[str, Any]
     prompt: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
     cached: int | None = None
     finish: str | None = None
 
@@ -109,6 +110,7 @@ def _note(record: Recorded, payload: bytes) -> None:
     for choice in frame.get("choices", ()):
         record.prompt += choice["prompt_token_ids"] or []
         record.generated += choice["token_ids"]
+        record.logprobs += (choice.get("logprobs") or {}).get("token_logprobs", ())
         record.finish = choice["finish_reason"] or record.finish
     details = (frame.get("usage") or {}).get("prompt_tokens_details")
     if details is not None:

@@ -228,6 +228,7 @@ def test_probabilities() -> None:
             (delta,) = await heard(endpoint, request(sampling=Sampling(logprobs=1)))
             assert delta.logprobs[0].top == (("b", -0.1),)
             assert bodies[0]["logprobs"] == 1
+            assert bodies[0]["return_tokens_as_token_ids"]
 
     play(scene)
 

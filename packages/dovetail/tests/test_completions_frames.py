@@ -20,7 +20,9 @@ from dovetail_model import (
     InvalidRequest,
     Overloaded,
     Sampling,
+    TokenLogprob,
 )
+from dovetail_tokenizers import ByteTokenizer
 
 PROMPT = array("I", [1, 2, 3])
 
@@ -141,6 +143,24 @@ def test_probabilities_are_those_of_the_likeliest() -> None:
     assert delta.logprobs[1].logprob == -9999.0
     (bare,) = read(batch, sampling=Sampling(logprobs=0))
     assert bare.logprobs[0].top == ()
+
+
+def test_tokens_that_are_named_by_their_ids_are_spelled() -> None:
+    """Two of these are parts of characters and read alike."""
+    named = {f"token_id:{id}": -float(at) for at, id in enumerate((0xC3, 0xE4, 97), 1)}
+    told = {
+        "tokens": ["token_id:228", "token_id:x"],
+        "token_logprobs": [-2.0, -9.0],
+        "top_logprobs": [named, {"b": -0.5}],
+    }
+    reader = FrameReader(request(sampling=Sampling(logprobs=3)), "vLLM", ByteTokenizer())
+    delta = reader.read([choice([228, 98], "length", logprobs=told), DONE])
+    assert delta is not None
+    part = "\ufffd"
+    assert delta.logprobs == (
+        TokenLogprob(part, -2.0, ((part, -1.0), (part, -2.0), ("a", -3.0))),
+        TokenLogprob("token_id:x", -9.0, (("b", -0.5),)),  # which no server says
+    )
 
 
 BROKEN: list[tuple[str, list[bytes], type[DovetailError], str]] = [

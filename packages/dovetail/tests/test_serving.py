@@ -320,9 +320,13 @@ def test_probabilities_come_through() -> None:
             TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5))),
             TokenLogprob("<|end|>", -0.25, (("<|end|>", -0.25), ("x", -4.0))),
         )
+        alike = (TokenLogprob("?", -0.5, (("?", -0.5), ("?", -1.5), ("x", -2.0))),)
         stage.engine.plan = [TokenDelta([97, END], told, "stop")]
         heard = await stage.hear(request(sampling=Sampling(logprobs=2)))
         assert [one for delta in heard for one in delta.logprobs] == list(told)
+        stage.engine.plan = [TokenDelta([97], alike, "length")]
+        (delta,) = await stage.hear(request(sampling=Sampling(logprobs=3)))
+        assert delta.logprobs[0].top == (("?", -0.5), ("x", -2.0))
 
     on_stage(body)
 

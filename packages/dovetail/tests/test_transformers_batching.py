@@ -206,6 +206,45 @@ def test_what_the_library_is_asked() -> None:
     assert manager.requests[1]["eos_token_id"] == -1
 
 
+class TellingManager(Manager):
+    """Notes of each step how likely its token was, as the loop does before it hands it over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.transfers = SimpleNamespace(prepare_batch_update=lambda: "outcome")
+        self.batch_processor.inputs_and_outputs = self.transfers
+        self.logit_processor = SimpleNamespace(probabilities=SimpleNamespace(hand_out=self._note))
+
+    def _note(self) -> None:
+        self.steps += 1
+        (asked,) = self.requests
+        asked["draw"].told.append((-float(self.steps), [(self.steps, -0.5)]))
+
+    def hand_over(self, *outputs: Output) -> None:
+        for one in outputs:
+            while self.steps < len(one.generated_tokens) + (not one.finished):
+                assert self.transfers.prepare_batch_update() == "outcome"
+        super().hand_over(*outputs)
+
+
+def test_logprobs_are_those_of_the_ids_they_come_with() -> None:
+    """Also where the loop is a step ahead, or several tokens come in one delta."""
+    heard = play(
+        TellingManager(),
+        [output(4), output(4, 5), output(4, 5, 6)],
+        [],
+        [output(4, 5, 6, 9, finished=True)],
+        request=asked(sampling=Sampling(logprobs=1)),
+    )
+    assert [delta.ids for delta in heard] == [[4], [5, 6], [9]]
+    said = [one for delta in heard for one in delta.logprobs]
+    assert [len(delta.logprobs) for delta in heard] == [1, 2, 1]
+    assert [one.token for one in said] == [f"token_id:{id}" for id in (4, 5, 6, 9)]
+    assert [one.logprob for one in said] == [-1.0, -2.0, -3.0, -4.0]
+    assert said[2].top == (("token_id:3", -0.5),)
+
+
 def test_closing_cancels_and_leaves_nothing_behind() -> None:
     manager = Manager()
     play(manager, [output(4)])
@@ -249,7 +288,7 @@ def test_a_loop_that_takes_no_more() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"sampling": Sampling(logprobs=0)}, Unsupported),
+        ({"sampling": Sampling(logprobs=0)}, Unsupported),  # with a library that is not known
         ({"constraint": Constraint("lark", "start: /a/")}, Unsupported),
         ({"prompt": array("I", [1, VOCABULARY])}, InvalidRequest),
     ],

@@ -18,15 +18,11 @@ from typing import Any, TypeVar
 
 import pytest
 from http_stage import serving
+from probable_sessions import Overhearing
 from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
 from dovetail.catalog import load_model
-from dovetail.engines.engine import (
-    EngineRequest,
-    Health,
-    Listener,
-    TokenDelta,
-)
+from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.pulling import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
@@ -35,7 +31,7 @@ from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
-from dovetail_model import ClientError, ContextOverflow, EngineUnavailable, Sampling
+from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]
 PAGE = 16
@@ -201,48 +197,12 @@ def test_the_window_is_the_models(bench: Bench) -> None:
     assert heard[-1].finish == "length"
 
 
-def test_what_it_cannot_do_is_refused(bench: Bench) -> None:
-    with pytest.raises(ClientError, match="has no logprobs"):
-        bench.run(bench.hear(asked(prompt(40), sampling=Sampling(logprobs=1))))
-
-
-class Overhearing:
-    """An engine whose words are noted."""
-
-    name = "listener"
-
-    def __init__(self, engine: TransformersEngine) -> None:
-        self.engine = engine
-        self.abilities = engine.abilities
-        self.heard: list[tuple[list[int], list[int], int | None]] = []
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def health(self) -> Health:
-        return await self.engine.health()
-
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
-        said: list[int] = []
-        cached = None
-        try:
-            async with aclosing(pulled(self.engine, request)) as deltas:
-                async for delta in deltas:
-                    said += delta.ids
-                    cached = delta.cached if delta.cached is not None else cached
-                    if not listener.hear(delta) and not await listener.wait():
-                        return
-        finally:
-            self.heard.append((request.prompt.tolist(), said, cached))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
-    listener = Overhearing(bench.engine)
-    served = Served(names=("tiny",), model=model, preparer=preparer, engine=Pool([listener]))
+    overheard = Overhearing(bench.engine)
+    served = Served(names=("tiny",), model=model, preparer=preparer, engine=Pool([overheard]))
 
     async def scene() -> list[Any]:
         usages = []
@@ -260,7 +220,8 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
         return usages
 
     usages = bench.run(scene())
-    (first, said, _), (second, _, cached) = listener.heard
+    one, other = overheard.truths
+    first, said, second, cached = one.prompt, one.answer, other.prompt, other.cached
     assert len(said) == 40
     assert second[: len(first) + len(said)] == first + said
     assert cached is not None

@@ -173,7 +173,7 @@ def test_hanging_up_aborts(vllm: Vllm, server: Running) -> None:
     assert vllm.metric("request_success_total") == before[1]
 
 
-def test_probabilities(server: Running) -> None:
+def test_probabilities(server: Running, recorder: Recorder, tokenizer: Tokenizer) -> None:
     answer = server.openai().chat.completions.create(
         model=NAME, messages=asks("Hi"), max_tokens=8, logprobs=True, top_logprobs=3
     )
@@ -187,7 +187,10 @@ def test_probabilities(server: Running) -> None:
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) < 1
-    assert "".join(one.token for one in told.content)
+    heard = recorder.completions[-1]
+    assert heard.asked["return_tokens_as_token_ids"]  # whatever else has the same text
+    assert [one.token for one in told.content] == [tokenizer.decode([id]) for id in heard.generated]
+    assert [one.logprob for one in told.content] == heard.logprobs
 
 
 def test_a_prompt_that_is_too_long_is_the_clients_error(server: Running) -> None:

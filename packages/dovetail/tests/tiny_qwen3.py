@@ -43,8 +43,11 @@ _SPREAD = 0.02
 _POOL = 1 << 20  # random numbers of which each row is a piece
 
 
-def tiny_qwen3(folder: Path) -> Path:
-    """Writes the model into a new folder, the same weights each time."""
+def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
+    """Writes the model into a new folder, the same weights each time.
+
+    The larger their `spread`, the more some tokens are likelier than others.
+    """
     source = TOKENIZERS / "qwen3"
     if not source.is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
@@ -53,7 +56,7 @@ def tiny_qwen3(folder: Path) -> Path:
         copy(source / name, folder)
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     (folder / "generation_config.json").write_text(json.dumps(_GENERATION))
-    _write_weights(folder / "model.safetensors")
+    _write_weights(folder / "model.safetensors", spread)
     return folder
 
 
@@ -80,7 +83,7 @@ _LAYER: dict[str, tuple[int, ...]] = {
 }
 
 
-def _write_weights(path: Path) -> None:
+def _write_weights(path: Path, spread: float) -> None:
     """The safetensors format: the header's length, the header as JSON, the numbers."""
     header, end = {}, 0
     for name, shape in _shapes():
@@ -88,7 +91,7 @@ def _write_weights(path: Path) -> None:
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header).encode()
     dice = random.Random(7)
-    pool = array("f", (dice.gauss(0.0, _SPREAD) for _ in range(_POOL)))
+    pool = array("f", (dice.gauss(0.0, spread) for _ in range(_POOL)))
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
         for _, shape in _shapes():

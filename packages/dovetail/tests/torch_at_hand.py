@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from models_at_hand import TOKENIZERS
@@ -52,6 +54,28 @@ for prompt, count in asked:
 print(json.dumps(answers))
 """
 
+#: One line for each line of ids and a place: the logprobs that a plain forward pass gives the ids
+#: from that place on, and the likeliest at each of them.
+_FORWARD = """
+import sys
+for name in ("torchaudio", "torchcodec", "torchvision"):
+    sys.modules[name] = None
+import json
+import torch
+from transformers import AutoModelForCausalLM
+
+torch.set_num_threads(1)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+for line in sys.stdin:
+    ids, start, best, spelled = json.loads(line)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, start - 1 : -1]
+    known = logits.log_softmax(-1)
+    said = known.gather(1, torch.tensor(ids[start:]).unsqueeze(1)).squeeze(1)
+    top = known[:, :spelled].topk(best)
+    print(json.dumps([said.tolist(), top.indices.tolist(), top.values.tolist()]), flush=True)
+"""
+
 
 def need_torch() -> None:
     """Skips where no interpreter with torch is named, or the tokenizer is missing."""
@@ -78,3 +102,36 @@ def build(folder: Path, asked: Sequence[tuple[Sequence[int], int]]) -> list[list
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
     return answers
+
+
+class Passed(NamedTuple):
+    """The logprobs of ids, and at each place the likeliest ids with theirs."""
+
+    said: list[float]
+    best: list[list[tuple[int, float]]]
+
+
+class Forward:
+    """A plain forward pass of a model, in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def ask(self, ids: Sequence[int], start: int, best: int, spelled: int) -> Passed:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([list(ids), start, best, spelled]) + "\n")
+        self._process.stdin.flush()
+        said, ids_of, values = json.loads(self._process.stdout.readline())
+        pairs = zip(ids_of, values, strict=True)
+        return Passed(said, [list(zip(*pair, strict=True)) for pair in pairs])
+
+
+@contextmanager
+def forward(folder: Path) -> Iterator[Forward]:
+    """A process that has the model of a folder."""
+    command = [PYTHON, "-c", _FORWARD, str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Forward(process)

@@ -75,6 +75,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     given = given_values(sampling, "seed")
     if sampling.logprobs is not None:
         given["logprobs"] = sampling.logprobs
+        # Several tokens may have one text, as parts of characters have: one alone would be told.
+        given["return_tokens_as_token_ids"] = True
     return given
 
 

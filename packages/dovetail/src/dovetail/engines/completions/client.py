@@ -12,6 +12,7 @@ from dovetail.engines.spelling import Spelling
 from dovetail.engines.telling import Telling
 from dovetail.engines.wire import Call, Endpoint, Lines, Patience, send
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
+from dovetail_tokenizers import Tokenizer
 
 PATH = "/v1/completions"
 #: A long prompt is read without a sign of life.
@@ -24,8 +25,9 @@ class CompletionsClient:
     """Asks for completions of one model. `who` is what errors call the server.
 
     `tells_cached` is whether an answer so far told what was cached; None before the first answer.
-    `packed` says that the server is one of our own, which is told a prompt as bytes. `extra` are
-    fields that every request gets.
+    `packed` says that the server is one of our own, which is told a prompt as bytes. The
+    `tokenizer` spells tokens of logprobs that the server names by their ids. `extra` are fields
+    that every request gets.
     """
 
     __slots__ = (
@@ -37,11 +39,12 @@ class CompletionsClient:
         "_patience",
         "_priority",
         "_spelling",
+        "_tokenizer",
         "_who",
         "tells_cached",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first two are said by name
         self,
         endpoint: Endpoint,
         model: str,
@@ -49,6 +52,7 @@ class CompletionsClient:
         who: str = "vLLM",
         patience: Patience = PATIENCE,
         packed: bool = False,
+        tokenizer: Tokenizer | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -56,6 +60,7 @@ class CompletionsClient:
         self._who = who
         self._patience = patience
         self._packed = packed
+        self._tokenizer = tokenizer
         self._extra = extra or {}
         self._priority = True
         self._spelling = Spelling()
@@ -89,7 +94,7 @@ class CompletionsClient:
             extra=self._extra,
         )
         call = Call("POST", PATH, asked, patience=self._patience)
-        reader = FrameReader(request, self._who)
+        reader = FrameReader(request, self._who, self._tokenizer)
         telling = Telling(reader.read, listener)
         async with send(self._endpoint, call, self._lines) as reply:
             if reply.status != 200:

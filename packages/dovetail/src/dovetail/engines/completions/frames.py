@@ -4,15 +4,16 @@ This runs for every token: the decoder knows what is read and skips the rest, an
 came together make one delta.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from dovetail.engines.completions.faults import Fault, error_of_fault
-from dovetail.engines.drawing import UNKNOWN_LOGPROB
+from dovetail.engines.drawing import BY_ID, UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
+from dovetail_tokenizers import Tokenizer
 
 _DONE = b"[DONE]"
 
@@ -62,11 +63,24 @@ class FrameReader:
     in the next frame, which servers send right behind.
     """
 
-    __slots__ = ("_cached", "_count", "_finish", "_held", "_probable", "_request", "_told", "_who")
+    __slots__ = (
+        "_cached",
+        "_count",
+        "_finish",
+        "_held",
+        "_probable",
+        "_request",
+        "_tokenizer",
+        "_told",
+        "_who",
+    )
 
-    def __init__(self, request: EngineRequest, who: str) -> None:
+    def __init__(
+        self, request: EngineRequest, who: str, tokenizer: Tokenizer | None = None
+    ) -> None:
         self._request = request
         self._who = who
+        self._tokenizer = tokenizer
         self._count = 0
         self._finish: Literal["stop", "length"] | None = None
         self._held: list[int] = []
@@ -125,9 +139,16 @@ class FrameReader:
         self._count += len(ids)
         if choice.logprobs is not None:
             wanted = self._request.sampling.logprobs or 0
-            self._probable += _logprobs(choice.logprobs, wanted)
+            self._probable += _logprobs(choice.logprobs, wanted, self._text)
         if choice.finish_reason is not None:
             self._end_turn(choice.finish_reason, choice.stop_reason)
+
+    def _text(self, token: str) -> str:
+        """What a token reads as, be it named by its id."""
+        id = token.removeprefix(BY_ID)
+        if self._tokenizer is None or id == token or not id.isdecimal():
+            return token
+        return self._tokenizer.decode([int(id)])
 
     def _end_turn(self, reason: str, stop: int | str | None) -> None:
         if reason != "length" and reason != "stop":
@@ -156,16 +177,22 @@ class FrameReader:
         return delta
 
 
-def _logprobs(told: Probabilities, wanted: int) -> tuple[TokenLogprob, ...]:
+def _logprobs(
+    told: Probabilities, wanted: int, text: Callable[[str], str]
+) -> tuple[TokenLogprob, ...]:
     tops: Sequence[dict[str, float] | None] = told.top_logprobs or [None] * len(told.tokens)
     return tuple(
-        TokenLogprob(token, UNKNOWN_LOGPROB if value is None else value, _best(top, wanted))
+        TokenLogprob(
+            text(token),
+            UNKNOWN_LOGPROB if value is None else value,
+            tuple((text(one), likely) for one, likely in _best(top, wanted)),
+        )
         for token, value, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
     )
 
 
-def _best(top: dict[str, float] | None, wanted: int) -> tuple[tuple[str, float], ...]:
+def _best(top: dict[str, float] | None, wanted: int) -> list[tuple[str, float]]:
     """The likeliest. Beside them the server lists the sampled token, likely or not."""
     if not top or not wanted:
-        return ()
-    return tuple(sorted(top.items(), key=lambda pair: -pair[1])[:wanted])
+        return []
+    return sorted(top.items(), key=lambda pair: -pair[1])[:wanted]

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.drawing import check_logprobs
 from dovetail.engines.engine import EngineRequest
 from dovetail_model import (
     ContextOverflow,
@@ -91,5 +92,6 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     if sampling.seed is not None:
         given["seed"] = sampling.seed % _SEEDS
     if sampling.logprobs is not None:
+        check_logprobs(sampling.logprobs)
         given["n_probs"] = max(sampling.logprobs, 1)
     return given

@@ -110,7 +110,8 @@ class Writer:
             "text_offset": offsets,
             "token_logprobs": [one.logprob for one in delta.logprobs],
             "tokens": [one.token for one in delta.logprobs],
-            "top_logprobs": [dict(one.top) for one in delta.logprobs],
+            # Of tokens that have the same text the likeliest is told.
+            "top_logprobs": [dict(reversed(one.top)) for one in delta.logprobs],
         }
 
 

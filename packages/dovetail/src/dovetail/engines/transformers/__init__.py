@@ -15,6 +15,7 @@ def create(setup: EngineSetup) -> TransformersEngine:
         raise EngineSetupError(_no_weights(setup.model))
     return TransformersEngine(
         setup.model,
+        setup.tokenizer,
         context_length=setup.context_length,
         options=read_options(setup.options, TransformersOptions),
     )

@@ -11,6 +11,7 @@ from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
 from dovetail.engines.wire import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineUnavailable
+from dovetail_tokenizers import Tokenizer
 
 #: A long prompt is read without a sign of life.
 PATIENCE = Patience(connect=10.0, silence=600.0)
@@ -21,7 +22,8 @@ _GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 class TransformersEngine:
     """The engine for one folder of weights. Its window is the model's, or what memory allows.
 
-    What it can do is known for certain once the model is loaded.
+    What it can do is known for certain once the model is loaded. Without a `tokenizer` the tokens
+    of logprobs are named by their ids.
     """
 
     name = "transformers"
@@ -29,11 +31,13 @@ class TransformersEngine:
     def __init__(
         self,
         folder: Path,
+        tokenizer: Tokenizer | None = None,
         *,
         context_length: int | None = None,
         options: TransformersOptions | None = None,
     ) -> None:
         self._folder = folder
+        self._tokenizer = tokenizer
         self._wanted_length = context_length
         self._options = options or TransformersOptions()
         self._process = ModelProcess(self._options)
@@ -61,13 +65,19 @@ class TransformersEngine:
         endpoint, ready = await self._process.start(self._folder, self._wanted_length)
         self.abilities = Abilities(
             constraints=ready.constraints,
+            logprobs=ready.logprobs,
             cached_tokens=ready.cached_tokens,
             context_length=ready.context_length,
             local=True,
         )
         name = self._folder.resolve().name
         self._client = CompletionsClient(
-            endpoint, name, who="transformers", patience=PATIENCE, packed=True
+            endpoint,
+            name,
+            who="transformers",
+            patience=PATIENCE,
+            packed=True,
+            tokenizer=self._tokenizer,
         )
         self._endpoint, self._ready = endpoint, ready
 

@@ -17,6 +17,7 @@ from dovetail.engines.engine import Syntax
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
 from dovetail.engines.wire import Endpoint
+from dovetail.extras import how_to_install
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).parent / "child" / "__main__.py"
@@ -32,6 +33,7 @@ class Ready(msgspec.Struct, frozen=True):
     context_length: int
     cached_tokens: bool = False
     constraints: tuple[Syntax, ...] = ()
+    logprobs: bool = False
     facts: dict[str, str | int] = {}
 
 
@@ -88,7 +90,7 @@ def check_packages() -> None:
         if importlib.util.find_spec(package) is None:
             raise EngineUnavailable(
                 f"the engine 'transformers' needs the package {package}: "
-                "pip install 'dovetail[transformers]', or name the interpreter that has it (python)"
+                f"{how_to_install('transformers')}, or name the interpreter that has it (python)"
             )
 
 

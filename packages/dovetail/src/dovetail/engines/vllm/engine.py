@@ -93,6 +93,7 @@ class VllmEngine:
             self._endpoint,
             self._remote.name,
             patience=patience,
+            tokenizer=self._tokenizer,
             extra={} if interval is None else {"stream_interval": interval},
         )
 

@@ -1,8 +1,9 @@
 """transformers' continuous batching as a token engine.
 
 The library's loop runs in a thread of its own and hands results to ours. What it does not offer is
-reached for in few places, each marked: what was found in the prefix cache, and how much room there
-is. It is asked by the names that its versions from 5.17 on have for things.
+reached for in few places, each marked: what was found in the prefix cache, how much room there is,
+and when the outcome of a step is there. It is asked by the names that its versions from 5.17 on
+have for things.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dovetail.engines.drawing import check_logprobs
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.packing import highest
 from dovetail.engines.transformers.child.constraints import Constraints, Guide
@@ -19,6 +21,7 @@ from dovetail.engines.transformers.child.delivery import Delivery, postpone
 from dovetail.engines.transformers.child.loading import Loaded, LoadError
 from dovetail.engines.transformers.child.managing import NO_END, make_manager
 from dovetail.engines.transformers.child.prefixes import Prefixes
+from dovetail.engines.transformers.child.probabilities import hand_out_after_steps
 from dovetail.engines.transformers.child.sampling import NAME, Sampler
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
@@ -58,6 +61,7 @@ class BatchingEngine:
         postpone(manager)
         self.abilities = Abilities(
             constraints=constraints.syntaxes,
+            logprobs=hand_out_after_steps(manager),
             cached_tokens=self._prefixes.known,
             context_length=window,
             local=True,
@@ -83,11 +87,12 @@ class BatchingEngine:
         """Deltas as they come, those for which there was no room in one."""
         self._check(request)
         guide = await self._guide(request)
-        draw = {NAME: self._sampler.draw(request.sampling, guide)}
+        draw = self._sampler.draw(request.sampling, guide)
         name = self._prefixes.name(request.cache_salt)
         ends = guide.ends if guide is not None else sorted(request.stop_ids)
-        delivery = Delivery(listener, ends, partial(self._prefixes.cached, name))
-        self._submit(name, request, {"eos_token_id": ends or NO_END, **draw}, delivery.take)
+        probable = draw.told if draw.logprobs is not None else None
+        delivery = Delivery(listener, ends, partial(self._prefixes.cached, name), probable)
+        self._submit(name, request, {"eos_token_id": ends or NO_END, NAME: draw}, delivery.take)
         try:
             reason = await delivery.end()
             if reason is not None:
@@ -100,8 +105,10 @@ class BatchingEngine:
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what would fail in the loop, and with it everybody's generations."""
-        if request.sampling.logprobs is not None:
-            raise Unsupported("the engine 'transformers' has no logprobs")
+        wanted = request.sampling.logprobs
+        if wanted is not None and not self.abilities.logprobs:
+            raise Unsupported("the engine 'transformers' has no logprobs with this library")
+        check_logprobs(wanted)
         if (last := highest(request.prompt)) >= self._sampler.vocabulary:
             raise InvalidRequest(f"token id {last} is out of the model's vocabulary")
 

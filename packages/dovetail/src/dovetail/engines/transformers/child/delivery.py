@@ -8,13 +8,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dovetail.engines.drawing import BY_ID
 from dovetail.engines.engine import Listener, TokenDelta
+from dovetail_model import TokenLogprob
 
 
 class Delivery:
     """One request's outputs, told in the very call that brings them.
 
     Each output tells all tokens so far: while the listener has no room, only the last one is kept.
+    `probable` is what the loop has noted of tokens that are not told yet, where that is asked for.
     """
 
     __slots__ = (
@@ -24,13 +27,21 @@ class Delivery:
         "_found",
         "_kept",
         "_listener",
+        "_probable",
         "_told",
         "_waiter",
         "finished",
     )
 
-    def __init__(self, listener: Listener, ends: Sequence[int], found: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        ends: Sequence[int],
+        found: Callable[[], int],
+        probable: list[Any] | None = None,
+    ) -> None:
         self._listener = listener
+        self._probable = probable
         self._ends = ends
         self._found = found
         self._told = 0
@@ -80,12 +91,22 @@ class Delivery:
         cached = None if self._told else self._found()
         self._told += len(ids)
         finish = self._finish(ids) if finished else None
-        room = self._listener.hear(TokenDelta(ids, (), finish, cached))
+        logprobs = () if self._probable is None else self._take_logprobs(self._probable, ids)
+        room = self._listener.hear(TokenDelta(ids, logprobs, finish, cached))
         if finished:
             self._wake(None)
         elif not room:
             self._deaf = True
             self._wake(None)
+
+    def _take_logprobs(self, probable: list[Any], ids: list[int]) -> tuple[TokenLogprob, ...]:
+        """Those of these ids. The loop may have noted more already, at the end."""
+        noted = probable[: len(ids)]
+        del probable[: len(ids)]
+        return tuple(
+            TokenLogprob(_named(id), logprob, tuple((_named(one), value) for one, value in best))
+            for id, (logprob, best) in zip(ids, noted, strict=True)
+        )
 
     def _finish(self, ids: list[int]) -> Any:
         return "stop" if ids and ids[-1] in self._ends else "length"
@@ -93,6 +114,11 @@ class Delivery:
     def _wake(self, reason: str | None) -> None:
         if not self._waiter.done():
             self._waiter.set_result(reason)
+
+
+def _named(id: int) -> str:
+    """Whoever asked has the texts."""
+    return f"{BY_ID}{id}"
 
 
 class Postponing:

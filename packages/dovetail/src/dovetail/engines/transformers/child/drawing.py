@@ -16,10 +16,12 @@ from math import inf, log
 from typing import Any
 
 from dovetail.engines.transformers.child.counting import Counts, length, said
+from dovetail.engines.transformers.child.probabilities import Probabilities, rounded_up
 from dovetail.engines.transformers.child.sampling import NAME, Draw
 
-#: What a step has to do.
-NOISE, FLOOR, FEW, ALL, MASK, PENALTY = 1, 2, 4, 8, 16, 32
+#: What a step has to do. How many logprobs it tells, rounded up, stands above these bits.
+NOISE, FLOOR, FEW, ALL, MASK, PENALTY, TELL, RANK = 1, 2, 4, 8, 16, 32, 64, 128
+TOLD = 256
 #: Up to this top_k no row has to be sorted as a whole.
 FEW_ROWS = 128
 #: The rows of the arguments. Those before TOP_K are floats.
@@ -51,6 +53,7 @@ class Drawing:
         self._integers = numpy.zeros((ARGUMENTS, rows), numpy.int32)
         self._reals = self._integers.view(numpy.float32)
         self._counts = Counts(rows, vocabulary, self._device)
+        self.probabilities = Probabilities(rows, self._spelled, self._device)
         words = -(-vocabulary // WORD)
         self._words = torch.full((rows, words), -1, dtype=torch.int32)
         if self._device.type == "cuda":
@@ -92,6 +95,9 @@ class Drawing:
     def __call__(self, input_ids: Any, scores: Any, arguments: Any) -> Any:
         integers = arguments[:, : scores.shape[0]].unsqueeze(-1)
         reals = integers.view(self._torch.float32)
+        known = None
+        if self.needs & TELL:
+            known = self.probabilities.gather(scores, self.needs // TOLD)
         if self._spelled < scores.shape[1]:
             scores[:, self._spelled :].fill_(-inf)
         if self.needs & PENALTY:
@@ -107,6 +113,8 @@ class Drawing:
         if self.needs & NOISE:
             chances = self._exponentials(integers[FACTOR], integers[OFFSET])
             scores = self._torch.addcmul(scores, reals[TEMPERATURE], chances.log_(), value=-1)
+        if known is not None:
+            self.probabilities.note(known, scores, bool(self.needs & RANK))
         return scores
 
     def _lay_out(self, draws: list[Draw]) -> None:
@@ -127,6 +135,7 @@ class Drawing:
             )
         self._integers[TOP_K, :count] = [draw.top_k or self._vocabulary for draw in draws]
         self._integers[SLOT, :count] = self._counts.nobody
+        self.probabilities.lay_out(draws)
         self.needs = needs_of(draws)
         self._draws = draws
 
@@ -202,7 +211,10 @@ def needs_of(draws: list[Draw]) -> int:
         needs |= ALL if draw.top_k > FEW_ROWS or (draw.top_p < 1 and not draw.top_k) else 0
         needs |= MASK if draw.guide is not None else 0
         needs |= PENALTY if draw.penalized else 0
-    return needs & ~FEW if needs & ALL else needs
+        needs |= TELL if draw.logprobs is not None else 0
+        needs |= RANK if draw.logprobs else 0
+    asking = sum(draw.logprobs is not None for draw in draws)
+    return (needs & ~FEW if needs & ALL else needs) + TOLD * rounded_up(asking)
 
 
 def key_graphs(inputs_and_outputs: Any, drawing: Drawing) -> None:

@@ -41,6 +41,7 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         "context_length": window,
         "cached_tokens": engine.abilities.cached_tokens,
         "constraints": engine.abilities.constraints,
+        "logprobs": engine.abilities.logprobs,
         "facts": {**versions(), **loaded.facts, "cache_tokens": capacity},
     }
     return answer, lambda: serve(app, listener)

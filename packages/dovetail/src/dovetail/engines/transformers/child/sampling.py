@@ -23,17 +23,21 @@ class Mask(Protocol):
 class Draw:
     """One request's parameters. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 filter nothing.
 
-    It is known by its identity: the same object from the first token to the last.
+    It is known by its identity: the same object from the first token to the last. `logprobs` is
+    how many of the likeliest are told beside each token, None that nothing is told; `told` has the
+    logarithm of each token and those beside it, from when it is drawn until it is delivered.
     """
 
     __slots__ = (
         "frequency",
         "guide",
+        "logprobs",
         "min_p",
         "presence",
         "repetition",
         "seed",
         "temperature",
+        "told",
         "top_k",
         "top_p",
     )
@@ -48,6 +52,8 @@ class Draw:
         self.repetition = float(given.get("repetition", 1.0))
         self.seed = int(given.get("seed", 0))
         self.guide: Mask | None = given.get("guide")
+        self.logprobs: int | None = given.get("logprobs")
+        self.told: list[tuple[float, list[tuple[int, float]]]] = []
 
     @property
     def penalized(self) -> bool:
@@ -85,6 +91,7 @@ class Sampler:
             ),
             seed=self._random.getrandbits(64) if sampling.seed is None else sampling.seed,
             guide=guide,
+            logprobs=sampling.logprobs,
         )
 
     def _given(self, sampling: Sampling, name: str, otherwise: float) -> float:

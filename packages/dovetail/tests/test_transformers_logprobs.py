@@ -1,0 +1,268 @@
+"""How likely what a model says was, told by the transformers engine: against a plain forward pass.
+
+One process for all. The forward pass is of the same weights, run by transformers alone, over the
+prompt and what the engine said.
+"""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from exporting import exported
+from http_stage import serving
+from probable_sessions import ASKED_OR_KEPT, SHAPE, Overhearing, Session, check_kept, check_shown
+from tiny_qwen3 import tiny_qwen3
+from torch_at_hand import PYTHON, Forward, forward, need_torch
+
+from dovetail.catalog import Model, load_model
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
+from dovetail.engines.pulling import pulled
+from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.engines.transformers.child.drawing import NOISE, RANK, TELL, TOLD, needs_of
+from dovetail.engines.transformers.child.sampling import Draw
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail.routing import Pool
+from dovetail.service import Served, Service
+from dovetail_model import ClientError, Sampling, TokenLogprob
+
+pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]
+SPELLED = 151_669
+ENDS = frozenset({151_643, 151_645})
+COUNT = 12
+NEAR = 1e-4
+EQUALS = 20  # tokens that may be as likely as the last of the likeliest
+T = TypeVar("T")
+
+
+@dataclass
+class Bench:
+    """The engine, the loop that it lives in, and what judges it."""
+
+    runner: asyncio.Runner
+    engine: TransformersEngine
+    model: Model
+    plain: Forward
+
+    def run(self, scene: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(scene)
+
+    def hear(self, *requests: EngineRequest) -> list[list[TokenDelta]]:
+        """All at once."""
+
+        async def one(request: EngineRequest) -> list[TokenDelta]:
+            return [delta async for delta in pulled(self.engine, request)]
+
+        async def scene() -> list[list[TokenDelta]]:
+            return await asyncio.gather(*map(one, requests))
+
+        return self.run(scene())
+
+    def check(self, request: EngineRequest, heard: Sequence[TokenDelta]) -> list[int]:
+        """Each logprob is what the model itself gives the token. Gives the ids."""
+        ids = [id for delta in heard for id in delta.ids]
+        told = [one for delta in heard for one in delta.logprobs]
+        assert all(len(delta.logprobs) == len(delta.ids) for delta in heard)
+        best = request.sampling.logprobs
+        assert best is not None
+        prompt = request.prompt.tolist()
+        plain = self.plain.ask([*prompt, *ids], len(prompt), best + EQUALS, SPELLED)
+        assert [one.token for one in told] == [self._text(id) for id in ids]
+        assert [one.logprob for one in told] == pytest.approx(plain.said, abs=NEAR)
+        for one, likeliest in zip(told, plain.best, strict=True):
+            assert len(one.top) == best
+            self._check_best(one, likeliest)
+        return ids
+
+    def _check_best(self, one: TokenLogprob, likeliest: Sequence[tuple[int, float]]) -> None:
+        values = [value for _, value in likeliest[: len(one.top)]]
+        assert [value for _, value in one.top] == pytest.approx(values, abs=NEAR)
+        pairs: list[Any] = [
+            (self._text(id), pytest.approx(value, abs=NEAR)) for id, value in likeliest
+        ]
+        for pair in one.top:
+            pairs.remove(pair)
+
+    def _text(self, id: int) -> str:
+        return self.model.tokenizer.decode([id])
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    need_torch()
+    folder = tiny_qwen3(tmp_path_factory.mktemp("tiny") / "model", spread=0.5)
+    options = TransformersOptions(
+        python=PYTHON, threads=1, device_map="cpu", page_size=16, cache_tokens=4096
+    )
+    model = load_model(folder)
+    engine = TransformersEngine(folder, model.tokenizer, options=options)
+    with forward(folder) as plain, asyncio.Runner() as runner:
+        runner.run(engine.start())
+        try:
+            yield Bench(runner, engine, model, plain)
+        finally:
+            runner.run(engine.stop())
+
+
+def asked(number: int, count: int = COUNT, **fields: Any) -> EngineRequest:
+    prompt = [(at * 7919 + number * 131) % 150_000 for at in range(20 + number)]
+    constraint = fields.pop("constraint", None)
+    stops = ENDS if constraint is not None else frozenset()
+    sampling = Sampling(**{"seed": number, "logprobs": 3, **fields})
+    return EngineRequest(
+        f"r{number}", array("I", prompt), count, sampling, stops, constraint=constraint
+    )
+
+
+SCHEMA = Constraint("json_schema", json.dumps(SHAPE))
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "hot": {"temperature": 4.0, "logprobs": 20},
+    "the drawn token alone": {"temperature": 1.0, "logprobs": 0},
+    "filtered": {"temperature": 2.0, "top_k": 5, "top_p": 0.5, "min_p": 0.01, "logprobs": 1},
+    "penalized": {
+        "temperature": 0.0,
+        "presence_penalty": 2.0,
+        "frequency_penalty": 1.0,
+        "repetition_penalty": 1.3,
+        "logprobs": 5,
+    },
+    "constrained": {"temperature": 1.0, "constraint": SCHEMA, "count": 60, "logprobs": 2},
+}
+
+
+def test_it_says_that_it_can(bench: Bench) -> None:
+    assert bench.engine.abilities.logprobs
+
+
+def test_steps_that_tell_as_much_are_one_graph() -> None:
+    """How many ask is rounded up: a batch that grows by one is not always another graph."""
+    needs = [needs_of([Draw(logprobs=0)] * asking + [Draw()] * 9) for asking in range(6)]
+    assert needs == [NOISE, *(NOISE | TELL | TOLD * told for told in (1, 2, 4, 4, 8))]
+    assert needs_of([Draw(logprobs=0), Draw(logprobs=5)]) == NOISE | TELL | RANK | TOLD * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_is_what_the_model_gives_the_token(bench: Bench, kind: str) -> None:
+    request = asked(1, **KINDS[kind])
+    (heard,) = bench.hear(request)
+    assert len(bench.check(request, heard)) >= 5
+
+
+def test_all_kinds_in_one_batch(bench: Bench) -> None:
+    """Rows come and go, as each has a length of its own; some in the batch ask for nothing."""
+    requests = [
+        asked(at, **{"count": 4 + 3 * at, **kind}) for at, kind in enumerate(KINDS.values())
+    ]
+    silent = [asked(20 + at, 12, logprobs=None) for at in range(3)]
+    mixed = [silent[0], *requests[:4], silent[1], *requests[4:], silent[2]]
+    heard = dict(zip((one.id for one in mixed), bench.hear(*mixed), strict=True))
+    for request in requests:
+        bench.check(request, heard[request.id])
+    for request in silent:
+        assert not any(delta.logprobs for delta in heard[request.id])
+
+
+def test_who_asks_is_told_the_same_tokens(bench: Bench) -> None:
+    """To ask changes nothing about what is drawn."""
+    for kind in ("sampled", "penalized"):
+        plain = {**KINDS[kind], "logprobs": None}
+        one, other = bench.hear(asked(5, **KINDS[kind]), asked(5, **plain))
+        assert [d.ids for d in one] == [d.ids for d in other]
+
+
+def test_a_constraint_does_not_change_them(bench: Bench) -> None:
+    """What had to be said may have been unlikely, and is told as that."""
+    request = asked(1, **KINDS["constrained"])
+    (heard,) = bench.hear(request)
+    said = [one for delta in heard for one in delta.logprobs]
+    assert bench.check(request, heard)[-1] in ENDS
+    assert min(one.logprob for one in said) < -8
+    assert all(one.top[0][1] > one.logprob for one in said if one.logprob < -8)
+
+
+@pytest.mark.parametrize("wanted", [21, 10**6])
+def test_more_than_is_told_is_refused(bench: Bench, wanted: int) -> None:
+    with pytest.raises(ClientError, match="at most 20"):
+        bench.hear(asked(1, logprobs=wanted))
+
+
+@dataclass
+class Offered:
+    """The engine behind a server's own pipeline."""
+
+    service: Service
+    ledger: Ledger
+    overheard: Overhearing
+
+
+def offered(bench: Bench, *, keep: bool) -> Offered:
+    ledger = Ledger(MemoryStore())
+    overheard = Overhearing(bench.engine)
+    preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
+    served = Served(("tiny",), bench.model, preparer, Pool([overheard]), keep_logprobs=keep)
+    return Offered(Service([served], {}), ledger, overheard)
+
+
+def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
+    body: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Tell me of the sea."}],
+        "max_tokens": 8,
+        "seed": 4,
+        "temperature": 1.0,
+        "logprobs": True,
+        "top_logprobs": 4,
+    }
+
+    async def scene() -> tuple[list[Any], list[Any]]:
+        async with serving(offered=offered(bench, keep=False).service) as stage:
+            client = stage.openai()
+            answer = await client.chat.completions.create(**body)
+            assert answer.choices[0].logprobs is not None
+            streamed: list[Any] = []
+            async for chunk in await client.chat.completions.create(**body, stream=True):
+                for choice in chunk.choices:
+                    if choice.logprobs is not None:
+                        streamed += choice.logprobs.content or []
+            return answer.choices[0].logprobs.content or [], streamed
+
+    whole, streamed = bench.run(scene())
+    assert len(whole) == 8
+    assert {len(one.top_logprobs) for one in whole} == {4}
+    assert [one.token for one in whole] == [one.token for one in streamed]
+    for one, other in zip(whole, streamed, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=NEAR)
+        best = [top.logprob for top in one.top_logprobs]
+        assert best == pytest.approx([top.logprob for top in other.top_logprobs], abs=NEAR)
+        assert max(best) >= one.logprob - NEAR
+
+
+@pytest.mark.parametrize(("api", "keep"), ASKED_OR_KEPT)
+def test_what_the_model_gives_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
+    stand = offered(bench, keep=keep)
+
+    async def scene() -> tuple[list[list[float]], list[Any]]:
+        async with serving(offered=stand.service) as stage:
+            session = Session(stage.url, api, "tiny", "s")
+            shown = await asyncio.to_thread(session.play)
+            return shown, msgspec.to_builtins(await exported(stand.ledger, "s"))
+
+    shown, samples = bench.run(scene())
+    truths = stand.overheard.truths
+    check_kept(samples, truths, known=keep or api != "messages")
+    check_shown(api, shown, truths)
+    for truth in truths:
+        start = len(truth.prompt)
+        plain = bench.plain.ask([*truth.prompt, *truth.answer], start, 1, SPELLED)
+        assert truth.logprobs == (
+            pytest.approx(plain.said, abs=NEAR) if keep or api != "messages" else []
+        )

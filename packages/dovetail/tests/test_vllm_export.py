@@ -1,0 +1,77 @@
+"""What is exported of sessions with a real vLLM: its own ids and logprobs, as it told them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probable_sessions import APIS, Session, Truth, check_kept, check_shown
+from recording import Recorded, Recorder, recording
+from served import Running, clean_environment, served
+from typer.testing import CliRunner
+from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+
+from dovetail.cli.main import app
+
+pytestmark = REAL
+
+
+@pytest.fixture(scope="module")
+def vllm(pytestconfig: pytest.Config) -> Vllm:
+    return shared_vllm(pytestconfig)
+
+
+@pytest.fixture(scope="module")
+def recorder(vllm: Vllm) -> Iterator[Recorder]:
+    with recording(vllm.port) as recorder:
+        yield recorder
+
+
+class Ran:
+    """A server, and the folder that it keeps its ledger in."""
+
+    def __init__(self, running: Running, home: Path, recorder: Recorder) -> None:
+        self.running = running
+        self._home = home
+        self._recorder = recorder
+
+    def heard(self, session: str) -> list[Recorded]:
+        return [one for one in self._recorder.completions if one.asked.get("session_id") == session]
+
+    def export(self, session: str) -> list[dict[str, Any]]:
+        done = CliRunner().invoke(app, ["export", session], env=clean_environment(self._home))
+        assert done.exit_code == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module", params=["asked", "kept"])
+def ran(
+    request: pytest.FixtureRequest, recorder: Recorder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ran]:
+    """Servers that keep logprobs for those who ask, and for all."""
+    home = tmp_path_factory.mktemp("home")
+    keep = ["--keep-logprobs"] if request.param == "kept" else []
+    with served("--engine", "vllm", "--engine-url", recorder.url, *keep, home=home) as running:
+        yield Ran(running, home, recorder)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_vllm_told_is_what_is_exported(
+    ran: Ran, api: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.name
+    shown = Session(ran.running.url, api, NAME, name).play()
+    heard = ran.heard(name)
+    truths = [Truth(one.prompt, one.generated, one.logprobs) for one in heard]
+    assert [one.finish for one in heard] == ["length", "stop"]
+    keeps = "kept" in name
+    assert [one.asked.get("logprobs") for one in heard] == [
+        {"messages": 0 if keeps else None, "chat": 3, "responses": 0}[api]
+    ] * 2
+    known = keeps or api != "messages"
+    assert [len(one.logprobs) for one in truths] == [
+        len(one.answer) if known else 0 for one in truths
+    ]
+    check_kept(ran.export(name), truths, known=known)
+    check_shown(api, shown, truths)
