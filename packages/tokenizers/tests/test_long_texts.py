@@ -16,7 +16,7 @@ from test_encode import synthetic
 from test_words import KINDS, PIECES, cut_by_library
 
 from dovetail_tokenizers import Guard, HfTokenizer, patterns
-from dovetail_tokenizers.long_texts import LONG, PIECE, LongTexts, pieces
+from dovetail_tokenizers.long_texts import FAR, LONG, PIECE, LongTexts, pieces
 from dovetail_tokenizers.words import Patterns, Words
 
 ASCII = [chr(code) for code in range(0x20, 0x7F)]
@@ -47,7 +47,7 @@ def bare(name: str) -> tokenizers.Tokenizer:
 
 
 def in_pieces(cuts: Patterns, text: str) -> list[str]:
-    return [word for piece in pieces(text, 1, 1) for word in cut_by_library(cuts, piece)]
+    return [word for piece in pieces(text, 1, 1, 1) for word in cut_by_library(cuts, piece)]
 
 
 @pytest.mark.parametrize("cuts", KINDS)
@@ -59,11 +59,20 @@ def test_every_two_characters_around_a_line_break_are_cut_as_in_the_whole(cuts: 
 
 
 @pytest.mark.parametrize("cuts", KINDS)
+def test_every_two_characters_around_a_space_are_cut_as_in_the_whole(cuts: Patterns) -> None:
+    around = [*ASCII, "é", "я", "漢", "ʼ", "\u0301", "\u00a0"]
+    for behind in around:
+        text = "".join(f"1{before} {behind}s{before}" for before in around)
+        assert len(list(pieces(text, 1, 1, 1))) > len(ASCII) // 4 or not behind.isalpha()
+        assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
+
+
+@pytest.mark.parametrize("cuts", KINDS)
 @settings(max_examples=60)
 @given(parts=st.lists(st.sampled_from([*PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
 def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> None:
     text = "".join(parts)
-    assert "".join(pieces(text, 1, 1)) == text
+    assert "".join(pieces(text, 1, 1, 1)) == text
     assert in_pieces(cuts, text) == cut_by_library(cuts, text)
 
 
@@ -102,6 +111,17 @@ def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
     encoded.clear()
     guard.pack(f"<|im_start|>Another line, of another length.\n{LINES}<|im_end|>")
     assert characters(encoded) < 6 * PIECE
+
+
+def test_no_thread_is_kept_waiting_for_lines_and_words_without_end(encoded: list[str]) -> None:
+    """What cannot be cut into small pieces is left to the library, which lets others work."""
+    tokenizer = real("qwen3")
+    line, solid = LINES.replace("\n", " "), "word" * FAR
+    for text in (line, "漢字" * FAR, solid + LINES, LINES + solid, "1 2 " * FAR):
+        made = tokenizer.pack_plain(text, first=True).tolist()
+        assert max(map(len, encoded), default=0) <= 2 * FAR
+        assert made == bare("qwen3").encode(text, add_special_tokens=False).ids
+    assert characters(encoded) > len(line) // 2
 
 
 def test_short_texts_take_no_place() -> None:
@@ -151,7 +171,8 @@ def test_nothing_is_cut_where_an_added_token_could_reach_across() -> None:
     text = LINES + "x\ny" + LINES
     words = Words((patterns.QWEN2,), None, lambda word: [len(word)], added=["x\ny"])
     assert words.encode_long(text, LongTexts()) is None
-    assert words.encode_long(LINES, LongTexts()) == words.encode(LINES)
+    lines = LINES[:FAR]
+    assert words.encode_long(lines, LongTexts()) == words.encode(lines)
 
 
 def test_threads_may_share_a_tokenizer() -> None:

@@ -106,6 +106,11 @@ class Generation:
         """How many of the tokens so far were spent on thoughts."""
         return self._extents.thought_tokens
 
+    @property
+    def undecided(self) -> bool:
+        """Whether something is begun that is no text yet: a character, or perhaps a marker."""
+        return self._detokenizer.holding or bool(self._extents.untold.strip())
+
     def only_thought(self, closing: str) -> bool:
         """Whether nothing but one thought was said, be it open or closed as `closing` closes it."""
         if self._detokenizer.holding or not self._extents.only_thought:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from dovetail.beside import beside
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import Entry
@@ -21,7 +22,6 @@ from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
 from dovetail.ledger.restore import Restorer
 from dovetail.ledger.seal import Sealer
 from dovetail.renderers import Renderers
-from dovetail.rendering.ahead import encode_ahead
 from dovetail.rendering.prompt import Prompt
 from dovetail.rendering.renderer import loop_start
 from dovetail.rendering.template import RenderError
@@ -183,9 +183,9 @@ class Preparer:
         clears = self._clears_thoughts(request, recalled, loop)
         if clears:
             request, recalled = _without_thoughts(request, loop), recalled.forgotten(loop)
-        await encode_ahead(self._model.tokenizer, request, recalled.anchor or 0)
+        new = renderer.new_characters(request, recalled)
         try:
-            prompt = renderer.render(request, recalled, steering)
+            prompt = await beside(new, lambda: renderer.render(request, recalled, steering))
         except RenderError as error:
             message = f"The model's chat template refuses this conversation: {error}"
             raise InvalidRequest(message) from error

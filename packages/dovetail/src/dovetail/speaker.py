@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
-from typing import Literal
 
 import msgspec
 
@@ -167,8 +166,9 @@ class Speaker:
     async def _generate(self) -> None:
         """As many generations as it takes, each going on where the last broke off.
 
-        A thought that has spent its budget is closed for the model. An answer whose replica died
-        goes on on another one, or on the only one once that is back.
+        A thought that has spent its budget is closed for the model, if it then can say anything;
+        else the answer ends in it. An answer whose replica died goes on on another one, or on the
+        only one once that is back.
         """
         closing = list(self._served.model.thought_closing)
         while not self._is_over():
@@ -189,10 +189,11 @@ class Speaker:
                 continue
             if self._is_over() or not self._is_spent():
                 return
-            room = self._limit - len(self._generation.ids)
-            over: Literal["length"] | None = "length" if room <= len(closing) else None
             start = len(self._generation.ids)
-            self.hear(TokenDelta(ids=closing[:room], finish=over))
+            if self._limit - start <= len(closing):
+                self._finished = "length"  # there is no room for a word behind the closing
+                return
+            self.hear(TokenDelta(ids=closing))
             self._generation.forced(start)
             await self._audience.room()
 
@@ -226,9 +227,14 @@ class Speaker:
         return self._place() is not None or self._served.demand(self._prepared).free
 
     def _is_spent(self) -> bool:
-        """Whether a thought has used its budget up."""
+        """Whether a thought has used its budget up.
+
+        What the model has begun to spell it may end: it could be the thought's own closing.
+        """
         budget, generation = self._budget, self._generation
-        return budget is not None and generation.thinking and generation.thought_tokens >= budget
+        if budget is None or not generation.thinking or generation.thought_tokens < budget:
+            return False
+        return not generation.undecided
 
     def _engine_request(self) -> EngineRequest:
         request, said = self._prepared.request, self._generation.ids

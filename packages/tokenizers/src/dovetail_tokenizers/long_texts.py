@@ -20,6 +20,7 @@ from zlib import crc32
 LONG = 2048  # characters; what is shorter is not worth a place
 MAX_BYTES = 64 * 2**20
 PIECE = 2 * LONG  # characters of a piece at least
+FAR = 4 * PIECE  # characters behind which it need not end with a line
 CHOSEN = 8  # one line of so many may begin a piece
 
 _ENTRY = 300  # bytes that an entry takes besides its text and its ids
@@ -76,26 +77,41 @@ class LongTexts:
         return made
 
 
-def pieces(text: str, least: int = PIECE, one_in: int = CHOSEN) -> Iterator[str]:
+def pieces(text: str, least: int = PIECE, one_in: int = CHOSEN, far: int = FAR) -> Iterator[str]:
     """A long text in pieces of lines, of at least so many characters; joined, the text itself.
 
     Each is cut into words as it would be inside the whole. None of the patterns of `words` lets a
     word go on behind a single line break, but for a slash; nor does a word before it depend on
-    what follows.
+    what follows. The same holds before a single space between two letters: very long lines are
+    cut there.
 
     What a line begins with says whether a piece may begin there. So behind a line that is new the
     pieces are soon the same again: a text that differs in its first line is known but for that.
     """
     start = 0
-    while len(text) - start >= 2 * least and (end := _cut(text, start + least, one_in)):
+    while len(text) - start >= 2 * least and (end := _end(text, start + least, one_in, far)):
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _cut(text: str, start: int, one_in: int) -> int:
+def _end(text: str, start: int, one_in: int, far: int) -> int:
     """The first place from here on where a text may be cut; 0 if there is none."""
-    at = text.find("\n", start, -1)
+    reach = min(start + far, len(text) - 1)
+    return _line_end(text, start, reach, one_in) or _word_end(text, reach)
+
+
+def _word_end(text: str, start: int) -> int:
+    at = text.find(" ", start, -1)
+    while at >= 0:
+        if text[at - 1].isalpha() and text[at + 1].isalpha():
+            return at
+        at = text.find(" ", at + 1, -1)
+    return 0
+
+
+def _line_end(text: str, start: int, reach: int, one_in: int) -> int:
+    at = text.find("\n", start, reach)
     while at >= 0:
         if (
             text[at - 1] in _BEFORE
@@ -103,7 +119,7 @@ def _cut(text: str, start: int, one_in: int) -> int:
             and _digest(text, at + 1) % one_in == 0
         ):
             return at + 1
-        at = text.find("\n", at + 1, -1)
+        at = text.find("\n", at + 1, reach)
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, get_args
 
 from dovetail_tokenizers.control import WHITE
 from dovetail_tokenizers.literals import longest_of
-from dovetail_tokenizers.long_texts import LongTexts, pieces
+from dovetail_tokenizers.long_texts import FAR, LongTexts, pieces
 from dovetail_tokenizers.patterns import (
     DEEPSEEK3,
     GPT2,
@@ -46,6 +46,7 @@ Merge = Callable[[str], Iterable[int]]
 
 _MOST = 1 << 16  # words remembered, of at most this many characters:
 _LONG = 32
+_UNCUT = 2 * FAR  # characters; cutting, and merging one word, let no other thread work meanwhile
 _SET_OR_KIND = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
 _KIND = re.compile(r"\\p\{(\w+)\}|\\s")
 # Symbols that are said most, of those that came later: beyond U+FFFF, all since Unicode 10, ...
@@ -72,8 +73,8 @@ class Words:
         spellings = {s for text in added for s in (text, _normal(form, text))}
         self._added = longest_of(spellings)
         self._known = _Known(merge)
-        # An added token could reach across a line's end: then nothing is cut there.
-        self._pieces = _whole if any("\n" in spelling for spelling in spellings) else pieces
+        # An added token could reach across a line's end, or a word's: then nothing is cut there.
+        self._pieces = _whole if any({*spelling} & {*"\n "} for spelling in spellings) else pieces
 
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if the library has to say."""
@@ -89,6 +90,8 @@ class Words:
     def encode_long(self, text: str, texts: LongTexts) -> Iterable[int] | None:
         """The same, with what is remembered of the text's pieces."""
         parts = list(self._pieces(text))
+        if max(map(len, parts)) > _UNCUT:
+            return None
         if len(parts) == 1:
             return self.encode(text)
         ids = array("I")

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dovetail.beside import beside
 from dovetail.http.body import read_body
 from dovetail.http.exchange import Exchange
 from dovetail.http.options import HttpOptions
@@ -55,16 +56,17 @@ class Tokens:
             "tokens": ids,
         }
         if asked.return_token_strs:
-            answer["token_strs"] = [served.model.tokenizer.decode([id]) for id in ids]
+            decode = served.model.tokenizer.decode
+            answer["token_strs"] = await beside(len(ids), lambda: [decode([id]) for id in ids])
         await exchange.answer(200, msgspec.json.encode(answer))
 
     async def detokenize(self, exchange: Exchange) -> None:
         asked = _decode(await self._body(exchange), DetokenizeBody)
         tokenizer = self._served(asked.model).model.tokenizer
-        for id in asked.tokens:
+        for id in (min(asked.tokens, default=0), max(asked.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
                 raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
-        text = tokenizer.decode(asked.tokens)
+        text = await beside(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
         await exchange.answer(200, msgspec.json.encode({"prompt": text}))
 
     async def _ids(
@@ -73,7 +75,8 @@ class Tokens:
         if asked.messages is None:
             if asked.prompt is None:
                 raise InvalidRequest("prompt: Field required, or messages", param="prompt")
-            return served.model.tokenizer.encode(asked.prompt)
+            text, encode = asked.prompt, served.model.tokenizer.encode
+            return await beside(len(text), lambda: encode(text))
         if asked.add_generation_prompt is False:
             raise Unsupported(
                 "add_generation_prompt: a prompt always asks for an answer here",

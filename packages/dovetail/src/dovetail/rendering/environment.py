@@ -42,10 +42,10 @@ class Written(dict[str, Any]):
     def _written(self, how: dict[str, Any]) -> str:
         if self != self._as_it_was:  # a template may change what it is given
             self._as_it_was, self._texts = _copy(self), {}
-        key = repr(how)
-        if key not in self._texts:
-            self._texts[key] = json.dumps(self, default=_plain, **how)
-        return self._texts[key]
+        texts, key = self._texts, repr(how)  # another thread may put others in their place
+        if key not in texts:
+            texts[key] = json.dumps(self, default=_plain, **how)
+        return texts[key]
 
 
 def environment(clock: Clock = datetime.now) -> SandboxedEnvironment:

@@ -18,7 +18,18 @@ from dovetail.rendering.resume import Resumption
 from dovetail.rendering.splice import Splicer, Stops, nonce
 from dovetail.rendering.template import ChatTemplate, RenderError
 from dovetail.rendering.writing import TurnWriter
-from dovetail_model import Block, OutputBlock, ReasoningBlock, Request, TextBlock, ToolSpec, Turn
+from dovetail_model import (
+    Block,
+    DocumentBlock,
+    OutputBlock,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
 from dovetail_parsers import markers, opens_thought
 from dovetail_tokenizers import Guard, Tokenizer
 
@@ -86,8 +97,22 @@ class Renderer:
         steering = digest(json.dumps(read, sort_keys=True, default=str))
         return Head(system, tools, steering, digest(system, tools, steering))
 
+    def new_characters(self, request: Request, recalled: Recalled) -> int:
+        """How many characters may have to be encoded for a prompt."""
+        start = recalled.anchor or 0
+        if recalled.base is not None and self._kit.resumption.possible:
+            start = recalled.base[0]
+        new = sum(_characters(block) for turn in request.turns[start:] for block in turn.blocks)
+        if start:
+            return new
+        tools = self._once(request.tools, lambda: len(msgspec.json.encode(request.tools)))
+        return new + tools + sum(map(_characters, request.system))
+
     def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
-        """The prompt. `request` is stabilized, `recalled` what is known of its turns."""
+        """The prompt. `request` is stabilized, `recalled` what is known of its turns.
+
+        Threads may share a renderer.
+        """
         start = recalled.start
         switches = protected(switches, self._kit.guard.protect)  # their words are a client's, too
         tools = self._once(request.tools, lambda: Tools(request.tools, self._kit.guard.protect))
@@ -133,6 +158,18 @@ class Renderer:
 def _digest_of(system: tuple[Block, ...]) -> bytes:
     """The digest of a system text, which is the same in many sessions."""
     return digest(msgspec.json.encode(system))
+
+
+def _characters(block: Block) -> int:
+    """How much a block says."""
+    match block:
+        case TextBlock(text=text) | ReasoningBlock(text=text) | ToolCallBlock(arguments=text):
+            return len(text)
+        case DocumentBlock(text=str(text)):
+            return len(text)
+        case ToolResultBlock(blocks=blocks):
+            return sum(map(_characters, blocks))
+    return 0
 
 
 def loop_start(turns: Sequence[Turn]) -> int:

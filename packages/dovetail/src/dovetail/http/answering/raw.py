@@ -9,6 +9,7 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
+from dovetail.beside import beside
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS
@@ -37,7 +38,7 @@ class RawPreparer:
         self.records_first = False
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
-        ids = array(IDS, self._ids(request))
+        ids = array(IDS, await self._ids(request))
         if not ids:
             raise InvalidRequest("prompt: there is nothing in it", param="prompt")
         return Prepared(
@@ -49,7 +50,7 @@ class RawPreparer:
         )
 
     async def count(self, request: Request) -> int:
-        return len(self._ids(request))
+        return len(await self._ids(request))
 
     def steering(self, thinking: Thinking) -> dict[str, Any]:
         """There is no template to be steered."""
@@ -79,10 +80,11 @@ class RawPreparer:
     async def close(self) -> None:
         """Nothing was kept."""
 
-    def _ids(self, request: Request) -> list[int]:
+    async def _ids(self, request: Request) -> list[int]:
         prompt = raw_prompt(request)
         if isinstance(prompt, str):
-            return self._model.tokenizer.encode(prompt)  # spelled-out control tokens are meant
+            encode = self._model.tokenizer.encode  # spelled-out control tokens are meant
+            return await beside(len(prompt), lambda: encode(prompt))
         largest = max(prompt, default=0)
         if largest >= self._model.tokenizer.size:
             raise InvalidRequest(f"prompt: the model has no token {largest}", param="prompt")

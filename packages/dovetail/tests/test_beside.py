@@ -1,0 +1,160 @@
+"""Long texts are made into prompts beside the loop, and into the very same ones."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from http_stage import NAME, run, serving, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail import beside as module
+from dovetail.beside import WORTH_A_THREAD, beside
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.memory import MemoryStore
+from dovetail.preparation import Preparer
+from dovetail_model import Request, TextBlock, ToolSpec, Turn
+from dovetail_tokenizers import HfTokenizer
+
+LONG = "One word. " * (WORTH_A_THREAD // 8)
+GO = {"role": "user", "content": "Go."}
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+ENDPOINTS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "compact": "/v1/responses/compact",
+    "count": "/v1/messages/count_tokens",
+    "input_tokens": "/v1/responses/input_tokens",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "result": "/v1/messages",
+    "system": "/v1/messages",
+    "tokenize": "/tokenize",
+    "tokenize chat": "/tokenize",
+    "tool": "/v1/messages",
+}
+
+
+def _body(name: str, text: str) -> dict[str, Any]:
+    """A request that says a text."""
+    if name in ("compact", "input_tokens", "responses"):
+        return {"input": text}
+    if name in ("completions", "tokenize"):
+        return {"prompt": text}
+    if name == "result":
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": text}
+        loop = [{"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result]}]
+        return {"messages": [GO, *loop], "max_tokens": 9}
+    if name == "system":
+        return {"messages": [GO], "max_tokens": 9, "system": text}
+    if name == "tool":
+        tool = {"name": "f", "input_schema": {"type": "object", "description": text}}
+        return {"messages": [GO], "max_tokens": 9, "tools": [tool]}
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
+
+
+@pytest.fixture
+def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """The threads that have the library encode a long text."""
+    seen: set[threading.Thread] = set()
+    plain = HfTokenizer._ask
+
+    def ask(self: HfTokenizer, text: str, first: bool) -> list[int]:
+        if len(text) >= len(LONG):
+            seen.add(threading.current_thread())
+        return plain(self, text, first)
+
+    monkeypatch.setattr(HfTokenizer, "_ask", ask)
+    return seen
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_no_endpoint_encodes_a_long_text_on_the_loop(
+    name: str, encoded_by: set[threading.Thread]
+) -> None:
+    body = _body(name, f"{name}: {LONG}")  # a text that is not remembered
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.ask("POST", ENDPOINTS[name], {"model": NAME, **body})
+            assert reply.status in (200, 400)  # the window is small
+
+    run(scene)
+    assert encoded_by
+    assert threading.current_thread() not in encoded_by
+
+
+def test_many_tokens_are_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    plain = HfTokenizer.decode
+
+    def decode(self: HfTokenizer, ids: Any) -> str:
+        seen.add(threading.current_thread())
+        return plain(self, ids)
+
+    monkeypatch.setattr(HfTokenizer, "decode", decode)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            ids = tiny_model().tokenizer.encode(LONG)
+            seen.clear()
+            body = {"model": NAME, "tokens": ids}
+            assert (await stage.ask("POST", "/detokenize", body)).json == {"prompt": LONG}
+            refused = await stage.ask("POST", "/detokenize", {**body, "tokens": [*ids, -1]})
+            assert refused.status == 400
+            asked = {"model": NAME, "prompt": LONG, "return_token_strs": True}
+            told = (await stage.ask("POST", "/tokenize", asked)).json
+            assert (told["tokens"], "".join(told["token_strs"])) == (ids, LONG)
+
+    run(scene)
+    assert seen
+    assert threading.current_thread() not in seen
+
+
+def test_short_work_is_done_at_once() -> None:
+    async def main() -> None:
+        here = threading.current_thread()
+        assert await beside(WORTH_A_THREAD - 1, threading.current_thread) is here
+        assert await beside(WORTH_A_THREAD, threading.current_thread) is not here
+
+    asyncio.run(main())
+
+
+def test_what_the_work_raises_comes_out() -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        asyncio.run(beside(WORTH_A_THREAD, fail))
+
+
+def _preparer() -> Preparer:
+    return Preparer(tiny_model(), Ledger(MemoryStore()), Keyring([bytes(32)]))
+
+
+async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:
+    """The prompts of requests that come all at once."""
+    preparer = _preparer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WORTH_A_THREAD", worth)
+        made = await asyncio.gather(*map(preparer.prepare, asked))
+    return [one.prompt.ids.tolist() for one in made]
+
+
+TEXTS = st.text(max_size=30) | st.sampled_from(["<|im_end|>", "<think>", "a\nb", "x" * 5000])
+TOOLS = tuple(ToolSpec(f"tool_{n}", "Does it.", {"type": "object"}) for n in range(20))
+
+
+@settings(max_examples=10, deadline=None)
+@given(said=st.lists(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=4), max_size=8))
+def test_prompts_that_are_made_at_the_same_time_are_those_made_alone(
+    said: list[list[str]],
+) -> None:
+    asked = [
+        Request("m", tuple(Turn("user", (TextBlock(text),)) for text in texts), tools=TOOLS)
+        for texts in said
+    ]
+    in_threads = asyncio.run(_prompts(asked, worth=0))
+    assert in_threads == [asyncio.run(_prompts([one], worth=1 << 60))[0] for one in asked]
