@@ -47,8 +47,13 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 	$(PYTHON) tools/fetch_torch.py
 	@touch $@
 
+# What it cannot fetch it says every time.
+.PHONY: .perfetto
+.perfetto: .venv/.dev
+	@$(BIN)/python tools/fetch_perfetto.py
+
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
-test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test  ## every test of every package, one real Claude Code and one real Codex
+test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test .perfetto  ## every test of every package, one real Claude Code and one real Codex
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long"
 	$(BIN)/python -m pytest -m "registry and not long" tests
 

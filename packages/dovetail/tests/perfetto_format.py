@@ -61,8 +61,9 @@ def _values(event: Json) -> Iterator[str]:
     for field in ("pid", "tid", "id"):
         if field in event and (type(event[field]) is not int or event[field] < 1):
             yield f"{field} is no positive integer"
-    for field in ("ts", "dur"):
-        if field in event and not _is_time(event[field]):
+    # In a slice without a length, Perfetto puts whatever begins at that moment.
+    for field, least in (("ts", 0), ("dur", 1)):
+        if field in event and not (_is_time(event[field]) and event[field] >= least):
             yield f"{field} is no time"
     if "cat" in event and (not isinstance(event["cat"], str) or not event["cat"]):
         yield "no category"

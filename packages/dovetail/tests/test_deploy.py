@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -41,13 +42,16 @@ def test_every_panel_and_alert_asks_for_numbers_that_there_are() -> None:
         async with serving() as stage:
             message: Any = [{"role": "user", "content": "Hi"}]
             await stage.openai().chat.completions.create(model=NAME, messages=message)
+            stage.app.metrics.certificate(time.time)  # there where HTTPS is served
             told = (await stage.ask("GET", "/metrics")).body.decode()
+            # An alert asks whether it has grown: one that begins with its first would not have.
+            assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in told
             shapes = set(re.findall(r"^# TYPE (\S+) ", told, re.MULTILINE))
             registry = stage.app.metrics.registry
             labels = {
                 label
                 for collector in registry._collector_to_names
-                for label in getattr(collector, "_labelnames", ("model",))
+                for label in getattr(collector, "_labelnames", ("model", "store"))
             }
         asked = [name for one in _expressions() for name in _METRIC.findall(one)]
         assert len(set(asked)) > 25

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perfetto_at_hand import FAULTS, SLICES, asked
 from perfetto_format import faults
 from typer.testing import CliRunner
 
@@ -124,6 +125,28 @@ def test_calls_that_run_at_once_wait_beside_each_other() -> None:
     assert [one["ts"] + one["dur"] for one in slices(drawn, "tool call")] == [1.7e6, 1.8e6, 1.9e6]
 
 
+def test_what_takes_no_time_is_beside_each_other(tmp_path: Path) -> None:
+    """Calls of one burst begin and end at the same moment. Perfetto itself says where each lies."""
+    burst = tuple(Call(id, "look_up", 0.6, 0.6) for id in "abc")
+    at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
+    drawn = session(
+        turn(1.0, session="s", thoughts=(Thought(0.0, 0.0),), calls=burst, **at_once),
+        turn(1.6, session="s", results=("a", "b", "c"), calls=()),
+        line(4.0, 0.0, session="s"),
+        line(4.0, 0.0, session="s"),
+    )
+    calls = slices(drawn, "tool call")
+    assert [(one["ts"], one["dur"]) for one in calls] == [(1.6e6 + at, 1) for at in range(3)]
+    path = tmp_path / "drawn.json"
+    path.write_text(json.dumps(drawn))
+    wrong, found = asked(path, FAULTS, SLICES)
+    assert wrong == []
+    assert len(found) == sum(e["ph"] == "X" for e in drawn["traceEvents"])
+    for kind, _, _, _, depth, *_, above, _, _ in found:
+        expected = (0, None) if kind in ("turn", "tool wait") else (1, "turn")
+        assert (depth, above) == expected, kind
+
+
 def test_a_result_of_another_tenant_is_no_result() -> None:
     later = turn(3.0, session="s", tenant="b", results=("call_1.0",))
     assert not slices(session(turn(1.0, session="s", tenant="a"), later), "tool wait")
@@ -174,6 +197,7 @@ SPOILT: dict[str, Callable[[Json], object]] = {
     "no list": lambda d: d.update(traceEvents={}),
     "a strange phase": lambda d: _first(d, "X").update(ph="Z"),
     "a negative length": lambda d: _first(d, "X").update(dur=-1),
+    "no length": lambda d: _first(d, "X").update(dur=0),
     "a time in words": lambda d: _first(d, "X").update(ts="1"),
     "no thread": lambda d: _first(d, "X").pop("tid"),
     "an overlap": lambda d: d["traceEvents"].append(

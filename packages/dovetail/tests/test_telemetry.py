@@ -177,7 +177,7 @@ def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.Monkey
         if module.endswith(("recorder", "decided")):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
-    with pytest.raises(TelemetryError, match=r"pip install dovetail\[otel\]"):
+    with pytest.raises(TelemetryError, match=r"pip install 'dovetail\[otel\]'"):
         open_telemetry("http://127.0.0.1:4318")
 
 

@@ -1,11 +1,13 @@
 """A trace of a real server: agents with sub-agents in tool loops, and the timeline of it all."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_clients import Agent, ClaudeCode, Codex
+from perfetto_at_hand import COUNTERS, FAULTS, FLOWS, SLICES, asked
 from perfetto_format import faults
 from served import NAME, Running, dovetail, qwen_folder, served
 from websockets.sync.client import connect
@@ -101,6 +103,13 @@ def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None
     assert not [word for word in ("xylophone", "zither", "ls 0", "nothing") if word in whole]
 
 
+def _kinds() -> Counter[str]:
+    """How many slices of each kind the sessions have."""
+    of_each_turn = ("turn", "receive", "queue", "prepare", "prefill", "reasoning")
+    kinds = dict.fromkeys(of_each_turn, 4 * STEPS)
+    return Counter(kinds | dict.fromkeys(("tool call", "tool wait"), 4 * (STEPS - 1)))
+
+
 def test_the_timeline_of_a_session(recorded: tuple[Path, str], tmp_path: Path) -> None:
     path, _ = recorded
     files = [path, *path.parent.glob(f"{path.name}.*.gz")]
@@ -114,18 +123,39 @@ def test_the_timeline_of_a_session(recorded: tuple[Path, str], tmp_path: Path) -
     threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     speakers = {"main", "explorer", "review a review"}
     assert threads == speakers | {f"{one}: tools" for one in speakers}
-    kinds: dict[str, int] = {}
-    for event in events:
-        if event["ph"] == "X":
-            kinds[event["cat"]] = kinds.get(event["cat"], 0) + 1
-    turns, calls = 4 * STEPS, 4 * (STEPS - 1)
-    expected = {"turn": turns, "receive": turns, "queue": turns, "prepare": turns}
-    expected |= {"prefill": turns, "reasoning": turns, "tool call": calls, "tool wait": calls}
-    assert kinds == expected
-    assert sum(e["ph"] == "s" for e in events) == calls
+    assert Counter(event["cat"] for event in events if event["ph"] == "X") == _kinds()
+    assert sum(e["ph"] == "s" for e in events) == _kinds()["tool call"]
     ran = dovetail("trace", "summary", *files, "--session", "codex's", home=tmp_path)
     (row,) = ran.out.splitlines()[1:]
     assert row.split()[:6] == ["session", "codex's", "8", "0", "2", "6"]
+
+
+def test_perfetto_reads_the_timeline(recorded: tuple[Path, str], tmp_path: Path) -> None:
+    """Its own trace processor has every slice in its place, every arrow with two ends."""
+    path, _ = recorded
+    files = [path, *path.parent.glob(f"{path.name}.*.gz")]
+    ran = dovetail("trace", "perfetto", *files, "-o", "out.json", home=tmp_path)
+    assert ran.status == 0, ran.err
+    wrong, slices, flows, counters = asked(tmp_path / "out.json", FAULTS, SLICES, FLOWS, COUNTERS)
+    assert wrong == []
+    assert Counter(kind for kind, *_ in slices) == _kinds()
+    for kind, _, begin, length, depth, thread, _, above, above_begin, above_length in slices:
+        if kind in ("turn", "tool wait"):
+            assert (depth, above) == (0, None)
+            assert thread.endswith(": tools") == (kind == "tool wait")
+        else:
+            assert (depth, above) == (1, "turn")
+            assert above_begin <= begin <= begin + length <= above_begin + above_length
+    assert len(flows) == _kinds()["tool call"]
+    assert {(begun, name, ended) for begun, name, _, ended, _ in flows} == {
+        ("tool call", "run_command", "receive")
+    }
+    assert all(begun <= ended for _, _, begun, _, ended in flows)
+    assert {(process, times) for process, _, times, _ in counters} == {
+        ("session claude's", STEPS),
+        ("session codex's", STEPS),
+    }
+    assert len(counters) == 4 * 3
 
 
 def test_payloads_are_announced_and_there(tmp_path: Path) -> None:

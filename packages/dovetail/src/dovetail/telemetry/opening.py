@@ -2,6 +2,7 @@
 
 from urllib.parse import urlsplit
 
+from dovetail.extras import how_to_install
 from dovetail.request_end import Recorder
 
 _PATH = "/v1/traces"
@@ -17,7 +18,7 @@ def open_telemetry(endpoint: str) -> Recorder:
     try:
         from dovetail.telemetry.recorder import Telemetry
     except ImportError as error:
-        raise TelemetryError("--otlp-endpoint needs more: pip install dovetail[otel]") from error
+        raise TelemetryError(f"--otlp-endpoint needs more: {how_to_install('otel')}") from error
     return Telemetry(address)
 
 

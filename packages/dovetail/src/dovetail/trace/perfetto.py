@@ -3,7 +3,8 @@
 A session is a process, its agent and sub-agents are threads. Every request is a slice, with slices
 in it for what it waited for and what the model did. Between a call and the request that brings its
 result the client was at work: that wait is a slice of its own, and an arrow goes from the call to
-that request. Only complete events are used ("X"), so nothing has to be balanced.
+that request. Only complete events are used ("X"), so nothing has to be balanced. Each lasts a
+microsecond at least: in one that has no length, Perfetto puts whatever begins at that moment.
 """
 
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ class _Drawing:
 
     def __init__(self, trace: Trace) -> None:
         self.events: list[Json] = []
+        self._calls: dict[int, _Part] = {}
         self._tracks = Tracks(parents_of(trace.lines))
         self._lanes = [self._request(line) for line in trace.lines]
         places = {id(line): at for at, line in enumerate(trace.lines)}
@@ -63,26 +65,32 @@ class _Drawing:
             yield _name("thread_sort_index", lane.process, lane.number, sort_index=lane.number)
 
     def _request(self, line: TraceLine) -> Lane:
-        begin, end = _at(line, 0.0), _at(line, line.duration)
+        parts = list(_parts(line))
+        begin = _at(line, 0.0)
+        end = max(begin + 1, _at(line, line.duration), *(part.end for part in parts))
         who = self._tracks.speaker(line)
         lane = self._tracks.lane(line, who, begin, end)
         self._slice(lane, _Part(line.endpoint, "turn", begin, end), _facts(line))
-        for part in _parts(line):
+        for part in parts:
             self._slice(lane, part, {"call": part.call.id} if part.call is not None else {})
+            if part.call is not None:
+                self._calls[id(part.call)] = part
         self._count(lane, line, who, end)
         return lane
 
     def _wait(self, wait: Wait, lanes: tuple[Lane, Lane], flow: int) -> None:
         """The time that the client spent on a call, and an arrow to where its result came."""
-        begin, end = _at(wait.line, wait.dispatched), _at(wait.later, 0.0)
+        begin, back = _at(wait.line, wait.dispatched), _at(wait.later, 0.0)
+        end = max(begin + 1, back)
         who = self._tracks.speaker(wait.line)
         lane = self._tracks.lane(wait.line, f"{who}: tools", begin, end)
         name = f"wait {wait.call.name or 'tool'}"
         self._slice(lane, _Part(name, "tool wait", begin, end), {"call": wait.call.id})
-        # An arrow begins within the call's slice: the moment of its end is no longer in it.
-        within = max(_at(wait.line, wait.call.begin), begin - 1)
-        self._arrow("s", lanes[0], min(within, begin), flow)
-        self._arrow("f", lanes[1], end, flow)
+        call = self._calls.get(id(wait.call))
+        if call is not None and call.begin <= back:
+            # It begins within the call's slice: the moment of its end is no longer in it.
+            self._arrow("s", lanes[0], min(call.end - 1, back), flow)
+            self._arrow("f", lanes[1], back, flow)
 
     def _slice(self, lane: Lane, part: _Part, facts: Json) -> None:
         self.events.append(
@@ -118,12 +126,12 @@ class _Drawing:
 
 def _parts(line: TraceLine) -> Iterator[_Part]:
     """The pieces of a request in the order of time. None begins before the last has ended."""
-    last = _at(line, 0.0)
+    last = free = _at(line, 0.0)
     for part in sorted(_spans(line), key=lambda part: (part.begin, part.end)):
-        begin = max(last, part.begin)
-        if part.end >= begin:
-            yield replace(part, begin=begin)
-            last = part.end
+        if part.end >= max(last, part.begin):
+            begin = max(free, part.begin)
+            last, free = part.end, max(begin + 1, part.end)
+            yield replace(part, begin=begin, end=free)
 
 
 def _spans(line: TraceLine) -> Iterator[_Part]:

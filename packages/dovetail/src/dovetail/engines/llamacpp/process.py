@@ -15,6 +15,7 @@ from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.sizing import default_threads
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.wire import Endpoint
+from dovetail.extras import how_to_install
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).with_name("child.py")
@@ -42,8 +43,7 @@ class ServerProcess(EngineProcess):
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineUnavailable(
-                "the engine 'llamacpp' needs the package xllamacpp: "
-                "pip install 'dovetail[llamacpp]'"
+                f"the engine 'llamacpp' needs the package xllamacpp: {how_to_install('llamacpp')}"
             )
         key = secrets.token_urlsafe(32)
         wanted = {

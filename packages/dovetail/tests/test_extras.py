@@ -1,0 +1,40 @@
+"""What only some need: named with a command that works, and asked for alike by all packages."""
+
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config import Config
+from dovetail.extras import how_to_install
+from dovetail.setup import open_ledger
+
+PACKAGES = Path(__file__).parents[2]
+
+
+def _extras(package: str) -> dict[str, list[str]]:
+    project: dict[str, Any] = tomllib.loads((PACKAGES / package / "pyproject.toml").read_text())
+    extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    return extras
+
+
+def test_the_command_survives_a_shell() -> None:
+    """Without quotes some shells take the brackets for a pattern."""
+    assert shlex.split(how_to_install("otel")) == ["pip", "install", "dovetail[otel]"]
+    assert "'" in how_to_install("otel")
+
+
+def test_no_extra_asks_an_index_for_a_sibling() -> None:
+    """In a clone there is none to ask: what the sibling's own extra brings is named instead."""
+    wanted = [one for extra in _extras("dovetail").values() for one in extra]
+    assert not [one for one in wanted if one.startswith("dovetail")]
+    assert _extras("dovetail")["tiktoken"] == _extras("tokenizers")["tiktoken"]
+
+
+def test_a_store_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dovetail.setup.kept.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'dovetail\[redis\]'") as told:
+        open_ledger(Config(store="redis://:secret@127.0.0.1:1"), tmp_path)
+    assert "secret" not in str(told.value)
