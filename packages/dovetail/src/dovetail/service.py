@@ -18,6 +18,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Prepared, Prepares
 from dovetail.routing import Pool
 from dovetail.stability import Stabilizer
+from dovetail.storage.faults import Faults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
 
@@ -139,16 +140,21 @@ def _window(*named: int | None) -> int:
 
 
 class Service:
-    """Finds models by the names that clients use. `kept` are the responses that it remembers."""
+    """Finds models by the names that clients use.
+
+    `kept` are the responses that it remembers, `turns` what the store of its turns could not do.
+    """
 
     def __init__(
         self,
         served: Sequence[Offered],
         aliases: Mapping[str, str] | None = None,
         kept: Kept | None = None,
+        turns: Faults | None = None,
     ) -> None:
         self.served = tuple(served)
         self.kept = kept or Kept(MemoryResponses())
+        self.stores = [one for one in (turns, self.kept.faults) if one is not None]
         self.memory = Memory()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in served for name in one.names}
@@ -188,7 +194,8 @@ class Service:
                 yield alias, self._by_name[name]
 
     async def start(self) -> None:
-        """Makes every engine ready."""
+        """Makes every engine ready. A store that is not there is told of now, not later."""
+        await self.kept.greet()
         for one in self.served:
             await one.engine.start()
 

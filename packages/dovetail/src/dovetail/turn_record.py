@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from dovetail.extents import Extents
-from dovetail.ledger.entry import IDS, LOGPROBS, Entry, Span, session_name
+from dovetail.ledger.entry import BROKEN, IDS, LOGPROBS, Entry, Span, session_name
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.visible import link, see
@@ -93,7 +93,7 @@ class TurnRecord:
             before=before,
             chain=link(origin.owner.key, before, shown.digest),
             head=prompt.head.whole,
-            finish=message.finish,
+            finish=message.finish if over else BROKEN,
             created=created,
             line=prompt.recalled.line,
             opening=prompt.opening,

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 IDS = "I"  # the type code of token ids: four bytes each
+BROKEN = "broken"  # it did not end: the engine failed, or the client went
 LOGPROBS = "f"  # the type code of logarithms of probabilities; not a number: not known
 
 _LONGEST_NAME = 200  # characters of a session's name; a longer one is kept as its hash
@@ -63,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     before: bytes
     chain: bytes
     head: bytes
-    finish: str = "stop"
+    finish: str = "stop"  # why it ended, or BROKEN
     created: float = 0.0
     line: bytes = b""
     opening: str | None = None

@@ -99,7 +99,7 @@ def read_keyring(path: Path) -> Keyring:
     if not secrets:
         raise KeyringError(f"the key file {path} has no key in it")
     for warning in warnings:
-        _log.warning("keyring.exposed %s", warning)
+        _log.warning("keyring_exposed", extra={"fields": {"text": warning}})
     return Keyring(secrets, warnings)
 
 

@@ -5,7 +5,6 @@ turns unknown; it never fails a request.
 """
 
 import asyncio
-import logging
 import time
 from array import array
 from collections.abc import Awaitable, Iterable
@@ -26,13 +25,13 @@ from dovetail.ledger.store.store import (
 )
 from dovetail.ledger.wholes import Wholes, extend
 from dovetail.storage.backlog import Backlog
+from dovetail.storage.faults import Faults
 
 ARRIVAL = 0.5  # seconds that a turn's end waits for its place in a store that others read
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
 
 _REMEMBERED = 16384  # chains and sessions with something known about them
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -40,16 +39,15 @@ class Ledger:
 
     `shared` says that other processes write to the same store. Then a look-up by chain always asks
     it: one of them may have recorded another turn that looks the same, and the caller has to know
-    of both. `failed` counts questions that the store could not answer. `siblings` says that some of
-    them may be asked for the next turn of a session: then a turn counts as recorded when it is in
-    the store, as far as that does not let itself be waited for.
+    of both. `siblings` says that some of them may be asked for the next turn of a session: then a
+    turn counts as recorded when it is in the store, as far as that does not let itself be waited
+    for.
     """
 
     __slots__ = (
         "_backlog",
         "_backlog_bytes",
         "_clock",
-        "_failing",
         "_kin",
         "_latest",
         "_renewed",
@@ -57,7 +55,6 @@ class Ledger:
         "_shelf",
         "_store",
         "_wholes",
-        "failed",
         "sequence",
         "siblings",
     )
@@ -75,7 +72,7 @@ class Ledger:
         self._store = store
         self._shelf = Shelf(cache_bytes)
         self._wholes = Wholes(wholes_bytes)
-        self._backlog: Backlog[Entry] = Backlog(self._write, weigh=weight, what="ledger")
+        self._backlog: Backlog[Entry] = Backlog(self._write, weigh=weight, faults=store.faults)
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.siblings = siblings
@@ -86,14 +83,12 @@ class Ledger:
         self._renewed: Recent[tuple[str, str], float] = Recent(_REMEMBERED)
         # Of a chain, the number of the last turn recorded here that has it.
         self._latest: Recent[tuple[str, bytes], int] = Recent(_REMEMBERED)
-        self._failing = False
-        self.failed = 0
         self.sequence = 0  # turns recorded here
 
     @property
-    def lost(self) -> int:
-        """How many entries could not be written."""
-        return self._backlog.lost
+    def faults(self) -> Faults:
+        """What the store could not do."""
+        return self._store.faults
 
     @property
     def unsure(self) -> bool:
@@ -261,12 +256,6 @@ class Ledger:
 
     async def _ask(self, question: Awaitable[_T]) -> _T | None:
         try:
-            answer = await question
-        except StoreError as error:
-            self.failed += 1
-            if not self._failing:
-                _log.error("ledger.store_failed error=%s", error.message)
-            self._failing = True
+            return await question
+        except StoreError:  # the store has told
             return None
-        self._failing = False
-        return answer

@@ -51,7 +51,9 @@ def build(config: Config, progress: Progress | None = None) -> Service:
     each = [replace(config, models=(), **table) for table in config.models] or [config]
     offered = [_offer(one, shared, progress) for one in each]
     usual = {CLAUDE: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
-    return Service(offered, aliases(config) or usual, open_kept(config, folder))
+    return Service(
+        offered, aliases(config) or usual, open_kept(config, folder), shared.ledger.faults
+    )
 
 
 def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, Pool]:

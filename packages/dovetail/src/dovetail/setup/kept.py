@@ -1,8 +1,10 @@
 """What outlives a server: the turns that it knows, the keys that seal them, and responses."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from dovetail.config import Config
+from dovetail.extras import how_to_install
 from dovetail.kept import Kept
 from dovetail.kept.store.memory import MemoryResponses
 from dovetail.kept.store.sqlite import SqliteResponses
@@ -25,7 +27,10 @@ def open_ledger(config: Config, folder: Path) -> Ledger:
 
 def open_kept(config: Config, folder: Path) -> Kept:
     """The responses that clients may fetch and go on from, where the turns are."""
-    return Kept(_responses(config, folder), siblings=_has_siblings(config))
+    # Two servers of one user share a folder unless told otherwise, and so do an old one that
+    # drains and the new one in its place.
+    kept = config.store != "memory"
+    return Kept(_responses(config, folder), shared=kept, siblings=_has_siblings(config))
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:
@@ -55,6 +60,8 @@ def _store(name: str, folder: Path) -> Store:
     if name == "sqlite":
         return SqliteStore(folder / TURNS)
     if name.startswith(("redis://", "rediss://", "unix://")):
+        if find_spec("redis") is None:
+            raise ValueError(f"--store with a Redis needs more: {how_to_install('redis')}")
         from dovetail.ledger.store.redis import RedisStore
 
         return RedisStore(name)

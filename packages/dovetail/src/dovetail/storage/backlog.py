@@ -1,15 +1,15 @@
 """Writes that nobody waits for: done in the background, in their order, and never lost silently."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from dovetail.storage.faults import Faults
+
 Key = tuple[str, str]  # tenant and id
 
 _AT_ONCE = 64
-_log = logging.getLogger(__name__)
 
 
 class Owned(Protocol):
@@ -28,27 +28,26 @@ _T = TypeVar("_T", bound=Owned)
 class Backlog(Generic[_T]):
     """Things on their way to the store. Until they are there, they are found here.
 
-    `write` gets each of them; what it raises is logged and counted in `lost`. `weigh` says about
-    how many bytes one takes. Of two with the same id the later one is written in any case.
+    `write` gets each of them; what it raises is among the `faults`. `weigh` says about how many
+    bytes one takes. Of two with the same id the later one is written in any case.
     """
 
-    __slots__ = ("_round", "_task", "_waiting", "_weigh", "_weight", "_what", "_write", "lost")
+    __slots__ = ("_faults", "_round", "_task", "_waiting", "_weigh", "_weight", "_write")
 
     def __init__(
         self,
         write: Callable[[_T], Awaitable[None]],
         *,
         weigh: Callable[[_T], int],
-        what: str,
+        faults: Faults,
     ) -> None:
         self._write = write
         self._weigh = weigh
-        self._what = what
+        self._faults = faults
         self._waiting: dict[Key, _T] = {}
         self._weight = 0
         self._task: asyncio.Task[None] | None = None
         self._round = asyncio.Event()  # set when those that are being written are done
-        self.lost = 0
 
     @property
     def weight(self) -> int:
@@ -93,11 +92,6 @@ class Backlog(Generic[_T]):
                     del self._waiting[key]
                     self._weight -= self._weigh(one)
                 if isinstance(result, BaseException):
-                    self._lose(result)
+                    self._faults.lose(result)
             done, self._round = self._round, asyncio.Event()
             done.set()
-
-    def _lose(self, error: BaseException) -> None:
-        self.lost += 1
-        if self.lost.bit_count() == 1:  # the first, and then ever more seldom
-            _log.error("%s.write_failed lost=%d error=%s", self._what, self.lost, error)

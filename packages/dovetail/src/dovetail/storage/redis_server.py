@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,19 +13,17 @@ from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as ServerSlow
 
+from dovetail.storage.faults import Faults
+
 _PATIENCE = 0.5  # seconds for one operation
 _PAUSE = 1.0  # seconds without trying, after the server was found away
 _UNSURE = 60.0  # seconds after that in which others may still bring what they could not
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class RedisServer:
-    """The connection of one store. `what` says in the log whose it is.
-
-    `failed` counts what the server did not answer, and `lost` what its store could not keep so.
-    """
+    """The connection of one store, which `what` names among its `faults`."""
 
     __slots__ = (
         "_away_until",
@@ -34,10 +31,7 @@ class RedisServer:
         "_failed_at",
         "_patience",
         "_prefix",
-        "_told",
-        "_what",
-        "failed",
-        "lost",
+        "faults",
         "redis",
     )
 
@@ -58,14 +52,11 @@ class RedisServer:
             # Once more at once: a connection of the pool may be from before a restart.
             retry=Retry(NoBackoff(), 1),
         )
-        self._what = what
         self._prefix = prefix
         self._clock = clock
         self._away_until = 0.0
         self._failed_at: float | None = None
-        self._told: set[str] = set()
-        self.failed = 0
-        self.lost = 0
+        self.faults = Faults(what, clock)
 
     @property
     def unsure(self) -> bool:
@@ -82,37 +73,29 @@ class RedisServer:
     ) -> _T | None:
         """The server's answer, or None if there is none to be had soon."""
         if self._clock() < self._away_until:
-            self._fail()
+            self._fail(None)
             return None
         try:
             async with asyncio.timeout(patience or self._patience):
                 answer = await act()
         except (ServerGone, ServerSlow, TimeoutError, OSError) as error:
             self._away_until = self._clock() + _PAUSE
-            self._tell_once("away", error)
+            self._fail(error)
         except RedisError as error:  # it is there, and refuses: out of memory, read only
-            self._tell_once("refuses", error)
+            self._fail(error, away=False)
         else:
-            self._tell_back()
+            self.faults.answered()
             return answer
-        self._fail()
         return None
+
+    async def greet(self) -> None:
+        """Ask whether it is there: where it is not, that is told."""
+        await self.ask(self.redis.ping)
 
     async def close(self) -> None:
         """Close the connections."""
         await self.redis.aclose()
 
-    def _fail(self) -> None:
-        self.failed += 1
+    def _fail(self, error: Exception | None, *, away: bool = True) -> None:
         self._failed_at = self._clock()
-
-    def _tell_once(self, state: str, error: Exception) -> None:
-        if state not in self._told:
-            self._told.add(state)
-            message = "%s.redis_%s error=%r: new ones may not be remembered"
-            _log.warning(message, self._what, state, error)
-
-    def _tell_back(self) -> None:
-        if "away" in self._told:
-            self._told.remove("away")
-            _log.warning("%s.redis_back failed=%d lost=%d", self._what, self.failed, self.lost)
+        self.faults.unanswered(error, away=away)

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Generic, TypeVar
 
 from dovetail.storage.fault import StoreError
+from dovetail.storage.faults import Faults
 
 _BATCH = 512  # jobs in one transaction: bounds how long other processes wait
 
@@ -23,17 +24,23 @@ _T = TypeVar("_T")
 class SqliteThread:
     """Runs functions that use the connection. `what` names the file in errors.
 
-    `tidy` runs at the end of each transaction that wrote.
+    `tidy` runs at the end of each transaction that wrote. `faults` hears of what fails.
     """
 
-    __slots__ = ("_connection", "_jobs", "_thread", "_tidy", "_what")
+    __slots__ = ("_connection", "_faults", "_jobs", "_thread", "_tidy", "_what")
 
     def __init__(
-        self, connection: sqlite3.Connection, *, what: str, tidy: Callable[[], None]
+        self,
+        connection: sqlite3.Connection,
+        *,
+        what: str,
+        tidy: Callable[[], None],
+        faults: Faults,
     ) -> None:
         self._connection = connection
         self._what = what
         self._tidy = tidy
+        self._faults = faults
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="dovetail-store", daemon=True)
         self._thread.start()
@@ -57,9 +64,12 @@ class SqliteThread:
             raise StoreError(f"{self._what} is closed")
         self._jobs.put(job)
         try:
-            return await asyncio.wrap_future(job.answer)
+            answer = await asyncio.wrap_future(job.answer)
         except (sqlite3.Error, ValueError) as error:
+            self._faults.unanswered(error)
             raise StoreError(f"{self._what} failed: {error}") from error
+        self._faults.answered()
+        return answer
 
     # What follows runs in the thread.
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dovetail.kept.response import KeptResponse
 from dovetail.kept.shelf import Shelf
 from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats
+from dovetail.storage.faults import Faults
 
 
 class MemoryResponses:
     """For tests, for trials, and for those who want nothing on disk."""
 
-    __slots__ = ("_clock", "_max_age", "_shelf")
+    __slots__ = ("_clock", "_max_age", "_shelf", "faults")
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE, clock: Clock = time.time
@@ -19,6 +20,10 @@ class MemoryResponses:
         self._shelf = Shelf(max_bytes)
         self._max_age = max_age
         self._clock = clock
+        self.faults = Faults("responses")
+
+    async def greet(self) -> None:
+        """It is always there."""
 
     async def get(self, tenant: str, id: str) -> KeptResponse | None:
         """The response, or None if this tenant has none of that id."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dovetail.kept.response import KeptResponse
 from dovetail.kept.store.store import MAX_AGE, Clock, Stats, decode, encode
 from dovetail.storage.fault import StoreError
+from dovetail.storage.faults import Faults
 from dovetail.storage.redis_server import RedisServer
 
 _SCAN = 1000  # keys looked at in one step when counting
@@ -37,15 +38,19 @@ class RedisResponses:
         self._life = max(1, round(max_age * 1000))
 
     @property
-    def lost(self) -> int:
-        """How many were not kept."""
-        return self._server.lost
+    def faults(self) -> Faults:
+        """What the server did not answer, and what it does not have for that."""
+        return self._server.faults
+
+    async def greet(self) -> None:
+        """Tells in the log where the server is not there."""
+        await self._server.greet()
 
     async def get(self, tenant: str, id: str) -> KeptResponse | None:
         """The response, or None if this tenant has none of that id."""
-        failed = self._server.failed
+        failed = self.faults.failed
         body = await self._server.ask(lambda: self._redis.get(self._key(tenant, id)))
-        if body is None and self._server.failed > failed:
+        if body is None and self.faults.failed > failed:
             raise StoreError("the store of responses does not answer")
         found = decode(body) if isinstance(body, bytes) else None
         return found if found is not None and found.tenant == tenant else None
@@ -54,7 +59,7 @@ class RedisResponses:
         """Keep it, or count it as lost."""
         key, body = self._key(response.tenant, response.id), encode(response)
         if await self._server.ask(lambda: self._redis.set(key, body, px=self._life)) is None:
-            self._server.lost += 1
+            self.faults.lose()
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Forget it. StoreError where the server is away: nobody may believe that it is done."""

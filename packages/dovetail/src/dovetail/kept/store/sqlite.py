@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dovetail.kept.response import KeptResponse
 from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
+from dovetail.storage.faults import Faults
 from dovetail.storage.sqlite_bounds import Bounds
 from dovetail.storage.sqlite_file import Form, connect
 from dovetail.storage.sqlite_thread import SqliteThread
@@ -43,7 +44,7 @@ FORM = Form("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
 class SqliteResponses:
     """The default store."""
 
-    __slots__ = ("_bounds", "_connection", "_thread")
+    __slots__ = ("_bounds", "_connection", "_thread", "faults")
 
     def __init__(
         self,
@@ -53,13 +54,20 @@ class SqliteResponses:
         max_age: float = MAX_AGE,
         clock: Clock = time.time,
     ) -> None:
+        self.faults = Faults("responses")
         self._connection = connect(path, FORM)
         self._bounds = Bounds(
             self._connection, "responses", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
         self._thread = SqliteThread(
-            self._connection, what=f"the store of responses {path}", tidy=self._bounds.expire
+            self._connection,
+            what=f"the store of responses {path}",
+            tidy=self._bounds.expire,
+            faults=self.faults,
         )
+
+    async def greet(self) -> None:
+        """It is always there."""
 
     async def get(self, tenant: str, id: str) -> KeptResponse | None:
         """The response, or None if this tenant has none of that id."""

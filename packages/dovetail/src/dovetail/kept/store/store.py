@@ -7,6 +7,7 @@ import msgspec
 import zstandard
 
 from dovetail.kept.response import KeptResponse
+from dovetail.storage.faults import Faults
 
 DAY = 86_400.0
 MAX_BYTES = 256 << 20
@@ -28,6 +29,13 @@ class Stats(msgspec.Struct, frozen=True):
 
 class Store(Protocol):
     """Keeps responses, each for its tenant alone, and forgets those not used for longest."""
+
+    @property
+    def faults(self) -> Faults:
+        """What it could not do. Who asks it adds only what is lost for that."""
+
+    async def greet(self) -> None:
+        """Have it told in the log, where it is not there."""
 
     async def get(self, tenant: str, id: str) -> KeptResponse | None:
         """The response, or None if this tenant has none of that id."""

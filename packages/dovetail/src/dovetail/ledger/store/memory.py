@@ -13,6 +13,7 @@ from dovetail.ledger.store.store import (
     SessionStats,
     StoreStats,
 )
+from dovetail.storage.faults import Faults
 
 MAX_BYTES = 256 << 20
 
@@ -20,7 +21,7 @@ MAX_BYTES = 256 << 20
 class MemoryStore:
     """A store for tests, for trials, and for those who want nothing on disk."""
 
-    __slots__ = ("_clock", "_max_age", "_shelf")
+    __slots__ = ("_clock", "_max_age", "_shelf", "faults")
     unsure = False  # it is always there
 
     def __init__(
@@ -29,6 +30,7 @@ class MemoryStore:
         self._shelf = Shelf(max_bytes)
         self._max_age = max_age
         self._clock = clock
+        self.faults = Faults("ledger")
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""

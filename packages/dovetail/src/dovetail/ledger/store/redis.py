@@ -26,6 +26,7 @@ from dovetail.ledger.store.store import (
     StoreStats,
     call_keys,
 )
+from dovetail.storage.faults import Faults
 from dovetail.storage.redis_server import RedisServer
 
 _SCAN = 1000  # keys looked at in one step when counting
@@ -42,7 +43,6 @@ class RedisStore:
     An entry is a hash: its body, and the names of the indexes it is in, which live as long as it
     does. The indexes are sorted sets of ids; the names of a tenant's sessions are one more, in the
     order of their last turns. All keys of a tenant fall in one cluster slot.
-    `failed` counts what the server did not answer, and `lost` the entries that it does not have.
     """
 
     __slots__ = ("_again", "_late", "_late_bytes", "_life", "_prefix", "_redis", "_server")
@@ -72,12 +72,9 @@ class RedisStore:
         return self._server.unsure
 
     @property
-    def failed(self) -> int:
-        return self._server.failed
-
-    @property
-    def lost(self) -> int:
-        return self._server.lost
+    def faults(self) -> Faults:
+        """What the server did not answer, and what it does not have for that."""
+        return self._server.faults
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""
@@ -105,7 +102,7 @@ class RedisStore:
         return _told(await self._server.ask(lambda: self._sessions(tenant), patience=_LIST))
 
     async def put(self, entry: Entry) -> None:
-        """Keep it, now or when the server is back. Until then it counts as lost."""
+        """Keep it, now or when the server is back. Until then it is counted as waiting."""
         if await self._is_put(entry):
             await self._catch_up()
         else:
@@ -139,11 +136,12 @@ class RedisStore:
         key = (entry.tenant, entry.id)
         if key in self._late:
             return
-        self._server.lost += 1
         self._late[key] = entry
         self._late_bytes += weight(entry)
         while self._late_bytes > _LATE:
             self._late_bytes -= weight(self._late.popitem(last=False)[1])
+            self.faults.lose()
+        self.faults.waiting = len(self._late)
         if self._again is None or self._again.done():
             self._again = asyncio.create_task(self._try_again())
 
@@ -160,7 +158,7 @@ class RedisStore:
                 self._late[key] = entry
                 return
             self._late_bytes -= weight(entry)
-            self._server.lost -= 1
+            self.faults.waiting = len(self._late)
 
     async def _newest(self, key: str) -> tuple[str, ...]:
         ids = await self._server.ask(lambda: self._redis.zrevrange(key, 0, NEWEST - 1))

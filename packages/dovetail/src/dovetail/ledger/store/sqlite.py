@@ -20,6 +20,7 @@ from dovetail.ledger.store.store import (
     StoreStats,
     call_keys,
 )
+from dovetail.storage.faults import Faults
 from dovetail.storage.sqlite_bounds import Bounds
 from dovetail.storage.sqlite_thread import SqliteThread
 
@@ -31,7 +32,7 @@ _ROW_COST = 400  # the row's other columns and its places in the indexes
 class SqliteStore:
     """The default store."""
 
-    __slots__ = ("_bounds", "_connection", "_thread", "path")
+    __slots__ = ("_bounds", "_connection", "_thread", "faults", "path")
     unsure = False  # it is always there
 
     def __init__(
@@ -43,12 +44,16 @@ class SqliteStore:
         clock: Clock = time.time,
     ) -> None:
         self.path = path
+        self.faults = Faults("ledger")
         self._connection = connect(path)
         self._bounds = Bounds(
             self._connection, "entries", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
         self._thread = SqliteThread(
-            self._connection, what=f"the ledger {path}", tidy=self._bounds.expire
+            self._connection,
+            what=f"the ledger {path}",
+            tidy=self._bounds.expire,
+            faults=self.faults,
         )
 
     async def get(self, tenant: str, id: str) -> Entry | None:

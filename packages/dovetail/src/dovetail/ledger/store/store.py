@@ -8,6 +8,7 @@ import msgspec
 
 from dovetail.ledger.entry import Entry
 from dovetail.storage import StoreError as StoreError
+from dovetail.storage.faults import Faults
 
 DAY = 86_400.0
 MAX_AGE = 7 * DAY  # seconds since an entry was last used
@@ -45,6 +46,10 @@ class Store(Protocol):
     @property
     def unsure(self) -> bool:
         """Whether what it did not find of late may be there all the same."""
+
+    @property
+    def faults(self) -> Faults:
+        """What it could not do. Who asks it adds only what is lost for that."""
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""

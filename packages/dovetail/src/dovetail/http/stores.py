@@ -1,0 +1,38 @@
+"""Numbers of the stores, read when somebody asks for them."""
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dovetail.storage.faults import Faults
+
+
+class StoreNumbers(Collector):
+    """Shows what the stores of turns and of responses could not do."""
+
+    def __init__(self, stores: Sequence[Faults]) -> None:
+        self._stores = stores
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        failed = CounterMetricFamily(
+            "dovetail_store_failures", "Questions that a store did not answer.", labels=_STORE
+        )
+        lost = CounterMetricFamily(
+            "dovetail_store_lost", "Turns or responses that were not kept.", labels=_STORE
+        )
+        waiting = GaugeMetricFamily(
+            "dovetail_store_waiting", "What is kept once the store is there again.", labels=_STORE
+        )
+        away = GaugeMetricFamily(
+            "dovetail_store_away", "1 where a store did not answer when last asked.", labels=_STORE
+        )
+        for store in self._stores:
+            failed.add_metric([store.what], store.failed)
+            lost.add_metric([store.what], store.lost)
+            waiting.add_metric([store.what], store.waiting)
+            away.add_metric([store.what], store.away)
+        return failed, lost, waiting, away
+
+
+_STORE = ("store",)

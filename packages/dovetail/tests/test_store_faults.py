@@ -1,0 +1,76 @@
+"""What stores could not do: told once in a while, and counted."""
+
+import asyncio
+import logging
+from array import array
+from pathlib import Path
+
+import pytest
+from ledger_entries import turn
+from prometheus_client import CollectorRegistry
+
+from dovetail.http.stores import StoreNumbers
+from dovetail.kept import Kept
+from dovetail.kept.store.redis import RedisResponses
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.storage.faults import SPAN, Faults
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    return [(record.getMessage(), record.__dict__["fields"]) for record in caplog.records]
+
+
+def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    faults = Faults("ledger", lambda: now)
+    for _ in range(100):
+        faults.unanswered(OSError("gone"))
+        faults.answered()
+    now = SPAN
+    faults.unanswered(OSError("gone again"))
+    assert _told(caplog) == [
+        ("store_failed", {"store": "ledger", "error": "gone", "failed": 1}),
+        ("store_back", {"store": "ledger", "failed": 1, "waiting": 0, "lost": 0}),
+        ("store_failed", {"store": "ledger", "error": "gone again", "failed": 101}),
+    ]
+
+
+def test_one_that_only_refuses_is_not_away() -> None:
+    faults = Faults("ledger")
+    faults.unanswered(OSError("full"), away=False)
+    assert (faults.failed, faults.away) == (1, False)
+
+
+def test_a_redis_that_is_not_there_is_told_of_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> bool:
+        kept = Kept(RedisResponses("redis://127.0.0.1:1"))
+        await kept.greet()
+        await kept.close()
+        return kept.faults.away
+
+    assert asyncio.run(scene())
+    assert [event for event, _ in _told(caplog)] == ["store_failed"]
+
+
+def test_a_turn_that_sqlite_cannot_write_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    registry = CollectorRegistry()
+
+    async def scene() -> None:
+        store = SqliteStore(tmp_path / "turns.sqlite")
+        ledger = Ledger(store)
+        registry.register(StoreNumbers([ledger.faults]))
+        store._connection.execute("PRAGMA query_only = ON")
+        await ledger.record(turn("e1"), array("i"))
+        await ledger.flush()
+        await ledger.close()
+
+    asyncio.run(scene())
+    assert registry.get_sample_value("dovetail_store_lost_total", {"store": "ledger"}) == 1
+    assert registry.get_sample_value("dovetail_store_failures_total", {"store": "ledger"}) == 1
+    assert [event for event, _ in _told(caplog)] == ["store_failed", "store_lost"]
