@@ -142,6 +142,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Connections refused, workers that fell",
             {
                 "refused: {{reason}}": rate("refused_connections", "reason", where=WHERE),
+                "TLS: {{reason}}": rate("tls_failures", "reason", where=WHERE),
                 "workers started again": rate("worker_restarts", "instance", where=WHERE),
             },
         ),

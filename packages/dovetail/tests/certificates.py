@@ -39,10 +39,13 @@ class Authority:
         self.file = folder / "authority.pem"
         self.file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, password: bytes | None = None) -> Issued:
-        """A certificate in files of that name; what stood there before is replaced."""
+    def issue(self, name: str, password: bytes | None = None, days: float = 90) -> Issued:
+        """A certificate in files of that name; what stood there before is replaced.
+
+        It ends after so many days; less than none, and it has ended.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _begun(_named("localhost"), self._name, key)
+        made = _begun(_named("localhost"), self._name, key, days)
         hosts = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
         made = made.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         authority = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._identifier)
@@ -76,7 +79,7 @@ def _named(name: str) -> x509.Name:
 
 
 def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float = 90
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -85,6 +88,6 @@ def _begun(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now + timedelta(days=days))
     )

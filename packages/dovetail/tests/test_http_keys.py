@@ -194,6 +194,19 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
     assert watched.knows("next")
 
 
+@pytest.mark.parametrize("text", ["", "# nobody any more\n"])
+def test_the_last_key_can_be_taken_out(watched: Watched, text: str) -> None:
+    before = watched.keys.caller(sent("key"))
+    watched.write(text)
+    assert not watched.knows("key")
+    assert not watched.knows("")
+    with pytest.raises(Unauthenticated):
+        watched.keys.check(before)
+    assert watched.keys  # it is not open to everybody for that
+    watched.write(f"b:{hashed('next')}\n")
+    assert watched.knows("next")
+
+
 def test_a_change_in_place_is_seen_however_soon_it_comes(watched: Watched) -> None:
     """Two versions of one size within a grain of the file system's clock."""
     stamp = os.stat(watched.file)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from background_stage import Gate, until
 from http_stage import NAME, StageEngine, head, read_reply, run, serving, tiny_model
 from openai import AsyncStream
 from openai.types.responses import Response
-from test_responses_background import Gate, until
 
 from dovetail.http import HttpOptions
 from dovetail.http.access.auth import Keys
@@ -61,7 +61,9 @@ def test_a_request_that_is_answered_is_no_refused_connection() -> None:
             writer.write(head("GET", "/nowhere", 0))
             assert (await read_reply(reader)).status == 404
             writer.close()
-            assert b"dovetail_refused_connections_total{" not in stage.app.metrics.render()[0]
+            told = stage.app.metrics.render()[0].decode().splitlines()
+            counts = [one for one in told if one.startswith("dovetail_refused_connections_total{")]
+            assert [one.split()[-1] for one in counts] == ["0.0"]
 
     run(scene)
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -107,6 +108,24 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
     assert shaken(certificate, client)[0] == third.serial
 
 
+def test_a_key_that_is_nowhere_is_asked_for(authority: Authority) -> None:
+    with pytest.raises(CertificateError, match="--tls-key-path says where"):
+        Certificate(authority.issue("server").cert)
+
+
+def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    issued = authority.issue("server")
+    certificate = Certificate(issued.cert, issued.key)
+    assert not caplog.records
+    assert certificate.expires > time.time() + 80 * 86_400
+    for days, event in ((1, "certificate_expires_soon"), (-1, "certificate_expired")):
+        authority.issue("server", days=days)
+        certificate.look()
+        assert caplog.records[-1].getMessage() == event
+        assert certificate.expires == pytest.approx(time.time() + days * 86_400, abs=3600)
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
 def test_a_certificate_that_stays_is_not_read_again(
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +183,7 @@ def secure(
     issued = authority.issue("server")
     (tmp_path / "keys").write_text(line(KEY))
     flags: list[str | Path] = ["--tls-cert-path", issued.cert, "--tls-key-path", issued.key,
-             "--api-key-file", tmp_path / "keys"]  # fmt: skip
+             "--api-key-file", tmp_path / "keys", "--trusted-proxy", "127.0.0.1"]  # fmt: skip
     with served(*model, *flags) as running:
         yield running, authority
 
@@ -191,9 +210,13 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     running.process.send_signal(signal.SIGHUP)
     _until(lambda: _shown(running, authority) == renewed.serial != first)
     with pytest.raises(anthropic.AuthenticationError, match="not known"):
-        _asked(claude)
+        _asked(claude.with_options(default_headers={"x-forwarded-for": "203.0.113.9"}))
     assert _asked(claude.with_options(api_key=NEXT)) == "Hello."
     log = running.log.read_text()
+    assert "event=tls_failed peer=127.0.0.1 reason=untrusted detail=" in log
+    assert "event=tls_failed peer=127.0.0.1 reason=plain_http detail=HTTP_REQUEST\n" in log
+    assert " status=401 peer=203.0.113.9 " in log
+    assert " status=200 peer=127.0.0.1 " in log
     assert "event=keys_read" in log
     assert "event=certificate_read" in log
     assert "must-not-be-seen" not in log

@@ -158,8 +158,18 @@ class Config:
     max_concurrent_per_key: int | None = _setting(
         None, "requests of one key that are worked on at once"
     )
+    trusted_proxy: tuple[str, ...] = _setting(
+        (),
+        "address or network (10.0.0.0/8) of a proxy in front: what it says in X-Forwarded-For of "
+        "where a request comes from is believed, for the log",
+    )
     metrics_need_key: bool = _setting(False, "show /metrics to admin keys only")
     max_body_bytes: int = _setting(64 << 20, "largest request body, after decompression")
+    max_held_bytes: int | None = _setting(
+        None,
+        "bytes of bodies that requests may have together until they are over "
+        "(default: 16 times --max-body-bytes)",
+    )
     max_concurrent_requests: int = _setting(1024, "requests that are worked on at once")
     max_queued_requests: int = _setting(256, "requests that wait for room, the most urgent first")
     queue_timeout: float = _setting(60.0, "seconds that a request waits for room")
@@ -184,6 +194,7 @@ class Config:
     # What it tells
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
     log_format: Literal["logfmt", "json"] = _setting("logfmt", "how a line of the log is written")
+    log_peers: bool = _setting(True, "log the address that each request comes from")
     trace_file: Path | None = _setting(
         None, "write a JSON line for each request that is over: no payloads, see --trace-payloads"
     )

@@ -31,13 +31,13 @@ def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None 
     logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
 
 
-def log_request(end: RequestEnd) -> None:
-    """One line for a request that is over."""
+def log_request(end: RequestEnd, peer: str | None = None) -> None:
+    """One line for a request that is over. Where it came from is told nowhere else."""
     if _requests.isEnabledFor(logging.INFO):
-        _requests.info("request", extra={"fields": request_fields(end)})
+        _requests.info("request", extra={"fields": request_fields(end, peer)})
 
 
-def request_fields(end: RequestEnd) -> dict[str, Value]:
+def request_fields(end: RequestEnd, peer: str | None = None) -> dict[str, Value]:
     """The fields of a request's line. What is not known is left out."""
     usage = end.usage or Usage()
     counted = end.usage is not None
@@ -45,6 +45,7 @@ def request_fields(end: RequestEnd) -> dict[str, Value]:
         "id": end.id,
         "endpoint": end.endpoint,
         "status": end.status,
+        "peer": peer,
         "model": end.asked or None,
         "stream": end.stream,
         "tenant": end.tenant or None,

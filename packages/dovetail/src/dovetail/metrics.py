@@ -4,7 +4,7 @@ Every label comes from a closed set: endpoints, served models, statuses, reasons
 client writes never becomes a label.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -115,6 +115,11 @@ class Metrics:
         self._refused = self._counter(
             "refused_connections", "Connections refused before there was a request.", "reason"
         )
+        self._refused.labels("connections")  # from 0 on: the first ones are an increase, too
+        self._tls_failures = self._counter("tls_failures", "TLS handshakes that failed.", "reason")
+        self._held = self._gauge(
+            "held_body_bytes", "Bodies and messages of requests that are not over."
+        )
         self._sockets = self._gauge("websocket_connections", "WebSockets that are open.")
         self._draining = self._gauge("draining", "1 while the server ends what runs, else 0.")
         self._background = self._gauge(
@@ -156,6 +161,19 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A connection was refused below the application: `reason` is from a closed set."""
         self._refused.labels(reason).inc()
+
+    def tls_failed(self, reason: str) -> None:
+        """A handshake failed: `reason` is from a closed set."""
+        self._tls_failures.labels(reason).inc()
+
+    def certificate(self, expires: Callable[[], float]) -> None:
+        """HTTPS is served: when the certificate ends, as a time of the clock."""
+        name, help = "certificate_expiry_timestamp_seconds", "When the certificate ends."
+        self._gauge(name, help).set_function(expires)
+
+    def holding(self, size: Callable[[], int]) -> None:
+        """Where to look for the bytes that are held of requests."""
+        self._held.set_function(size)
 
     def sockets(self, by: int) -> None:
         """A WebSocket was opened, or closed."""

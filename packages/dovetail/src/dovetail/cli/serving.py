@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dovetail.config import Config
 from dovetail.http.app import App
+from dovetail.http.held import held
 from dovetail.http.options import HttpOptions
 from dovetail.http.serving.renewal import renewing
 from dovetail.http.serving.server import serve as run_server
@@ -53,6 +54,7 @@ def run_here(
 
     What runs `beside` the application does so for as long as it is served.
     """
+    held.most = config.max_held_bytes
     app = App(service, front.options, front.metrics, front.recording)
     app.draining.on_begin(lambda: notify("STOPPING=1"))
     serving = server(
@@ -63,6 +65,7 @@ def run_here(
         draining=app.draining,
         message_bytes=config.max_body_bytes if front.options.websockets else None,
         metrics=app.metrics,
+        peers=front.options.peers,
     )
 
     async def run() -> None:

@@ -14,6 +14,7 @@ from dovetail.http.asgi import Receive, Scope, Send
 from dovetail.http.errors import Disconnected, refuse, status_of, told
 from dovetail.http.exchange import Exchange
 from dovetail.http.health import Probes
+from dovetail.http.held import NoRoom, held
 from dovetail.http.models import CATALOG_TAG, Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
@@ -23,6 +24,8 @@ from dovetail.http.serving.draining import Draining
 from dovetail.http.sockets import SOCKET_PATH, Sockets
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.responses import Responses
+from dovetail.http.stateful.run import Key
+from dovetail.http.stores import StoreNumbers
 from dovetail.http.tokens import Tokens
 from dovetail.metrics import Metrics
 from dovetail.request_end import Recorder
@@ -50,6 +53,8 @@ class App:
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaNumbers(service))
+        self.metrics.registry.register(StoreNumbers(service.stores))
+        self.metrics.holding(lambda: held.size)
         self._hush = Hush()
         self.fault: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
@@ -57,7 +62,7 @@ class App:
         self.numbers: Callable[[str], Awaitable[tuple[bytes, str]]] = self._own_numbers
         self.draining = Draining(self.options.drain_timeout)
         self.draining.on_begin(lambda: self.metrics.draining(True))
-        self.background = Background(service.kept, self.metrics)
+        self.background = Background(service.kept, self.metrics, self.draining)
         self._generator = Generator(
             service, self.options, self.draining, self.metrics, self.background
         )
@@ -69,6 +74,8 @@ class App:
         self._document = document(self.routes.all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            self.options.peers.settle(scope)
         match scope["type"]:
             case "http":
                 await self._respond(Exchange(scope, receive, send))
@@ -76,6 +83,11 @@ class App:
                 await self._live(receive, send)
             case "websocket":
                 await self._sockets.serve(scope, receive, send)
+
+    async def forget(self, key: Key) -> None:
+        """Lets go of what this process still has of a response that was deleted."""
+        self._sockets.forget(*key)
+        await self.background.abandon(key)
 
     async def _respond(self, exchange: Exchange) -> None:
         """One request, in the trace that its client names."""
@@ -119,13 +131,15 @@ class App:
         except Exception as error:
             codec, failure = dialect(exchange, self._chat), told(error)
             account.failed(failure, status_of(failure, codec))
+            if isinstance(failure, NoRoom):
+                self.metrics.limited(failure.reason)
             if exchange.status is not None:
                 raise  # the server cuts the connection: half an answer must not look whole
             await refuse(exchange, codec, failure)
 
     def _close(self, exchange: Exchange, account: Account, answer: bytes | None = None) -> None:
         """The request is over. Strangers who are refused do not fill the log."""
-        if account.erred and exchange.caller is STRANGER and not self._hush.speaks():
+        if account.erred and exchange.caller is STRANGER and not self._hush.speaks(exchange.peer):
             account.mute()
         account.close(answer)
 
@@ -179,7 +193,7 @@ class App:
         table = [
             Route(post, "/v1/responses", self._generates(RESPONSES), "OpenAI Responses"),
             Route(post, "/v1/responses/compact", self._generates(COMPACT), "A summary instead"),
-            *Responses(self.service, self.options, self.background).routes(),
+            *Responses(self.service, self.options, self.background, self.forget).routes(),
             Route(post, "/v1/chat/completions", self._generates(self._chat), "Chat Completions"),
             Route(post, "/v1/completions", self._generates(COMPLETIONS), "Text completions"),
             Route(get, "/v1/models", _plain(models.list), "Models that are served"),

@@ -3,13 +3,15 @@
 import asyncio
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
 
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
 from dovetail.http.errors import Disconnected, HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
-from dovetail_model import Overloaded, TooLarge
+from dovetail.http.held import hold
+from dovetail_model import TooLarge
 
 _MOST_MEMBERS = 16
 _PIECE = 1 << 18  # bytes that are decompressed at a time
@@ -17,31 +19,16 @@ _ZSTD_FEED = 512  # bytes of zstd at a time: each may become 2^15 times as many
 _ZSTD_WINDOW = 8 << 20  # what RFC 9659 allows for content encodings
 _MOST_CODINGS = 4
 
-_MOST_BODIES = 16  # of the largest size, that may be coming at once: they are all in memory
-_RETRY_AFTER = 2.0  # seconds
-
+Body = TypeVar("Body", bytes, bytearray)
 Pieces = Iterator[bytes]
 Codings = list[tuple[str, Callable[[bytes], Pieces]]]
 
 
-class Coming:
-    """The bytes of bodies and messages that are not here yet as a whole, or wait to be read.
-
-    Those of all clients of this process.
-    """
-
-    size = 0
-
-    def is_too_much(self, limit: int) -> bool:
-        """Where each may have so many bytes."""
-        return self.size > _MOST_BODIES * limit
-
-
-coming = Coming()
-
-
 async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
-    """The body as the client meant it: of at most so many bytes, within so many seconds."""
+    """The body as the client meant it: of at most so many bytes, within so many seconds.
+
+    It is held from its first byte until the request is over.
+    """
     headers = exchange.headers
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
@@ -52,7 +39,9 @@ async def read_body(exchange: Exchange, limit: int, seconds: float) -> bytes:
             body = await _receive(exchange, limit)
     except TimeoutError:
         raise TooSlow(f"The request body did not come within {seconds:g} s.") from None
-    return _undone(body, codings, limit)
+    body = _undone(body, codings, limit)
+    hold(exchange, len(body), limit)
+    return body
 
 
 def decoded(body: bytes, coding: str, limit: int) -> bytes:
@@ -71,27 +60,20 @@ async def _receive(exchange: Exchange, limit: int) -> bytes:
     receive = exchange.receive
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
-        return _within(message.get("body", b""), limit)  # in one piece, as nearly always
+        body: bytes = message.get("body", b"")
+        return _within(body, limit)  # in one piece, as nearly always
     whole = bytearray()  # not a list of parts: a client may send them byte by byte
-    try:
-        while True:
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            part = message.get("body", b"")
-            whole += part
-            coming.size += len(part)
-            if len(whole) > limit:
-                raise _too_large(limit)
-            if coming.is_too_much(limit):
-                raise Overloaded("Too much is being sent at once.", retry_after=_RETRY_AFTER)
-            if not message.get("more_body", False):
-                return bytes(whole)
-            message = await receive()
-    finally:
-        coming.size -= len(whole)
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        whole += message.get("body", b"")
+        hold(exchange, len(_within(whole, limit)), limit)
+        if not message.get("more_body", False):
+            return bytes(whole)
+        message = await receive()
 
 
-def _within(body: bytes, limit: int) -> bytes:
+def _within(body: Body, limit: int) -> Body:
     if len(body) > limit:
         raise _too_large(limit)
     return body

@@ -24,7 +24,8 @@ class Exchange:
 
     `extra` are headers that the answer has whatever it turns out to be. `local` are the responses
     that the connection holds for itself. `warms`: nothing is to be generated, the next request of
-    the connection goes on from this one.
+    the connection goes on from this one. `peer` is the address that it comes from: for the log.
+    `held` are the bytes that it is counted with, as long as it is not over.
     """
 
     __slots__ = (
@@ -32,9 +33,11 @@ class Exchange:
         "extensions",
         "extra",
         "headers",
+        "held",
         "local",
         "method",
         "path",
+        "peer",
         "query_string",
         "receive",
         "request_id",
@@ -52,6 +55,8 @@ class Exchange:
         self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         self.query_string: bytes = scope.get("query_string", b"")
         self.headers = _read(scope["headers"])
+        client = scope.get("client")
+        self.peer: str | None = client[0] if client else None
         self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
         self.receive: Receive = receive
         self.send: Send = send
@@ -61,6 +66,7 @@ class Exchange:
         self.transport: Literal["http", "websocket"] = "http"
         self.local: Local | None = None
         self.warms = False
+        self.held = 0
         self.extra: list[tuple[str, str]] = []
         given = self.headers.get("x-request-id", "")
         self.request_id = given if _SOUND_ID.fullmatch(given) else new_id("req_")

@@ -9,6 +9,7 @@ from dovetail.config import Config
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import KeyFileError
 from dovetail.http.access.limits import Book, Limits, MemoryBook
+from dovetail.http.access.peers import Peers
 
 Channel = Literal["tools", "reasoning"]
 
@@ -17,7 +18,8 @@ Channel = Literal["tools", "reasoning"]
 class HttpOptions:
     """Limits, keys and forms.
 
-    `book` has what is left of each key's limits. `metrics_need_key` shows numbers to admins only.
+    `book` has what is left of each key's limits, `peers` tell where requests come from.
+    `metrics_need_key` shows numbers to admins only.
     `max_body_bytes` bounds a body as it comes and again once it is decompressed. Beyond
     `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. Those that run
     when the server is told to stop have `drain_timeout` seconds. `keep_alive` is
@@ -29,6 +31,7 @@ class HttpOptions:
 
     keys: Keys = field(default_factory=Keys)
     book: Book = field(default_factory=MemoryBook)
+    peers: Peers = field(default_factory=Peers)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
     max_queued: int = 256
@@ -63,6 +66,7 @@ def http_options(config: Config, book: Book | None = None) -> HttpOptions:
     return HttpOptions(
         keys=keys,
         book=MemoryBook() if book is None else book,
+        peers=Peers(config.trusted_proxy, told=config.log_peers),
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,
         max_queued=config.max_queued_requests,

@@ -11,7 +11,7 @@ from hashlib import blake2b, sha256
 from ipaddress import ip_address
 from pathlib import Path
 
-from dovetail.http.access.key_file import Key, KeyFileError, read_keys
+from dovetail.http.access.key_file import Key, KeyFileError, NoKeys, read_keys
 from dovetail.http.access.limits import NO_LIMITS, Limits
 from dovetail.http.serving.stamps import Stamp, stamp
 from dovetail_model import Forbidden, Unauthenticated
@@ -44,7 +44,7 @@ class Keys:
     without limits of their own have those that are given; without keys all callers share them.
 
     The file is read again when it changes. Where it cannot be used then, what was read before
-    stays.
+    stays. One without any key is no mistake by then: it refuses everybody.
     """
 
     __slots__ = (
@@ -79,12 +79,13 @@ class Keys:
         self._take(self._from_file())
 
     def __bool__(self) -> bool:
-        return bool(self._table)
+        """Whether a key is needed."""
+        return bool(self._own) or self._file is not None
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Whose key was sent. Raises if none of the keys that were sent is known."""
         self._look()
-        if not self._table:
+        if not self:
             return Caller("", _digest(""), self._limits, admin=True)
         sent = candidates(headers)
         if not sent:
@@ -100,7 +101,7 @@ class Keys:
     def check(self, caller: Caller) -> Caller:
         """The same caller later, with the limits of now. Raises where its key is no longer good."""
         self._look()
-        if not self._table:
+        if not self:
             return caller
         key = self._find(caller.key)
         if key is None:
@@ -114,11 +115,14 @@ class Keys:
             return
         try:
             found = self._from_file()
+        except NoKeys:  # at the start that is a mistake; now the last one has been taken out
+            found = []
         except KeyFileError as error:
             _log.error("keys_refused", extra={"fields": {"reason": str(error)}})
             return
         self._take(found)
-        _log.info("keys_read", extra={"fields": {"keys": len(found)}})
+        level = logging.INFO if found else logging.WARNING
+        _log.log(level, "keys_read", extra={"fields": {"keys": len(found)}})
 
     def _from_file(self) -> list[Key]:
         if self._file is None:

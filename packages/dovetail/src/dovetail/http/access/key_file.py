@@ -28,6 +28,10 @@ class KeyFileError(ValueError):
     """A file of keys that cannot be used. Names the line, never what stands in it."""
 
 
+class NoKeys(KeyFileError):
+    """A file without any key."""
+
+
 @dataclass(frozen=True)
 class Key:
     """A key, known by its hash alone. `expires` is a time of the clock, in seconds.
@@ -54,7 +58,7 @@ def read_keys(path: Path, limits: Limits = NO_LIMITS) -> list[Key]:
     try:
         return list(parse_keys(text, limits))
     except KeyFileError as error:
-        raise KeyFileError(f"{path}{error}") from None
+        raise type(error)(f"{path}{error}") from None
 
 
 def parse_keys(text: bytes, limits: Limits = NO_LIMITS) -> Iterator[Key]:
@@ -79,7 +83,7 @@ def parse_keys(text: bytes, limits: Limits = NO_LIMITS) -> Iterator[Key]:
         seen[key.digest] = number
         yield key
     if not seen:
-        raise KeyFileError(": there is no key in it")
+        raise NoKeys(": there is no key in it")
 
 
 def _key(words: list[str], limits: Limits) -> Key:

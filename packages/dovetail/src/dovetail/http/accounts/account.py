@@ -11,6 +11,7 @@ from dovetail.http.accounts.course import Course
 from dovetail.http.accounts.standing import results_of, short, short_or_none, traceparent
 from dovetail.http.accounts.timeline import Timeline
 from dovetail.http.exchange import Exchange
+from dovetail.http.held import release
 from dovetail.log import log_request
 from dovetail.metrics import GAPS, Gaps, Metrics
 from dovetail.pipeline import Watch
@@ -236,13 +237,14 @@ class Account:
 
     def close(self, answer: bytes | None = None) -> None:
         """The request is over. `answer` is what was sent, where payloads are kept."""
+        release(self._exchange)
         self._count_gaps()
         self._leave_queue()
         end = self._end()
         self._metrics.ended(end)
         if self._muted:
             return
-        log_request(end)
+        log_request(end, self._exchange.peer)
         if self._recorders:
             made = self.prepared
             inside = Inside(

@@ -13,9 +13,11 @@ from typing import Any
 
 import uvicorn
 
+from dovetail.http.access.peers import Peers
 from dovetail.http.access.quiet import Hush
 from dovetail.http.serving.connection import BoundedHttp, most_connections, raise_file_limit
 from dovetail.http.serving.draining import Draining
+from dovetail.http.serving.handshake import Handshakes
 from dovetail.http.serving.tls import Certificate
 from dovetail.http.sockets.carrier import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
 from dovetail.metrics import Metrics
@@ -33,9 +35,12 @@ class DrainingServer(uvicorn.Server):
     waits for nothing at all. What sets `should_exit` itself has the server end at once.
     """
 
-    def __init__(self, config: uvicorn.Config, draining: Draining) -> None:
+    def __init__(
+        self, config: uvicorn.Config, draining: Draining, handshakes: Handshakes | None = None
+    ) -> None:
         super().__init__(config)
         self._draining = draining
+        self._handshakes = handshakes
         self._signals = 0
         self._broken_off = False
         self._until = 0.0
@@ -44,14 +49,32 @@ class DrainingServer(uvicorn.Server):
         self._captured_signals.append(sig)
         self._signals += 1
         self.force_exit = self._signals > 2
+        # What is cut off in the middle then tells so, at length. It is what was asked for.
+        logging.getLogger("uvicorn.error").disabled |= self.force_exit
 
     async def on_tick(self, counter: int) -> bool:
         if await super().on_tick(counter):
             return True
         return self.force_exit or (self._signals > 0 and self._is_drained())
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Places to listen are given; where HTTPS is served, connections are not uvicorn's yet."""
+        handshakes = self._handshakes
+        if handshakes is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        config, state = self.config, self.server_state
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        http = partial(make, config=config, server_state=state, app_state=self.lifespan.state)
+        for place in sockets or ():
+            place.listen(config.backlog)
+            handshakes.begin(place, http, state.connections)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Tells it in the log: what raises the signal once more may leave no time for it."""
+        if self._handshakes is not None:
+            await self._handshakes.end()
         await super().shutdown(sockets)
         _log.info("stopped")
 
@@ -90,17 +113,24 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     draining: Draining | None = None,
     message_bytes: int | None = None,
     metrics: Metrics | None = None,
+    peers: Peers | None = None,
 ) -> uvicorn.Server:
     """A server for the application, not running yet.
 
     It offers WebSockets where it is told how large a message of theirs may be. `metrics` count what
-    is refused before there is a request.
+    is refused before there is a request, `peers` say how the log names where it came from.
     """
+    metrics = metrics or Metrics()
+    refused = _teller(metrics)
+    handshakes = None
+    if certificate is not None:
+        metrics.certificate(lambda: certificate.expires)
+        handshakes = Handshakes(certificate.context, refused, metrics, peers or Peers())
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=partial(BoundedHttp, refused=_teller(metrics or Metrics())),  # type: ignore[arg-type]
+        http=partial(BoundedHttp, refused=refused),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
         ws="none" if message_bytes is None else BoundedSocket,
         ws_max_size=message_bytes or 0,
@@ -110,14 +140,14 @@ def server(  # noqa: PLR0913 - all but the first are said by name
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # it would believe whoever is on this machine
         server_header=False,
         date_header=False,
         backlog=4096,
         timeout_keep_alive=IDLE_TIMEOUT,
         timeout_graceful_shutdown=30,
-        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
     )
-    return DrainingServer(config, draining or Draining())
+    return DrainingServer(config, draining or Draining(), handshakes)
 
 
 def _teller(metrics: Metrics) -> Callable[[str], None]:

@@ -3,11 +3,15 @@
 import asyncio
 import logging
 import ssl
+import time
 from pathlib import Path
+
+from cryptography import x509
 
 from dovetail.http.serving.stamps import Stamp, stamp
 
 LOOK_EVERY = 5.0  # seconds
+SOON = 14 * 86_400.0  # seconds in which one that ends is told of when it is read
 
 _log = logging.getLogger(__name__)
 
@@ -20,9 +24,10 @@ class Certificate:
     """A certificate with its chain, and its key: in a file of its own, or in the same one.
 
     `context` stays the same object: connections that are made after a renewal get the new one.
+    `expires` is when clients refuse it, a time of the clock in seconds.
     """
 
-    __slots__ = ("_cert", "_key", "_read", "context")
+    __slots__ = ("_cert", "_key", "_read", "context", "expires")
 
     def __init__(self, cert: Path, key: Path | None = None) -> None:
         self._cert = cert
@@ -30,6 +35,7 @@ class Certificate:
         self.context = _context()
         self._read = self._stamps()
         _load(self.context, self._cert, self._key)
+        self.expires = self._until()
 
     def read_again(self) -> None:
         """Takes the files as they are now. Where they do not fit together, the old ones stay."""
@@ -41,6 +47,7 @@ class Certificate:
             _log.error("certificate_refused", extra={"fields": {"reason": str(error)}})
             return
         _log.info("certificate_read", extra={"fields": {"file": str(self._cert)}})
+        self.expires = self._until()
 
     def look(self) -> None:
         """Reads the files again where they have changed."""
@@ -52,6 +59,16 @@ class Certificate:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             self.look()
+
+    def _until(self) -> float:
+        """When it ends. One that has ended is served, since nothing better is there, and told."""
+        until = x509.load_pem_x509_certificate(self._cert.read_bytes()).not_valid_after_utc
+        left = until.timestamp() - time.time()
+        if left < SOON:
+            event = "certificate_expired" if left <= 0 else "certificate_expires_soon"
+            fields = {"file": str(self._cert), "until": f"{until:%Y-%m-%d %H:%M} UTC"}
+            _log.warning(event, extra={"fields": fields})
+        return until.timestamp()
 
     def _stamps(self) -> tuple[Stamp, Stamp]:
         return stamp(self._cert), stamp(self._key)
@@ -79,6 +96,8 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
         why = "the key has a passphrase, which cannot be asked for here" if asked else _told(error)
+        if cert == key and b"PRIVATE KEY-----" not in cert.read_bytes():
+            why = "there is no key in the same file: --tls-key-path says where it is"
         what = f"the certificate {cert} and its key cannot be used"
         raise CertificateError(f"{what}: {why}") from error
 

@@ -1,0 +1,153 @@
+"""TLS before there is a request: connections are taken here, and a handshake that fails is told.
+
+Left to themselves, the loops keep it to themselves when one fails.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Collection
+from typing import Any
+
+from dovetail.http.access.peers import Peers
+from dovetail.http.access.quiet import Hush
+from dovetail.http.serving.connection import HEADER_TIMEOUT, most_connections
+from dovetail.metrics import Metrics
+
+PAUSE = 0.2  # seconds, where the system has no connection for us, though one is there
+#: OpenSSL's names for what went wrong, and what we call it. Others are `other`.
+_REASONS = {
+    "HTTP_REQUEST": "plain_http",
+    "HTTPS_PROXY_REQUEST": "plain_http",
+    "UNSUPPORTED_PROTOCOL": "protocol",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "protocol",
+    "NO_SHARED_CIPHER": "cipher",
+    "NO_SUITABLE_SIGNATURE_ALGORITHM": "cipher",
+    "NO_SUITABLE_KEY_SHARE": "cipher",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "cipher",
+    "WRONG_VERSION_NUMBER": "not_tls",
+    "RECORD_LAYER_FAILURE": "not_tls",
+    "PACKET_LENGTH_TOO_LONG": "not_tls",
+    "UNEXPECTED_MESSAGE": "not_tls",
+    "BAD_RECORD_TYPE": "not_tls",
+}
+_DISTRUST = (
+    "UNKNOWN_CA",
+    "CERTIFICATE",
+)  # in the alerts of clients that refuse what they are shown
+_UNUSED = "unused"
+
+_log = logging.getLogger(__name__)
+
+
+class Handshakes:
+    """Takes the connections of one server. Those that speak TLS become HTTP connections."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        refused: Callable[[str], None],
+        metrics: Metrics,
+        peers: Peers,
+    ) -> None:
+        self._context = context
+        self._refused = refused  # hears of connections for which there is no room
+        self._metrics = metrics
+        self._peers = peers
+        self._hush = Hush(event="tls_failures_not_logged", what="handshakes")
+        self._accepting: list[asyncio.Task[None]] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self,
+        place: socket.socket,
+        http: Callable[[], asyncio.Protocol],
+        connections: Collection[object],
+    ) -> None:
+        """Takes what comes to a place that listens. `connections` are those that are HTTP's."""
+        place.setblocking(False)
+        self._accepting.append(asyncio.create_task(self._accept(place, http, connections)))
+
+    async def end(self) -> None:
+        """Nothing more is taken, and what is not done yet is given up."""
+        tasks = (*self._accepting, *self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(
+        self,
+        place: socket.socket,
+        http: Callable[[], asyncio.Protocol],
+        connections: Collection[object],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, client = await loop.sock_accept(place)
+            except OSError:  # it has gone again, or there are no more files
+                await asyncio.sleep(PAUSE)
+                continue
+            if len(connections) + len(self._running) > most_connections():
+                self._refused("connections")
+                connected.close()
+            else:
+                task = asyncio.create_task(self._shake_hands(connected, client, http))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            await asyncio.sleep(0)  # a flood of them must not keep others waiting
+
+    async def _shake_hands(
+        self, connected: socket.socket, client: Any, http: Callable[[], asyncio.Protocol]
+    ) -> None:
+        try:
+            if not await _speaks(connected):
+                self._metrics.tls_failed(_UNUSED)  # without a line: load balancers look so for life
+                return
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT
+            )
+            if transport.get_extra_info("cipher") is None:
+                raise ConnectionResetError
+        except OSError as error:
+            self._failed(client, *reason_of(error))
+
+    def _failed(self, client: Any, reason: str, detail: str | None) -> None:
+        self._metrics.tls_failed(reason)
+        peer = self._peers.of(client[0]) if isinstance(client, tuple) else None
+        if self._hush.speaks(peer):
+            known = {"peer": peer, "reason": reason, "detail": detail}
+            fields = {name: value for name, value in known.items() if value is not None}
+            _log.warning("tls_failed", extra={"fields": fields})
+
+
+async def _speaks(connected: socket.socket) -> bool:
+    """Whether the client says anything in the time that it has; one that does not is closed."""
+    loop = asyncio.get_running_loop()
+    heard = False
+    ready = asyncio.Event()
+    loop.add_reader(connected, ready.set)
+    try:
+        async with asyncio.timeout(HEADER_TIMEOUT):
+            await ready.wait()
+        heard = bool(connected.recv(1, socket.MSG_PEEK))
+    except OSError:  # it is gone, or, which is one too, there is no time left
+        pass
+    finally:
+        loop.remove_reader(connected)
+        if not heard:
+            connected.close()
+    return heard
+
+
+def reason_of(error: OSError) -> tuple[str, str | None]:
+    """Why a handshake failed: in a word of ours, from a closed set, and in OpenSSL's own."""
+    if isinstance(error, ssl.SSLError):
+        told: str = getattr(error, "reason", None) or ""
+        if "ALERT" in told and any(word in told for word in _DISTRUST):
+            return "untrusted", told
+        return _REASONS.get(told, "other"), told or None
+    if isinstance(error, ConnectionAbortedError):  # so both loops say that it took too long
+        return "timeout", None
+    return "hung_up", None

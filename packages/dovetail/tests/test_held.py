@@ -1,0 +1,183 @@
+"""What a process holds of requests has a bound in bytes, however they come."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from background_stage import Gate
+from http_stage import ALIAS, Stage, head, read_reply, run, serving
+from socket_stage import ask, event, socket_to, until
+
+from dovetail.cli import serving as command
+from dovetail.config import Config
+from dovetail.http import HttpOptions
+from dovetail.http.held import held
+
+LIMIT = 200_000
+LARGE = "x" * 90_000  # where nobody reads it: the model's window is small
+OPTIONS = HttpOptions(max_body_bytes=LIMIT)
+
+
+def asks(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
+    """The same for each API."""
+    turns = [{"role": "user", "content": "Hi", "padding": padding}]
+    return {
+        "/v1/messages": {"model": ALIAS, "max_tokens": 9, "messages": turns, **more},
+        "/v1/chat/completions": {"model": ALIAS, "messages": turns, **more},
+        "/v1/responses": {"model": ALIAS, "input": turns, **more},
+    }
+
+
+@pytest.fixture(autouse=True)
+def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for two large ones."""
+    monkeypatch.setattr(held, "most", 250_000)
+    yield
+    assert held.size == 0  # whatever happened, nothing is left
+
+
+async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asyncio.StreamWriter:
+    """A request that is being answered, and goes on until its client hangs up."""
+    body = json.dumps(asks(stream=True, **more)[path]).encode()
+    before = stage.engine.running
+    _, writer = await stage.connect()
+    writer.write(head("POST", path, len(body)) + body)
+    await until(lambda: stage.engine.running > before)
+    return writer
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+def test_requests_that_run_are_bounded_together(path: str) -> None:
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            Gate(stage)
+            writers = [await begun(stage, path) for _ in range(2)]
+            assert 180_000 < held.size < 190_000
+            assert stage.metric("dovetail_held_body_bytes") == held.size
+            for other, body in asks().items():
+                reply = await stage.ask("POST", other, body)
+                assert (reply.status, reply.headers["retry-after"]) == (503, "2")
+                kinds = {"overloaded_error", "server_error"}
+                assert reply.json["error"]["type"] in kinds
+            line = await stage.ended.get()
+            assert (line["status"], line["reason"]) == (503, "held_bytes")
+            limited = stage.metric("dovetail_rate_limited_requests_total", reason="held_bytes")
+            assert limited == 3
+            packed = gzip.compress(json.dumps(asks()[path]).encode())
+            reply = await stage.ask("POST", path, packed, content_encoding="gzip")
+            assert reply.status == 503
+            # What is small is bounded by number: it is not shut out by what is large.
+            assert (await stage.ask("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
+            writers[0].close()
+            await until(lambda: held.size < 100_000)
+            writers.append(await begun(stage, path))
+            for writer in writers[1:]:
+                writer.close()
+            await until(lambda: held.size == 0)
+
+    run(scene)
+
+
+def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            kept = (await stage.ask("POST", "/v1/responses", asks()["/v1/responses"])).json
+            assert held.size == 0
+            gate = Gate(stage)
+            small = asks("", previous_response_id=kept["id"])["/v1/responses"]
+            waiting = [
+                asyncio.create_task(stage.ask("POST", "/v1/responses", small)) for _ in range(3)
+            ]
+            (refused,), others = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+            assert (await refused).status == 503
+            assert held.size > 180_000
+            reply = await stage.ask("POST", "/v1/responses/input_tokens", small)
+            assert reply.status == 503
+            gate.opened.set()
+            assert [(await one).status for one in others] == [200, 200]
+
+    run(scene)
+
+
+def test_background_responses_are_held_until_they_are_over() -> None:
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            gate = Gate(stage)
+            body = asks(background=True)["/v1/responses"]
+            for status in (200, 200, 503):
+                assert (await stage.ask("POST", "/v1/responses", body)).status == status
+            assert held.size > 180_000
+            gate.opened.set()
+            await until(lambda: held.size == 0)
+            assert gate.ended == 2
+
+    run(scene)
+
+
+def test_messages_over_sockets_are_counted_with_the_rest() -> None:
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            Gate(stage)
+            writer = await begun(stage)
+            async with socket_to(stage) as one, socket_to(stage) as other:
+                await ask(one, padding=LARGE)
+                await until(lambda: stage.engine.running == 2)
+                await ask(other, padding=LARGE)
+                told = await event(other)
+                assert (told["type"], told["status"]) == ("error", 503)
+                assert told["headers"]["retry-after"] == "2"
+                for _ in range(2):  # behind the first: one waits, another would
+                    await ask(one, padding=LARGE)
+                while (told := await event(one))["type"] != "error":
+                    pass
+                assert told["status"] == 429
+            writer.close()
+            await until(lambda: held.size == 0)
+
+    run(scene)
+
+
+def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "most", 1)
+
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            for path, body in asks().items():
+                assert (await stage.ask("POST", path, body)).status == 200
+
+    run(scene)
+
+
+@pytest.mark.parametrize("sent", [b"{", b'{"model": 1}', b"\xff" * 90_000])
+def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
+    async def scene() -> None:
+        async with serving(OPTIONS) as stage:
+            for path in asks():
+                assert (await stage.ask("POST", path, sent)).status == 400
+                assert held.size == 0
+            reader, writer = await stage.connect()
+            writer.write(head("POST", "/v1/messages", LIMIT + 1))
+            assert (await read_reply(reader)).status == 413
+            writer.close()
+
+    run(scene)
+
+
+def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(command, "App", stop)
+    front: Any = command.Front(OPTIONS, None, Any, Any, [])  # type: ignore[arg-type]
+    service: Any = None
+    for most in (4711, None):
+        with pytest.raises(Stop):
+            command.run_here(replace(Config(), max_held_bytes=most), front, service, lambda: None)
+        assert held.most == most

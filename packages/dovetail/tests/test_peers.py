@@ -1,0 +1,220 @@
+"""Where requests come from: what the log says of it, whom it believes, and who never hears it."""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import ALIAS, head, read_reply, run, service, serving
+from socket_stage import asked, socket_to
+
+from dovetail.config_sources import load
+from dovetail.http import App, HttpOptions
+from dovetail.http.access import quiet
+from dovetail.http.access.auth import Keys
+from dovetail.http.access.limits import Limits
+from dovetail.http.access.peers import Peers
+from dovetail.http.access.quiet import Hush
+from dovetail.http.options import http_options
+from dovetail.http.serving.server import server
+from dovetail.request_end import Inside, RequestEnd
+from dovetail.trace.line import line_of
+
+PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
+ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def told(peers: Peers, connected: str, *forwarded: str) -> Any:
+    headers = [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded]
+    scope = {"client": (connected, 5000), "headers": [(b"host", b"x"), *headers]}
+    peers.settle(scope)
+    client: Any = scope["client"]
+    return None if client is None else client[0]
+
+
+@pytest.mark.parametrize(
+    ("connected", "forwarded", "expected"),
+    [
+        ("10.0.0.1", ["203.0.113.9"], "203.0.113.9"),
+        ("10.0.0.1", ["198.51.100.1, 203.0.113.9"], "203.0.113.9"),  # the first is anybody's claim
+        ("10.0.0.1", ["198.51.100.1", "203.0.113.9"], "203.0.113.9"),
+        ("10.0.0.1", ["203.0.113.9, 10.1.2.3 ,10.0.0.1"], "203.0.113.9"),
+        ("10.0.0.1", ["10.1.2.3, 10.1.2.4"], "10.1.2.3"),  # from within
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("10.0.0.1", [""], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.9, unknown"], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.9, evil, 10.1.2.3"], "10.1.2.3"),
+        ("10.0.0.1", ["203.0.113.9:4711"], "203.0.113.9"),
+        ("10.0.0.1", ["203.0.113.9:47:11"], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.900"], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.9\n"], "203.0.113.9"),
+        ("10.0.0.1", ["2001:DB8:0::7"], "2001:db8::7"),
+        ("10.0.0.1", ["[2001:db8::7]"], "2001:db8::7"),
+        ("10.0.0.1", ["[2001:db8::7]:443"], "2001:db8::7"),
+        ("10.0.0.1", ["[203.0.113.9"], "10.0.0.1"),
+        ("10.0.0.1", ["fe80::1%evil text"], "10.0.0.1"),
+        ("10.0.0.1", ["::ffff:203.0.113.9"], "203.0.113.9"),
+        ("10.0.0.1", ["1" * 65], "10.0.0.1"),
+        ("10.0.0.1", ["\xb2\xb3.1.1.1"], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.9" + ", 10.1.2.3" * 40], "10.1.2.3"),  # no further than that
+        ("10.0.0.2", ["203.0.113.9"], "10.0.0.2"),
+        ("::ffff:10.0.0.1", ["203.0.113.9"], "203.0.113.9"),
+        ("::ffff:10.0.0.2", ["203.0.113.9"], "10.0.0.2"),
+        ("2001:db8:1::5", ["2001:db8:1::6, 203.0.113.9, 2001:db8:1:2::3"], "203.0.113.9"),
+        ("2001:db8:2::5", ["203.0.113.9"], "2001:db8:2::5"),
+        ("fe80::1%eth0", ["203.0.113.9"], "fe80::1"),
+    ],
+)
+def test_whom_is_believed_what(connected: str, forwarded: list[str], expected: str) -> None:
+    assert told(Peers(PROXIES), connected, *forwarded) == expected
+
+
+def test_by_default_nobody_is_believed_and_some_want_no_addresses() -> None:
+    assert told(Peers(), "127.0.0.1", "203.0.113.9") == "127.0.0.1"
+    assert told(Peers(PROXIES, told=False), "10.0.0.1", "203.0.113.9") is None
+
+
+@pytest.mark.parametrize("given", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", ""])
+def test_what_is_no_proxy_is_told_at_the_start(given: str) -> None:
+    config = load({"trusted_proxy": [given]}, {"DOVETAIL_CONFIG": ""}).config
+    with pytest.raises(ValueError, match="--trusted-proxy: "):
+        http_options(config)
+
+
+def test_proxies_by_environment_are_a_list() -> None:
+    variables = {"DOVETAIL_CONFIG": "", "DOVETAIL_TRUSTED_PROXY": "10.0.0.1, 2001:db8:1::/48"}
+    options = http_options(load({}, variables).config)
+    assert told(options.peers, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
+
+
+class Ends:
+    """A recorder, as a trace is one."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def ended(self, end: RequestEnd, inside: Inside) -> None:
+        self.lines.append(line_of(end, inside))
+
+    def close(self) -> None:
+        """Nothing is left to be written."""
+
+
+def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
+    """The refusals first of all: somebody may want to lock out who sends them."""
+    keys = Keys(["key", "other"], limits=Limits(requests=2))
+    options = HttpOptions(keys=keys, max_body_bytes=1000, metrics_need_key=True)
+    ends = Ends()
+
+    async def scene() -> None:
+        async with serving(options, recorders=[ends]) as stage:
+            good = {"x_api_key": "key", "x_forwarded_for": "203.0.113.9"}
+            asks: list[tuple[int, str, str, Any, dict[str, str]]] = [
+                (401, "POST", "/v1/messages", ASK, {"x_forwarded_for": "203.0.113.9"}),
+                (401, "GET", "/v1/models", b"", {"x_api_key": "guess"}),
+                (401, "GET", "/metrics", b"", {"x_api_key": "guess"}),
+                (404, "GET", "/nowhere", b"", {}),
+                (413, "POST", "/v1/messages", b"x" * 2000, good),
+                (200, "POST", "/v1/messages", ASK, good),
+                (429, "POST", "/v1/messages", ASK, good),
+            ]
+            for status, method, path, body, headers in asks:
+                assert (await stage.ask(method, path, body, **headers)).status == status
+                line = await stage.ended.get()
+                assert (line["status"], line["peer"]) == (status, "127.0.0.1")
+            stage.app.draining.begin()
+            assert (await stage.ask("POST", "/v1/messages", ASK, x_api_key="other")).status == 503
+            assert (await stage.ended.get())["peer"] == "127.0.0.1"
+            assert b"127.0.0.1" not in stage.app.metrics.render()[0]
+
+    run(scene)
+    assert len(ends.lines) == 8
+    assert not any(b"127.0.0.1" in one or b"203.0.113" in one for one in ends.lines)
+
+
+def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
+    """What a message says of headers is its client's claim: not that of the proxy."""
+    options = HttpOptions(peers=Peers(["127.0.0.0/8"]))
+    claims = {"x-forwarded-for": "1.1.1.1", "ws_request_header_x-forwarded-for": "1.1.1.1"}
+
+    async def scene() -> None:
+        async with (
+            serving(options) as stage,
+            socket_to(stage, x_forwarded_for="203.0.113.9") as opened,
+        ):
+            await asked(opened, client_metadata=claims)
+            for status in (101, 200):
+                line = await stage.ended.get()
+                assert (line["status"], line["peer"]) == (status, "203.0.113.9")
+
+    run(scene)
+
+
+def test_a_log_without_addresses() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(peers=Peers(told=False), keys=Keys(["key"]))) as stage:
+            for path in ("/v1/models", "/nowhere"):
+                await stage.ask("GET", path)
+                assert "peer" not in await stage.ended.get()
+
+    run(scene)
+
+
+def test_who_comes_by_a_unix_socket_has_no_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        app = App(service()[0], HttpOptions(keys=Keys(["key"]), peers=Peers(["127.0.0.1"])))
+        with socket.socket(socket.AF_UNIX) as place:
+            place.bind(str(tmp_path / "place"))
+            running = server(app, draining=app.draining)
+            task = asyncio.create_task(running.serve([place]))
+            while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "place")
+            writer.write(head("GET", "/v1/models", 0, {"x-forwarded-for": "203.0.113.9"}))
+            assert (await read_reply(reader)).status == 401
+            writer.close()
+            running.should_exit = True
+            await task
+
+    with caplog.at_level(logging.INFO, "dovetail.request"):
+        run(scene)
+    [line] = [vars(one)["fields"] for one in caplog.records if one.name == "dovetail.request"]
+    assert line["status"] == 401
+    assert "peer" not in line
+
+
+def test_who_is_loud_does_not_hide_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet, "MOST_PEERS", 3)
+    monkeypatch.setattr(quiet, "MOST_TOLD", 2)
+
+    async def scene() -> None:
+        hush = Hush(lines=1, span=0.01, what="handshakes")
+        assert hush.speaks("a")
+        for peer, times in (("a", 5), ("b", 1), ("c", 3), ("d", 2), (None, 1)):
+            assert [hush.speaks(peer) for _ in range(times)] == [False] * times
+        while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+    run(scene)
+    assert [vars(one)["fields"] for one in caplog.records] == [
+        {"handshakes": 5, "peer": "a"},
+        {"handshakes": 3, "peer": "c"},
+        {"handshakes": 4},
+    ]
+
+
+def test_a_background_answer_has_it_too() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            body = {"model": ALIAS, "input": "Hi", "background": True}
+            reply = await stage.ask("POST", "/v1/responses", body)
+            assert reply.json["status"] == "queued"
+            assert (await stage.ended.get())["peer"] == "127.0.0.1"
+
+    run(scene)

@@ -1,0 +1,250 @@
+"""Handshakes that fail, on both loops: what is logged and counted of them, and what is not."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from certificates import Authority
+from http_stage import Stage, StageEngine, head, read_reply, service, tiny_model
+
+from dovetail.http import App, HttpOptions
+from dovetail.http.access.peers import Peers
+from dovetail.http.serving import handshake
+from dovetail.http.serving.handshake import reason_of
+from dovetail.http.serving.server import server
+from dovetail.http.serving.tls import Certificate
+
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
+    asyncio.new_event_loop,
+    uvloop.new_event_loop,
+]
+both = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+Lines = list[dict[str, Any]]
+
+
+@asynccontextmanager
+async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Authority]]:
+    authority = Authority(folder)
+    issued = authority.issue("server")
+    app = App(service()[0], HttpOptions(**options))
+    place = socket.create_server(("127.0.0.1", 0))
+    running = server(
+        app,
+        certificate=Certificate(issued.cert, issued.key),
+        draining=app.draining,
+        metrics=app.metrics,
+        peers=app.options.peers,
+    )
+    task = asyncio.create_task(running.serve([place]))
+    while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    engine = StageEngine(tiny_model())
+    try:
+        yield Stage(app, engine, place.getsockname()[1], running, asyncio.Queue()), authority
+    finally:
+        running.should_exit = True
+        await task
+
+
+def play(
+    loop: Callable[[], asyncio.AbstractEventLoop], scene: Callable[[], Awaitable[None]]
+) -> None:
+    async def timed() -> None:
+        async with asyncio.timeout(60):
+            await scene()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(timed())
+
+
+@contextmanager
+def failures(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    found: Lines = []
+    yield found
+    found += [vars(one)["fields"] for one in caplog.records if one.message == "tls_failed"]
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+async def failed(stage: Stage, reason: str, times: int = 1) -> None:
+    """Returns when so many have failed for this reason."""
+    counted = "dovetail_tls_failures_total"
+    while stage.metric(counted, reason=reason) < times:  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0.001)
+
+
+async def asked(stage: Stage, trust: ssl.SSLContext) -> int:
+    reader, writer = await stage.connect(ssl=trust, server_hostname="localhost")
+    writer.write(head("GET", "/v1/models", 0))
+    status = (await read_reply(reader)).status
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return status
+
+
+async def said(stage: Stage, sent: bytes) -> bytes:
+    """Says something that is no TLS. Gives all that comes back."""
+    reader, writer = await stage.connect()
+    writer.write(sent)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@both
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_each_failure_has_a_line_and_is_counted(
+    loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with secured(tmp_path) as (stage, authority):
+            await said(stage, b"GET /?secret HTTP/1.1\r\nhost: x\r\n\r\n")
+            await failed(stage, "plain_http")
+            await said(stage, b"SSH-2.0-some\r\n")
+            await failed(stage, "not_tls")
+            old = authority.trust()
+            old.set_ciphers("ALL:@SECLEVEL=0")
+            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+            with pytest.raises(ConnectionError):
+                await asked(stage, old)
+            await failed(stage, "protocol")
+            weak = authority.trust()
+            weak.maximum_version = ssl.TLSVersion.TLSv1_2
+            weak.set_ciphers("AES128-SHA")
+            with pytest.raises(ConnectionError):
+                await asked(stage, weak)
+            await failed(stage, "cipher")
+            await asyncio.to_thread(_distrusts, stage.port)
+            await failed(stage, "untrusted")
+            assert await asked(stage, authority.trust()) == 200
+
+    with failures(caplog) as lines:
+        play(loop, scene)
+    reasons = [(line["peer"], line["reason"]) for line in lines]
+    expected = ["plain_http", "not_tls", "protocol", "cipher", "untrusted"]
+    assert reasons == [("127.0.0.1", reason) for reason in expected]
+    assert all(line["detail"].isupper() for line in lines)
+    assert "secret" not in caplog.text
+
+
+@both
+def test_who_goes_in_the_middle_and_who_says_nothing(
+    loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load balancers look whether somebody listens, every few seconds: no line for them."""
+    hello = _client_hello()
+
+    async def scene() -> None:
+        async with secured(tmp_path) as (stage, authority):
+            with socket.create_connection(("127.0.0.1", stage.port)):
+                pass
+            await failed(stage, "unused", 1)
+            with socket.create_connection(("127.0.0.1", stage.port)) as rude:
+                rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await failed(stage, "unused", 2)
+            reader, writer = await stage.connect()
+            writer.write(hello)
+            assert await reader.read(1)
+            writer.close()
+            await failed(stage, "hung_up")
+            monkeypatch.setattr(handshake, "HEADER_TIMEOUT", 0.05)
+            assert await said(stage, b"") == b""
+            await failed(stage, "unused", 3)
+            assert await said(stage, hello[:20]) == b""
+            await failed(stage, "timeout")
+            monkeypatch.undo()
+            assert await asked(stage, authority.trust()) == 200
+
+    with failures(caplog) as lines:
+        play(loop, scene)
+    assert lines == [
+        {"peer": "127.0.0.1", "reason": "hung_up"},
+        {"peer": "127.0.0.1", "reason": "timeout"},
+    ]
+
+
+def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        async with secured(tmp_path, peers=Peers(told=False)) as (stage, _):
+            for _ in range(70):
+                await said(stage, b"GET / HTTP/1.1\r\n\r\n")
+            await failed(stage, "plain_http", 70)
+
+    with failures(caplog) as lines:
+        play(uvloop.new_event_loop, scene)
+    assert lines == [{"reason": "plain_http", "detail": "HTTP_REQUEST"}] * 60
+
+
+@both
+def test_handshakes_count_as_connections(
+    loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever only begins them must not take the files that engines and stores need."""
+    monkeypatch.setattr(handshake, "most_connections", lambda: 2)
+
+    async def scene() -> None:
+        async with secured(tmp_path) as (stage, authority):
+            silent = [await stage.connect() for _ in range(3)]
+            reader, refused = await stage.connect()
+            assert await reader.read() == b""
+            refused.close()
+            assert stage.metric("dovetail_refused_connections_total", reason="connections") == 1
+            for _, writer in silent:
+                writer.close()
+            await failed(stage, "unused", 3)
+            assert await asked(stage, authority.trust()) == 200
+
+    play(loop, scene)
+
+
+@both
+def test_a_server_that_stops_does_not_wait_for_handshakes(loop: Any, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with secured(tmp_path) as (stage, authority):
+            reader, writer = await stage.connect()
+            half, sent = await stage.connect()
+            sent.write(_client_hello()[:20])
+            assert await asked(stage, authority.trust()) == 200  # the others are taken by now
+        for one in (reader, half):
+            with suppress(ConnectionResetError):
+                assert await one.read() == b""
+        for other in (writer, sent):
+            other.close()
+
+    play(loop, scene)
+
+
+def test_reasons_are_a_closed_set() -> None:
+    unknown = ssl.SSLError(1, "something new")
+    unknown.reason = "SOMETHING_NEW"
+    assert reason_of(unknown) == ("other", "SOMETHING_NEW")
+    assert reason_of(ssl.SSLError(1, "nothing")) == ("other", None)
+    assert reason_of(OSError()) == ("hung_up", None)
+
+
+def _distrusts(port: int) -> None:
+    """A client that has never heard of our authority, and says so."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
+
+
+def _client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
