@@ -1,51 +1,25 @@
 """Responses in the background: they go on without their client, and can be seen and called off."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from http_stage import NAME, Stage, run, service, serving
+from background_stage import Gate, shared_service, until
+from http_stage import NAME, run, service, serving
 
-from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.config import Config
 from dovetail.http import HttpOptions
 from dovetail.http.exchange import Exchange
 from dovetail.http.stateful import background as background_module
+from dovetail.http.stateful.following import pieces, show
+from dovetail.http.stateful.run import Frames
 from dovetail.kept import Kept, KeptResponse
 from dovetail.kept.store.memory import MemoryResponses
-from dovetail.metrics import Metrics
 from dovetail.service import Service
-
-
-class Gate:
-    """An engine that says a word, waits, and says the rest."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.opened = asyncio.Event()
-        self.ended = 0
-        self.ends: asyncio.Queue[None] = asyncio.Queue()
-        self._stage = stage
-        stage.engine.plan = self.play
-
-    async def play(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        engine = self._stage.engine
-        try:
-            yield TokenDelta(engine.tokenizer.encode("Once "))
-            await self.opened.wait()
-            yield TokenDelta([*engine.tokenizer.encode("upon."), engine.stop_id], finish="stop")
-        finally:
-            self.ended += 1
-            self.ends.put_nowait(None)
-
-
-async def until(stage: Stage, id: str, status: str) -> Any:
-    """The response, once it has the status."""
-    client = stage.openai()
-    while (response := await client.responses.retrieve(id)).status != status:
-        assert response.status in ("queued", "in_progress"), response.status
-        await asyncio.sleep(0.01)
-    return response
+from dovetail.setup.kept import open_kept
+from dovetail.storage import StoreError
 
 
 def test_it_is_polled_until_it_is_done() -> None:
@@ -268,12 +242,6 @@ def test_what_fails_is_told_as_failed() -> None:
     run(scene)
 
 
-def shared_service(store: MemoryResponses) -> tuple[Service, Any]:
-    """One of several servers over one store."""
-    made, engine = service()
-    return Service(made.served, {}, Kept(store, siblings=True)), engine
-
-
 def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
     async def scene() -> None:
         store = MemoryResponses()
@@ -311,6 +279,50 @@ def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatc
             await gate.ends.get()
             with pytest.raises(openai.NotFoundError):
                 await first.openai().responses.retrieve(again.id)
+
+    run(scene)
+
+
+def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: Path) -> None:
+    """As they are started: neither is told of the other."""
+    config = Config(store="sqlite")
+
+    async def scene() -> None:
+        (one, engine), (two, _) = service(), service()
+        first_kept, second_kept = open_kept(config, tmp_path), open_kept(config, tmp_path)
+        async with (
+            serving(offered=Service(one.served, {}, first_kept)) as first,
+            serving(offered=Service(two.served, {}, second_kept)) as second,
+        ):
+            first.engine = engine
+            gate = Gate(first)
+            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
+            known = await first_kept.get("", asked.id)
+            assert known is not None
+            await first_kept.settled(known)
+            there = await second.openai().responses.retrieve(asked.id)
+            assert there.status in ("queued", "in_progress")
+            gate.opened.set()
+            assert (await until(second, asked.id, "completed")).output_text == "Once upon."
+
+    run(scene)
+
+
+def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
+    class Full(MemoryResponses):
+        async def put(self, response: KeptResponse) -> None:
+            raise StoreError("no room")
+
+    async def scene() -> None:
+        made, engine = shared_service(Full())
+        async with serving(offered=made) as stage:
+            stage.engine = engine
+            gate = Gate(stage)
+            client = stage.openai()
+            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            assert (await until(stage, asked.id, "in_progress")).id == asked.id
+            await client.responses.cancel(asked.id)
+            await gate.ends.get()
 
     run(scene)
 
@@ -368,7 +380,7 @@ def test_options_still_hold() -> None:
 @pytest.mark.parametrize("after", [-1, 0, 7, 2000])
 def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
     """What is not read yet stays with the frames, which all who follow share."""
-    frames, sent = background_module.Frames(), []
+    frames, sent = Frames(), []
     large = b"x" * 200_000
     each = [b'event: e\ndata: {"sequence_number":%d}\n\n' % number for number in range(3000)]
     each[5:5] = [b'data: {"sequence_number":4.5,"x":"%b"}\n\n' % large]
@@ -382,9 +394,7 @@ def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
     async def scene() -> None:
         scope = {"method": "GET", "path": "/", "headers": []}
         exchange = Exchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
-        kept = Kept(MemoryResponses())
-        await background_module.Background(kept, Metrics()).show(exchange, frames, after)
-        await kept.close()
+        await show(exchange, pieces(frames, after))
 
     asyncio.run(scene())
     assert max(map(len, sent)) <= 1 << 16

@@ -510,7 +510,8 @@ def test_large_answers_that_nobody_reads_have_a_bound() -> None:
     async def scene() -> None:
         made, _ = service()
         background = Background(made.kept, Metrics())
-        shown = Responses(made, HttpOptions(max_body_bytes=100_000), background)
+        options = HttpOptions(max_body_bytes=100_000)
+        shown = Responses(made, options, background, background.abandon)
         read, body = asyncio.Event(), bytes(range(250)) * 1200
         sent: list[list[bytes]] = []
 

@@ -43,17 +43,18 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("keep", "first"), [(1, 30), (2, 20), (3, 10), (4, 0), (9, 0)])
+def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, first: int) -> None:
     path = tmp_path / "trace.jsonl"
-    file = TraceFile(path, max_bytes=1000, keep=2)
+    file = TraceFile(path, max_bytes=1000, keep=keep)
     for number in range(45):
         file.write(b"%05d" % number + LINE[5:])
     file.close()
     kept = put_away(path)
-    assert len(kept) == 2
+    assert len(kept) == min(keep, 4)
     assert all(one.name.endswith("Z.gz") for one in kept)
     lines = b"".join(gzip.decompress(one.read_bytes()) for one in kept) + path.read_bytes()
-    assert [int(line[:5]) for line in lines.splitlines()] == list(range(20, 45))
+    assert [int(line[:5]) for line in lines.splitlines()] == list(range(first, 45))
     assert all(mode(one) == 0o600 for one in (path, *kept))
 
 

@@ -15,7 +15,7 @@ from socket_stage import answer, ask, asked, closed, event, socket_to, text_of, 
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, Keys, body
+from dovetail.http import HttpOptions, Keys, held
 from dovetail.http.access.key_file import Key
 from dovetail.http.serving import server
 from dovetail.http.sockets import carrier, open_socket, sockets
@@ -328,7 +328,8 @@ def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPa
 
 def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be as large as a body: as many as there are sockets would be all memory."""
-    monkeypatch.setattr(body, "_MOST_BODIES", 2)
+    monkeypatch.setattr(held, "_MOST_BODIES", 2)
+    monkeypatch.setattr(held, "_SMALL", 1000)
     size = 50_000
     half = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
     first = b"\x01\xff" + (size - 1).to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
@@ -339,24 +340,25 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
                 for sent in (half, first):
                     other = await opened.enter_async_context(socket_to(stage))
                     other.transport.write(sent)
-                await until(lambda: body.coming.size >= 2 * (size - 1))
+                await until(lambda: held.held.size >= 2 * (size - 1))
                 async with socket_to(stage) as socket:
                     assert text_of(await asked(socket)) == "Hello."
                     socket.transport.write(half)
                     assert await closed(socket) == 1013
-                await until(lambda: body.coming.size < 2 * size)
+                await until(lambda: held.held.size < 2 * size)
                 other.transport.abort()
-                await until(lambda: body.coming.size < size)
+                await until(lambda: held.held.size < size)
                 async with socket_to(stage) as socket:
                     socket.transport.write(half)
-                    await until(lambda: body.coming.size >= 2 * (size - 1))
-            await until(lambda: body.coming.size == 0)
+                    await until(lambda: held.held.size >= 2 * (size - 1))
+            await until(lambda: held.held.size == 0)
 
     run(scene)
 
 
 def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_MOST_BODIES", 1)
+    monkeypatch.setattr(held, "_MOST_BODIES", 1)
+    monkeypatch.setattr(held, "_SMALL", 0)
 
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=1000)) as stage:
@@ -367,12 +369,12 @@ def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.Monk
                     await event(socket)
                     for _ in range(2):
                         await ask(socket, "x" * 300)
-                await until(lambda: body.coming.size > 1000)
+                await until(lambda: held.held.size > 1000)
                 await ask(one, "x" * 100)
                 while (told := await event(one))["type"] != "error":
                     pass
                 assert told["status"] == 429
-            await until(lambda: body.coming.size == 0)
+            await until(lambda: held.held.size == 0)
 
     run(scene)
 

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from http_stage import StageEngine, tiny_model
 from ledger_entries import turn
+from prometheus_client import Gauge
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.hosted import HostedEngine, HostedOptions, traits_of
@@ -28,8 +29,10 @@ from dovetail.ledger.store.memory import MemoryStore
 from dovetail.metrics import Metrics
 from dovetail.routing import Pool
 from dovetail.routing.pool import ABOUT_EQUAL
-from dovetail.workers import Numbers, notify
+from dovetail.workers import notify
 from dovetail.workers.member import Member
+from dovetail.workers.numbers import Numbers
+from dovetail.workers.siblings import Siblings
 from dovetail_model import EngineUnavailable
 
 SESSIONS = [f"session {at}" for at in range(200)]
@@ -165,12 +168,18 @@ async def until(is_so: Callable[[], bool]) -> None:
 def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
     async def scene() -> None:
         metrics = [Metrics() for _ in range(3)]
+        Gauge("truth", "Not every number is one.", registry=metrics[1].registry).set_function(
+            lambda: True
+        )
         metrics[0].limited("requests")
         metrics[1].limited("requests")
         metrics[1].limited("requests")
-        told = [Numbers(one.registry, tmp_path, at, 3) for at, one in enumerate(metrics)]
-        await told[0].open()
-        await told[1].open()  # the third has fallen
+        siblings = [Siblings(tmp_path, at, 3) for at in range(3)]
+        told = [
+            Numbers(one.registry, sibling) for one, sibling in zip(metrics, siblings, strict=True)
+        ]
+        await siblings[0].open()
+        await siblings[1].open()  # the third has fallen
         text, kind = await told[0].render("")
         assert kind.startswith("text/plain")
         lines = text.decode().splitlines()
@@ -178,13 +187,14 @@ def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
         assert lines.count(f"# TYPE {family} counter") == 1
         assert f'{family}{{reason="requests",worker="0"}} 1.0' in lines
         assert f'{family}{{reason="requests",worker="1"}} 2.0' in lines
+        assert 'truth{worker="1"} 1.0' in lines
         assert "dovetail_workers 2.0" in lines
         assert not any('worker="2"' in line for line in lines)
         text, kind = await told[1].render("application/openmetrics-text; version=1.0.0")
         assert kind.startswith("application/openmetrics-text")
         assert text.endswith(b"# EOF\n")
-        for one in told[:2]:
-            await one.close()
+        for sibling in siblings:
+            await sibling.close()
 
     asyncio.run(scene())
 
@@ -247,7 +257,7 @@ def test_a_store_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
         ledger = Ledger(store, shared=True, siblings=True)
         async with asyncio.timeout(30):
             await ledger.record(turn("a"), array("i"))
-        assert ledger.lost == 0  # it still waits
+        assert ledger.faults.lost == 0  # it still waits
         store.gate.set()
         await ledger.flush()
         assert await store.get(turn("a").tenant, "a") is not None

@@ -2,8 +2,7 @@
 
 import logging
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import typer
 
@@ -14,7 +13,7 @@ from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.log import configure
 from dovetail.metrics import Metrics
-from dovetail.workers import BOOK, Numbers, Order, hold, listen_to_parent, report, take_order
+from dovetail.workers import BOOK, Order, hold, joined, listen_to_parent, report, take_order
 
 
 def main() -> int:
@@ -61,21 +60,14 @@ def _serve(order: Order) -> None:
     if order.number == 0:
         warn(config, *(warning for one in service.served for warning in one.warnings))
 
-    @asynccontextmanager
-    async def numbers(app: App) -> AsyncIterator[None]:
-        told = Numbers(metrics.registry, order.folder, order.number, config.workers)
-        await told.open()
-        app.numbers = told.render
-        try:
-            yield
-        finally:
-            await told.close()
+    def beside(app: App) -> AbstractAsyncContextManager[None]:
+        return joined(app, order.folder, order.number, config.workers)
 
     def ready() -> None:
         names = [one.name for one in service.served]
         report({"name": first.name, "window": first.context_length, "models": names})
 
-    run_here(config, front, service, ready, numbers)
+    run_here(config, front, service, ready, beside)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ class Abilities:
 
     `constraints` are the notations that it enforces, the best first: from the first token on, or
     only `behind_thought`. `local` is an engine that runs in a process of ours: when that dies,
-    stopping and starting it brings it back.
+    stopping and starting it brings it back. One that is `beside` runs in a process that somebody
+    else of this server brings back.
     """
 
     constraints: tuple[Syntax, ...] = ()
@@ -98,6 +99,7 @@ class Abilities:
     cached_tokens: bool = False
     context_length: int | None = None
     local: bool = False
+    beside: bool = False
     behind_thought: bool = False
 
 

@@ -4,7 +4,6 @@ A store that fails makes responses unknown; it never fails an answer.
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Sequence
@@ -21,6 +20,7 @@ from dovetail.kept.store.store import Clock, Stats, Store
 from dovetail.ledger.recent import Recent
 from dovetail.storage import StoreError
 from dovetail.storage.backlog import Backlog
+from dovetail.storage.faults import Faults
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
@@ -32,27 +32,26 @@ _RENEWED = 16384  # responses of which it is known when they were last used
 _LINK = 256  # bytes that each one of a chain counts besides its items: none goes on without end
 _SOUND = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class Kept:
     """Responses remembered.
 
     Whether one is there, the store decides: it bounds what is kept, and other processes may have
-    deleted from it. What is in memory here only saves reading it again. `siblings` says that one
-    of them may be asked for a response as soon as a client has seen it: then `settled` is worth
-    waiting for.
+    deleted from it. What is in memory here only saves reading it again. `shared` says that there
+    may be such processes, `siblings` that one of them may be asked for a response as soon as a
+    client has seen it: then `settled` is worth waiting for.
     """
 
     __slots__ = (
         "_backlog",
         "_cache_bytes",
         "_clock",
-        "_failing",
         "_reading",
         "_renewed",
         "_shelf",
         "_store",
+        "shared",
         "siblings",
     )
 
@@ -60,19 +59,22 @@ class Kept:
         self,
         store: Store,
         *,
+        shared: bool = False,
         siblings: bool = False,
         cache_bytes: int = _CACHE,
         clock: Clock = time.monotonic,
     ) -> None:
         self._store = store
+        self.shared = shared or siblings
         self.siblings = siblings
         self._cache_bytes = cache_bytes
         self._clock = clock
         self._shelf = Shelf(cache_bytes)
-        self._backlog: Backlog[KeptResponse] = Backlog(self._write, weigh=weight, what="responses")
+        self._backlog: Backlog[KeptResponse] = Backlog(
+            self._write, weigh=weight, faults=store.faults
+        )
         # Of a response, when all that it goes on from was last touched.
         self._renewed: Recent[tuple[str, str], float] = Recent(_RENEWED)
-        self._failing = False
         self._reading = asyncio.Semaphore(_AT_ONCE)
 
     def keep(self, response: KeptResponse) -> None:
@@ -86,9 +88,13 @@ class Kept:
         return self._backlog.weight
 
     @property
-    def lost(self) -> int:
-        """How many responses could not be written."""
-        return self._backlog.lost
+    def faults(self) -> Faults:
+        """What the store could not do."""
+        return self._store.faults
+
+    async def greet(self) -> None:
+        """Have it told in the log, where the store is not there."""
+        await self._store.greet()
 
     async def room(self) -> None:
         """Returns when there is room for more: only where the store cannot keep up is it waited."""
@@ -168,9 +174,12 @@ class Kept:
         self._shelf.drop(tenant, id)
         try:
             return await self._store.delete(tenant, id)
-        except StoreError as error:
-            self._tell(error)  # where it lies and what is wrong with it is not for clients
+        except StoreError as error:  # where it lies and what ails it is not for clients
             raise StoreError("The store of responses does not answer: try again.") from error
+
+    def forget(self, tenant: str, id: str) -> None:
+        """Another process has deleted it: it is not shown from memory, whatever the store does."""
+        self._shelf.drop(tenant, id)
 
     async def stats(self) -> Stats:
         """How much the store holds. StoreError if it cannot tell."""
@@ -215,9 +224,8 @@ class Kept:
         try:
             async with self._reading:
                 found = await self._store.get(tenant, id)
-        except StoreError as error:
+        except StoreError:
             failed, found = True, None
-            self._tell(error)
         if found is not None:
             self._shelf.add(found)
         elif failed:
@@ -257,17 +265,9 @@ class Kept:
 
     async def _ask(self, question: Awaitable[_T]) -> _T | None:
         try:
-            answer = await question
-        except StoreError as error:
-            self._tell(error)
+            return await question
+        except StoreError:  # the store has told
             return None
-        self._failing = False
-        return answer
-
-    def _tell(self, error: StoreError) -> None:
-        if not self._failing:
-            self._failing = True
-            _log.error("responses.failed error=%s: what is kept may not be found", error)
 
 
 def is_sound(id: str) -> bool:

@@ -2,12 +2,14 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import msgspec
 
 from dovetail.kept.response import KeptResponse, weight
 
 LAST = 32  # twice as many as a connection can have answered at once
+_MOST_GONE = 1024  # responses that are deleted while one is made
 
 Chain = tuple[KeptResponse, ...]
 
@@ -45,7 +47,7 @@ class Local:
     A conversation shares what its responses have in common, so it is held once.
     """
 
-    __slots__ = ("_chains", "_held", "_most", "_room", "_weight")
+    __slots__ = ("_chains", "_held", "_most", "_places", "_room", "_weight")
 
     def __init__(self, most: int = LAST, room: Room | None = None) -> None:
         self._most = most
@@ -53,6 +55,13 @@ class Local:
         self._held: OrderedDict[str, Chain] = OrderedDict()
         self._chains: Counter[str] = Counter()  # of a response, in how many it stands
         self._weight = 0  # what is in several chains counts once
+        self._places: WeakSet[Place] = WeakSet()  # of responses in the making
+
+    def place(self) -> "Place":
+        """A place for a response before it is known what it goes on from."""
+        place = Place(self)
+        self._places.add(place)
+        return place
 
     def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
         """Hold a response that goes on from these. Nobody fetches it here: items are enough."""
@@ -69,6 +78,18 @@ class Local:
         if found is not None:
             self._held.move_to_end(id)
         return found
+
+    def delete(self, tenant: str, id: str) -> None:
+        """It was deleted: as in a store, nothing is gone on from that went on from it."""
+        for place in list(self._places):
+            place.delete(tenant, id)
+        if id not in self._chains:
+            return
+        for last, chain in list(self._held.items()):
+            if any(one.id == id and one.tenant == tenant for one in chain):
+                self._drop(last)
+        if self._room is not None:
+            self._room.taken(self, self._weight)
 
     def forget(self) -> None:
         self._held.clear()
@@ -99,3 +120,29 @@ class Local:
             if not self._chains[one.id]:
                 del self._chains[one.id]
                 self._weight -= weight(one)
+
+
+class Place:
+    """Where a connection will hold a response that is being made.
+
+    What was deleted since it was asked for may be what it goes on from: then it is not held.
+    """
+
+    __slots__ = ("__weakref__", "_gone", "_local")
+
+    def __init__(self, local: Local) -> None:
+        self._local: Local | None = local
+        self._gone: set[tuple[str, str]] = set()
+
+    def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
+        """Hold it, with all that it goes on from."""
+        whole = not any((one.tenant, one.id) in self._gone for one in (*before, response))
+        if self._local is not None and whole:
+            self._local.keep(before, response)
+
+    def delete(self, tenant: str, id: str) -> None:
+        """It was deleted. Who deletes very many meanwhile has nothing held."""
+        self._gone.add((tenant, id))
+        if len(self._gone) > _MOST_GONE:
+            self._gone.clear()
+            self._local = None

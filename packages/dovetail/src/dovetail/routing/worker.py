@@ -15,6 +15,7 @@ from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnav
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+PAUSES_BESIDE = (0.0, 0.1, 0.2, 0.5, 1.0)  # to look costs next to nothing
 HEALTH_PATIENCE = 3.0
 QUIET = 30.0  # seconds in which a replica that works should say something
 SHUNNED = 1.0
@@ -113,8 +114,9 @@ class Worker:
 
     async def _recover(self) -> None:
         """Looks again and again, ever more rarely."""
+        pauses = PAUSES_BESIDE if self.engine.abilities.beside else PAUSES
         for looks in range(1 << 30):
-            await asyncio.sleep(PAUSES[min(looks, len(PAUSES) - 1)])
+            await asyncio.sleep(pauses[min(looks, len(pauses) - 1)])
             try:
                 await self._revive()
             except Exception as error:

@@ -63,6 +63,7 @@ class HostedEngine:
             cached_tokens=trait.cached_tokens,
             context_length=trait.context_length,
             behind_thought=trait.behind_thought,
+            beside=True,
         )
         self._endpoint = Endpoint.parse(options.address, {"authorization": f"Bearer {options.key}"})
         self._client = CompletionsClient(self._endpoint, MODEL, who=trait.name, packed=True)

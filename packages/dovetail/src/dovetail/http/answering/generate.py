@@ -23,6 +23,7 @@ from dovetail.http.ids import AnswerIds, call_ids, new_id, new_number
 from dovetail.http.options import HttpOptions
 from dovetail.http.serving.draining import Draining
 from dovetail.http.stateful.background import Background
+from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.keeping import Conversation, Keeping
 from dovetail.metrics import Metrics
 from dovetail.pipeline import answer, tokens_of
@@ -168,7 +169,7 @@ class Generator:
         frames, queued = self._background.start(exchange, account, keeping, encoder, work)
         if request.stream:
             with suppress(Disconnected):
-                await self._background.show(exchange, frames)
+                await show(exchange, pieces(frames))
             return
         await keeping.settled()
         await exchange.answer(200, queued, headers=account.headers())

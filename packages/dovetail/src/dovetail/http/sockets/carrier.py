@@ -12,7 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from dovetail.http.body import coming
+from dovetail.http.held import held
 from dovetail.http.sockets.wire import framed, lone_message, messages
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
@@ -99,13 +99,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self._slow is None:
             self._slow = self.loop.call_later(MESSAGE_TIMEOUT, self._too_slow)
         self._hold(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-        if self.handshake_complete and coming.is_too_much(self.config.ws_max_size):
+        if self.handshake_complete and held.is_too_much(self._held, self.config.ws_max_size):
             self.conn.fail(TRY_LATER, "too much is being sent at once")
             self.handle_parser_exception()
 
     def _hold(self, size: int) -> None:
         if not self.over or not size:
-            coming.size += size - self._held
+            held.size += size - self._held
             self._held = size
 
     def send_receive_event_to_app(self) -> None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 import msgspec
 
 from dovetail.http.asgi import Receive
-from dovetail.http.body import coming
 from dovetail.http.exchange import Exchange
+from dovetail.http.held import held
 from dovetail.http.sockets.answer import CLOSED, Source, exchange_of
 from dovetail.http.sockets.asked import Asked, read_message
 from dovetail_model import RateLimited
@@ -59,6 +59,10 @@ class Connection:
         if not self._lanes:
             self._close_soon(RESTART, "the server restarts")
 
+    def forget(self, tenant: str, id: str) -> None:
+        """A response was deleted."""
+        self._source.local.delete(tenant, id)
+
     async def _next(self) -> str | bytes | None:
         """The next message; None when there will be none."""
         while True:
@@ -80,7 +84,8 @@ class Connection:
             return
         line = self._lanes.get(asked.lane)
         if not self._has_room(asked, line):
-            busy = RateLimited("Too many messages wait on this connection.", retry_after=1.0)
+            what = "lanes are at work" if line is None else "messages wait"
+            busy = RateLimited(f"Too many {what} on this connection.", retry_after=1.0)
             await self._answer(msgspec.structs.replace(asked, fault=busy))
         elif line is not None:
             self._wait(asked.size)
@@ -97,12 +102,12 @@ class Connection:
         waiting = sum(len(one) for one in self._lanes.values())
         if waiting >= MOST_WAITING or self._waiting + asked.size > self._most_bytes:
             return False
-        return not coming.is_too_much(self._most_bytes)
+        return not held.is_too_much(asked.size, self._most_bytes)
 
     def _wait(self, size: int) -> None:
         """So many bytes more wait, or fewer."""
         self._waiting += size
-        coming.size += size
+        held.size += size
 
     async def _work(self, asked: Asked) -> None:
         """A lane, from its first message until none waits."""

@@ -74,6 +74,11 @@ class Sockets:
         lines += [(name.encode(), value.encode()) for name, value in exchange.extra]
         await exchange.send({"type": "websocket.accept", "headers": lines})
 
+    def forget(self, tenant: str, id: str) -> None:
+        """A response was deleted: no socket holds it any more."""
+        for connection in self._open:
+            connection.forget(tenant, id)
+
     def _retire(self) -> None:
         for connection in list(self._open):
             connection.retire()

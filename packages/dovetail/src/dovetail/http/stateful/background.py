@@ -5,24 +5,24 @@ Each runs as a stream like any other, into a list of frames. Who wants to see it
 
 import asyncio
 import copy
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import msgspec
 
 from dovetail.http.accounts.account import Account
-from dovetail.http.answering.lifeline import Lifeline
-from dovetail.http.answering.stream import HEADERS, SSE
-from dovetail.http.asgi import Message
+from dovetail.http.accounts.capture import MOST as MOST_KEPT
 from dovetail.http.errors import Disconnected, status_of, told
-from dovetail.http.exchange import Exchange, end_of
+from dovetail.http.exchange import Exchange
+from dovetail.http.serving.draining import Draining
+from dovetail.http.stateful.following import Alone, Others, pieces, show
 from dovetail.http.stateful.keeping import Keeping
+from dovetail.http.stateful.run import Frames, Key, Run
 from dovetail.kept import Kept, KeptResponse
 from dovetail.metrics import Metrics
-from dovetail_model import DovetailError, InternalError, InvalidRequest, RateLimited
+from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
 
 MOST_RUNNING = 256  # of all tenants
@@ -30,114 +30,24 @@ MOST_OF_ONE = 64  # of one tenant
 MOST_BYTES = 256 << 20  # of frames of all that run: where there are more, none is begun
 RETRY_AFTER = 5.0
 
-_HEARTBEAT = 10.0  # seconds between two signs of life of a run
+_HEARTBEAT = 5.0  # seconds between two signs of life of a run
 _WATCH = 1.0  # seconds between two looks whether another process has called a run off
-_SILENT = 60.0  # seconds after which a run without a sign of life is taken for dead
+_SILENT = 30.0  # seconds after which a run without a sign of life is taken for dead
 _FOLLOWED = 64  # runs that are over and can still be followed
 _FOLLOWED_BYTES = 32 << 20
-_PIECE = 1 << 16  # bytes
-_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _STOPPED = "The server stopped before the response was complete."
 
 Work = Callable[[Exchange], Awaitable[None]]
-Key = tuple[str, str]
-
-
-class Frames:
-    """The stream of one response so far, and who waits for more."""
-
-    __slots__ = ("_more", "all", "over", "size")
-
-    def __init__(self) -> None:
-        self.all: list[bytes] = []
-        self.size = 0
-        self.over = False
-        self._more = asyncio.Event()
-
-    def add(self, frames: bytes) -> None:
-        if frames:
-            self.all.append(frames)
-            self.size += len(frames)
-            self._wake()
-
-    def end(self) -> None:
-        self.over = True
-        self._wake()
-
-    def piece(self, at: int) -> int:
-        """Where those end that are sent in one go: a few, or one that is large and not copied."""
-        size, end = len(self.all[at]), at + 1
-        while end < len(self.all) and size + len(self.all[end]) <= _PIECE:
-            size += len(self.all[end])
-            end += 1
-        return end
-
-    async def more(self) -> None:
-        """Returns when there are more of them, or the end."""
-        await self._more.wait()
-
-    def _wake(self) -> None:
-        waiting, self._more = self._more, asyncio.Event()
-        waiting.set()
-
-
-class Run:
-    """One response in the making. It is the client that the answer is sent to."""
-
-    __slots__ = ("_encoder", "_keeping", "cancelled", "frames", "task")
-
-    def __init__(self, keeping: Keeping, encoder: ResponsesEncoder) -> None:
-        self._keeping = keeping
-        self._encoder = encoder
-        self.frames = Frames()
-        self.cancelled = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    async def receive(self) -> Message:
-        """It never says anything, unless the response is called off."""
-        await self.cancelled.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self.frames.add(message.get("body") or b"")
-
-    async def stop(self) -> None:
-        """Calls it off, and returns when it is over."""
-        self.cancelled.set()
-        if self.task is not None:
-            await asyncio.wait({self.task})
-
-    async def call_off(self) -> None:
-        self.frames.add(self._encoder.cancel())
-        self.frames.add(await self._keeping.late())
-
-    async def fail(self, error: DovetailError) -> None:
-        self.frames.add(self._encoder.encode([error.failure()]))
-        self.frames.add(await self._keeping.late())
-
-    def refresh(self) -> KeptResponse | None:
-        """Keeps the response as it is now, with a sign of life. None: it is over."""
-        known = self._keeping.response
-        if known is None or not known.running:
-            return None
-        encoder = self._encoder
-        now = encoder.in_progress() if self.frames.all else encoder.queued()
-        return self._keeping.keep(now, seen=time.time())
-
-    async def settled(self) -> None:
-        await self._keeping.settled()
-
-    def forget(self) -> None:
-        """It was deleted: what becomes of it is not kept."""
-        self._keeping.forget()
 
 
 class Background:
     """Starts runs, shows them, calls them off."""
 
-    def __init__(self, kept: Kept, metrics: Metrics) -> None:
+    def __init__(self, kept: Kept, metrics: Metrics, draining: Draining | None = None) -> None:
         self._kept = kept
         self._metrics = metrics
+        self._draining = draining or Draining()
+        self.others: Others = Alone()
         self._running: dict[Key, Run] = {}
         self._over: OrderedDict[Key, Frames] = OrderedDict()
 
@@ -166,45 +76,33 @@ class Background:
         account.detached = True
         run.task = asyncio.create_task(self._work(key, run, account, work(apart)))
         run.task.add_done_callback(_seen)
-        if self._kept.siblings:
+        if self._kept.shared:
             watcher = asyncio.create_task(self._watch(key, run))
             run.task.add_done_callback(lambda _: watcher.cancel())
         return run.frames, queued
 
+    def frames(self, key: Key) -> Frames | None:
+        """The stream of a response that is made here, or was a while ago."""
+        run = self._running.get(key)
+        return run.frames if run is not None else self._over.get(key)
+
     async def follow(self, exchange: Exchange, id: str, after: int) -> None:
         """The stream of a response, from behind a frame on. InvalidRequest where it is gone."""
         key = (exchange.tenant, id)
-        run = self._running.get(key)
-        frames = run.frames if run is not None else self._over.get(key)
-        if frames is None:
+        frames = self.frames(key)
+        if frames is not None:
+            await show(exchange, pieces(frames, after))
+            return
+        stream = await self.others.follow(key, after)
+        if stream is None:
             raise InvalidRequest(
                 f"The stream of '{id}' is not at hand: fetch the response without it.",
                 param="stream",
             )
-        await self.show(exchange, frames, after)
-
-    async def show(self, exchange: Exchange, frames: Frames, after: int = -1) -> None:
-        """The frames to whoever stays to see them.
-
-        No more at a time than is read: there may be many who follow, and they share the frames.
-        """
-        await exchange.begin(200, SSE, HEADERS)
-        async with Lifeline(exchange.receive) as lifeline:
-            at = 0
-            while at < len(frames.all) or not frames.over:
-                if at == len(frames.all):
-                    await frames.more()
-                    continue
-                end = frames.piece(at)
-                body = b"".join(_behind(b"".join(frames.all[at:end]), after))
-                at = end
-                for start in range(0, len(body), _PIECE):
-                    part = body[start : start + _PIECE]
-                    await exchange.send(
-                        {"type": "http.response.body", "body": part, "more_body": True}
-                    )
-            lifeline.release()
-        await exchange.send(end_of())
+        # A server that is told to stop waits for its own runs, and so for who follows them. Of
+        # runs elsewhere it knows nothing.
+        async with aclosing(stream), self._draining.answering(RESPONSES):
+            await show(exchange, stream)
 
     async def current(self, response: KeptResponse) -> KeptResponse:
         """The response, or that it failed, where nobody works on it any more."""
@@ -217,26 +115,48 @@ class Background:
         latest = await self._kept.get(response.tenant, response.id)
         if latest is None or not latest.running:
             return latest or response
-        if self._kept.siblings and time.time() - response.seen < _SILENT:
+        if self._kept.shared and time.time() - response.seen < _SILENT:
             return response
         error = {"code": "server_error", "message": _STOPPED}
         return self._rewrite(response, "failed", error)
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Calls a run off, here or in another process. Gives what is left of it."""
-        run = self._running.get((response.tenant, response.id))
-        if run is None:
-            return self._rewrite(response, "cancelled", None)
-        await run.stop()
-        return await self._kept.get(response.tenant, response.id) or response
+        """Calls a run off, wherever it is. Gives what it ended as: it may have been over first."""
+        key = (response.tenant, response.id)
+        ended = await self.stop(key) or await self.others.cancel(key)
+        latest = await self._kept.get(*key)
+        if latest is None or ended or not latest.running:
+            return latest or response
+        # Nobody of this server works on it: whoever does hears of it from the store.
+        return self._rewrite(latest, "cancelled", None)
 
-    async def abandon(self, tenant: str, id: str) -> None:
-        """A response that is deleted is not worked on."""
-        run = self._running.get((tenant, id))
-        if run is not None:
-            run.forget()
-            await run.stop()
-        self._over.pop((tenant, id), None)
+    def works_on(self, key: Key) -> bool:
+        return key in self._running
+
+    def known(self, key: Key) -> KeptResponse | None:
+        """A response that is made here, whether the store could keep it or not."""
+        run = self._running.get(key)
+        return None if run is None else run.response
+
+    async def stop(self, key: Key) -> bool:
+        """Calls off a run that is here, and returns when it is over. False: there is none."""
+        run = self._running.get(key)
+        if run is None:
+            return False
+        await run.stop()
+        return True
+
+    async def abandon(self, key: Key) -> None:
+        """A response that was deleted is not worked on, and nothing of it is shown any more."""
+        self._over.pop(key, None)
+        self._kept.forget(*key)
+        run = self._running.get(key)
+        if run is None:
+            return
+        run.forget()
+        await run.stop()
+        self._over.pop(key, None)
+        await self._kept.delete(*key)  # it may have been kept once more since it was deleted
 
     async def close(self) -> None:
         """The server ends: what is not done is told as failed."""
@@ -275,7 +195,7 @@ class Background:
             del self._running[key]
             self._put_away(key, run.frames)
             self._metrics.background(-1)
-            account.close()
+            account.close(None if account.body is None else run.frames.beginning(MOST_KEPT))
 
     async def _watch(self, key: Key, run: Run) -> None:
         """Hears from other processes that it is not wanted any more, and tells them it lives."""
@@ -311,19 +231,6 @@ class Background:
         changed = msgspec.structs.replace(response, status=status, head=msgspec.json.encode(head))
         self._kept.keep(changed)
         return changed
-
-
-def _behind(frames: bytes, after: int) -> list[bytes]:
-    """The frames with a higher number. They are in order, so mostly it is all or none."""
-    first = _NUMBER.search(frames)
-    if after < 0 or (first is not None and int(first[1]) > after):
-        return [frames]
-    found: list[bytes] = []
-    for frame in frames.split(b"\n\n"):
-        number = _NUMBER.search(frame)
-        if number is not None and int(number[1]) > after:
-            found.append(frame + b"\n\n")
-    return found
 
 
 def _seen(task: "asyncio.Task[None]") -> None:

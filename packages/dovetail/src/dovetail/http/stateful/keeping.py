@@ -7,8 +7,9 @@ from typing import cast
 import msgspec
 
 from dovetail.http.exchange import Exchange
+from dovetail.http.held import hold
 from dovetail.http.ids import number_in
-from dovetail.kept import Kept, KeptResponse, Local
+from dovetail.kept import Kept, KeptResponse, Place
 from dovetail.kept.kept import is_sound
 from dovetail.kept.response import Status
 from dovetail_model import Request, ResponseNotFound, TooLarge
@@ -29,12 +30,13 @@ _PREFIX = "resp_"
 class Conversation:
     """One request: its own body, all that it goes on from, and the body of both."""
 
-    __slots__ = ("_exchange", "_kept", "_own", "_previous", "before", "body")
+    __slots__ = ("_exchange", "_kept", "_own", "_place", "_previous", "before", "body")
 
     def __init__(self, kept: Kept, exchange: Exchange, own: bytes) -> None:
         self._kept = kept
         self._exchange = exchange
         self._own = own
+        self._place = None if exchange.local is None else exchange.local.place()
         self._previous: str | None = None
         self.before: Sequence[KeptResponse] = ()
         self.body = own
@@ -54,6 +56,7 @@ class Conversation:
         self.body = joined_body(self._own, (items for one in before for items in one.items))
         if len(self.body) > limit:
             raise TooLarge(f"The conversation is larger than {limit} bytes.")
+        hold(exchange, len(self.body), limit)
 
     async def _resolve(self, limit: int) -> None:
         """Items that were answered before and are named by their ids, as some clients do."""
@@ -76,11 +79,12 @@ class Conversation:
         if size > limit:
             raise TooLarge(f"The conversation is larger than {limit} bytes.")
         self._own = self.body = resolved_body(self._own, found)
+        hold(exchange, len(self.body), limit)
 
     async def keeping(self, request: Request) -> "Keeping | None":
         """How the answer is to be kept, if anybody wants it."""
-        echo, local = request.echo, self._exchange.local
-        if not isinstance(echo, ResponsesEcho) or not (echo.store or local is not None):
+        echo, place = request.echo, self._place
+        if not isinstance(echo, ResponsesEcho) or not (echo.store or place is not None):
             return None
         if echo.store:
             await self._kept.room()
@@ -94,23 +98,23 @@ class Conversation:
             previous=self._previous,
             background=echo.background,
         )
-        return Keeping(self._kept if echo.store else None, local, self.before, blank)
+        return Keeping(self._kept if echo.store else None, place, self.before, blank)
 
 
 class Keeping:
     """Keeps one response: for everybody, for its connection, or for both."""
 
-    __slots__ = ("_before", "_blank", "_held", "_kept", "_local", "response")
+    __slots__ = ("_before", "_blank", "_held", "_kept", "_place", "response")
 
     def __init__(
         self,
         kept: Kept | None,
-        local: Local | None,
+        place: Place | None,
         before: Sequence[KeptResponse],
         blank: KeptResponse,
     ) -> None:
         self._kept = kept
-        self._local = local
+        self._place = place
         self._before = before
         self._blank = blank
         self._held = b""
@@ -133,8 +137,8 @@ class Keeping:
         )
         if self._kept is not None:
             self._kept.keep(kept)
-        if self._local is not None:
-            self._local.keep(self._before, kept)
+        if self._place is not None:
+            self._place.keep(self._before, kept)
         return kept
 
     def forget(self) -> None:
@@ -144,17 +148,23 @@ class Keeping:
     def on_end(self, response: bytes, frame: bytes) -> bytes:
         """The end of a stream. Where others may be asked for it next, it waits for the store."""
         self.keep(response)
-        if self._kept is None or not self._kept.siblings:
+        if not self._has_siblings:
             return frame
         self._held = frame
         return b""
 
     async def late(self) -> bytes:
         """What was held back: returned when the response is where others find it."""
-        await self.settled()
+        if self._has_siblings:
+            await self.settled()
         held, self._held = self._held, b""
         return held
 
+    @property
+    def _has_siblings(self) -> bool:
+        return self._kept is not None and self._kept.siblings
+
     async def settled(self) -> None:
-        if self._kept is not None and self._kept.siblings and self.response is not None:
+        """Returns when the response, as it is now, outlives this process."""
+        if self._kept is not None and self._kept.shared and self.response is not None:
             await self._kept.settled(self.response)

@@ -1,7 +1,8 @@
 """The endpoints about responses that are kept, and about conversations as a whole."""
 
+import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.routes import Route
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.keeping import Conversation
+from dovetail.http.stateful.run import Key
 from dovetail.kept import KeptResponse
 from dovetail.kept.kept import is_sound
 from dovetail.pipeline import count_tokens
@@ -34,15 +36,20 @@ _PIECE = 1 << 18  # bytes of an answer that are sent in one go
 _MOST_LEAVING = 16  # answers as large as a body may be: what is not read yet is in memory
 _RETRY_AFTER = 2.0  # seconds
 
+Forget = Callable[[Key], Awaitable[None]]
+
 
 class Responses:
     """What a client may ask of responses once they are there."""
 
-    def __init__(self, service: Service, options: HttpOptions, background: Background) -> None:
+    def __init__(
+        self, service: Service, options: HttpOptions, background: Background, forget: Forget
+    ) -> None:
         self._service = service
         self._options = options
         self._kept = service.kept
         self._background = background
+        self._forget = forget
         self._leaving = 0  # bytes of large answers that are being read
 
     def routes(self) -> list[Route]:
@@ -66,9 +73,10 @@ class Responses:
 
     async def _delete(self, exchange: Exchange, account: Account) -> None:
         id = _id(exchange)
-        await self._background.abandon(exchange.tenant, id)
-        if not await self._kept.delete(exchange.tenant, id):
+        key = (exchange.tenant, id)
+        if not await self._kept.delete(*key):
             raise _unknown(id)
+        await asyncio.gather(self._forget(key), self._background.others.forget(key))
         answer = {"id": id, "object": "response", "deleted": True}
         await exchange.answer(200, msgspec.json.encode(answer))
 
@@ -130,9 +138,11 @@ class Responses:
             self._leaving -= len(body)
 
     async def _required(self, exchange: Exchange) -> KeptResponse:
-        found = await self._kept.get(exchange.tenant, _id(exchange))
+        id = _id(exchange)
+        found = await self._kept.get(exchange.tenant, id)
+        found = found or self._background.known((exchange.tenant, id))
         if found is None:
-            raise _unknown(_id(exchange))
+            raise _unknown(id)
         return await self._background.current(found)
 
 

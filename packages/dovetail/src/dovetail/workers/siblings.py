@@ -1,0 +1,189 @@
+"""How the processes of one server ask each other.
+
+Each listens on a socket in the server's folder, which nobody else can enter. A connection carries
+one question and its answer: frames, each behind its length, and a mark at the end. An answer
+without the mark was broken off.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import msgspec
+
+from dovetail.http.answering.lifeline import Lifeline
+from dovetail.http.asgi import Message
+from dovetail.http.errors import Disconnected
+from dovetail_model import InternalError
+
+PATIENCE = 2.0  # seconds for a question to come, and for an answer to begin
+
+_END = (1 << 32) - 1  # stands where a length would
+_LARGEST = 1 << 28  # bytes of a frame
+_BACKLOG = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """What is asked; about a response, where it is one, and from behind which of its frames on."""
+
+    what: str
+    tenant: str = ""
+    id: str = ""
+    after: int = -1
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.tenant, self.id
+
+
+Tell = Callable[[Question], AsyncGenerator[bytes]]
+
+
+class BrokenOff(InternalError):
+    """A sibling did not tell all of its answer."""
+
+
+class Siblings:
+    """Process `number` of the `count` that there are, and its way to the others."""
+
+    def __init__(self, folder: Path, number: int, count: int) -> None:
+        self.number = number
+        self._folder = folder
+        self._others = [at for at in range(count) if at != number]
+        self._offered: dict[str, Tell] = {}
+        self._server: asyncio.Server | None = None
+        self._telling: set[asyncio.Task[object] | None] = set()
+
+    def offer(self, what: str, tell: Tell) -> None:
+        """This is answered so. An answer of no frames says that there is nothing to tell."""
+        self._offered[what] = tell
+
+    async def open(self) -> None:
+        """Answers from now on."""
+        path = self._path(self.number)
+        path.unlink(missing_ok=True)  # of one that was here before, and fell
+        self._server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
+
+    async def close(self) -> None:
+        """What is being told has a little time to be read."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._path(self.number).unlink(missing_ok=True)
+        telling = {task for task in self._telling if task is not None}
+        if telling:
+            _, late = await asyncio.wait(telling, timeout=PATIENCE)
+            for task in late:
+                task.cancel()
+
+    async def ask(self, question: Question, patience: float = PATIENCE) -> dict[int, bytes]:
+        """What each of the others tells in one frame. Who is silent is left out."""
+        asking = {at: asyncio.create_task(_only(self._asked(at, question))) for at in self._others}
+        try:
+            if asking:
+                await asyncio.wait(asking.values(), timeout=patience)
+            told = {at: task.result() for at, task in asking.items() if task.done()}
+            return {at: one for at, one in told.items() if one is not None}
+        finally:
+            for task in asking.values():
+                task.cancel()
+
+    async def find(self, question: Question) -> AsyncGenerator[bytes] | None:
+        """The answer of the one that has one, behind its first frame. None: nobody has.
+
+        Whoever reads it closes it. It raises `BrokenOff`.
+        """
+        asking = [asyncio.create_task(begun(self._asked(at, question))) for at in self._others]
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    for answer in asyncio.as_completed(asking):
+                        if (found := await answer) is not None:
+                            return found
+            return None
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _asked(self, number: int, question: Question) -> AsyncGenerator[bytes]:
+        """What one of them tells. OSError where it is not there."""
+        reader, writer = await asyncio.open_unix_connection(self._path(number))
+        try:
+            writer.write(_framed(msgspec.msgpack.encode(question)))
+            while (frame := await _frame(reader)) is not None:
+                yield frame
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection. Who hangs up is told no more."""
+
+        async def hung_up() -> Message:
+            with suppress(ConnectionError):
+                await reader.read(1)
+            return {"type": "http.disconnect"}
+
+        task = asyncio.current_task()
+        self._telling.add(task)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                asked = await _frame(reader)
+            async with Lifeline(hung_up):
+                await self._tell(asked or b"", writer)
+        except (BrokenOff, ConnectionError, Disconnected, TimeoutError):
+            pass  # whoever asked is gone
+        except Exception as error:
+            _log.error("sibling_not_answered", exc_info=error)
+        finally:
+            self._telling.discard(task)
+            writer.close()
+
+    async def _tell(self, asked: bytes, writer: asyncio.StreamWriter) -> None:
+        """The answer, no more of it at a time than is read."""
+        question = msgspec.msgpack.decode(asked, type=Question)
+        async with aclosing(self._offered[question.what](question)) as answer:
+            async for frame in answer:
+                writer.write(_framed(frame))
+                await writer.drain()
+        writer.write(_END.to_bytes(4, "big"))
+        await writer.drain()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"worker-{number}"
+
+
+async def begun(answer: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
+    """The answer, once its first frame is here. None: there is nothing, or nobody."""
+    with suppress(BrokenOff, OSError, StopAsyncIteration):
+        await anext(answer)
+        return answer
+    return None
+
+
+async def _only(answer: AsyncGenerator[bytes]) -> bytes | None:
+    """The one frame of an answer. None: there is nothing, or nobody."""
+    with suppress(BrokenOff, OSError, StopAsyncIteration):
+        async with aclosing(answer):
+            return await anext(answer)
+    return None
+
+
+def _framed(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "big") + frame
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next frame; None at the end of the answer."""
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if size == _END:
+            return None
+        if size <= _LARGEST:
+            return await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise BrokenOff("Another process of the server fell while it answered.") from error
+    raise BrokenOff(f"Another process of the server sends {size} bytes at once.")

@@ -1,0 +1,69 @@
+"""Responses in the background whose tests say when they end, and servers that share a store."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from http_stage import Stage, StageEngine, service, serving
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import HttpOptions
+from dovetail.kept import Kept
+from dovetail.kept.store.memory import MemoryResponses
+from dovetail.service import Service
+from dovetail.workers import joined
+
+
+class Gate:
+    """An engine that says a word, waits, and says the rest."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.opened = asyncio.Event()
+        self.ended = 0
+        self.ends: asyncio.Queue[None] = asyncio.Queue()
+        self._stage = stage
+        stage.engine.plan = self.play
+
+    async def play(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        engine = self._stage.engine
+        try:
+            yield TokenDelta(engine.tokenizer.encode("Once "))
+            await self.opened.wait()
+            yield TokenDelta([*engine.tokenizer.encode("upon."), engine.stop_id], finish="stop")
+        finally:
+            self.ended += 1
+            self.ends.put_nowait(None)
+
+
+async def until(stage: Stage, id: str, status: str) -> Any:
+    """The response, once it has the status."""
+    client = stage.openai()
+    while (response := await client.responses.retrieve(id)).status != status:
+        assert response.status in ("queued", "in_progress"), response.status
+        await asyncio.sleep(0.01)
+    return response
+
+
+def shared_service(store: MemoryResponses) -> tuple[Service, StageEngine]:
+    """One of several servers over one store."""
+    made, engine = service()
+    return Service(made.served, {}, Kept(store, siblings=True)), engine
+
+
+@asynccontextmanager
+async def siblings(
+    folder: Path, options: HttpOptions | None = None
+) -> AsyncIterator[tuple[Stage, Stage]]:
+    """Two processes of one server, as far as one loop can be two."""
+    store = MemoryResponses()
+    (one, first_engine), (two, second_engine) = shared_service(store), shared_service(store)
+    async with (
+        serving(options, offered=one) as first,
+        serving(options, offered=two) as second,
+        joined(first.app, folder, 0, 2),
+        joined(second.app, folder, 1, 2),
+    ):
+        first.engine, second.engine = first_engine, second_engine
+        yield first, second

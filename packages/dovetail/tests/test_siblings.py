@@ -1,0 +1,159 @@
+"""How the processes of one server ask each other: who answers, how much waits, what breaks off."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from http_stage import run
+
+from dovetail.workers import siblings as siblings_module
+from dovetail.workers.siblings import BrokenOff, Question, Siblings, Tell
+
+PIECE = 1 << 16
+ASKED = Question("story", "tenant", "id", 7)
+
+
+async def nothing(question: Question) -> AsyncGenerator[bytes]:
+    none: list[bytes] = []
+    for frame in none:
+        yield frame
+
+
+async def hangs(question: Question) -> AsyncGenerator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+@asynccontextmanager
+async def family(folder: Path, *told: Tell) -> AsyncIterator[Siblings]:
+    """One that asks, and a sibling for each way to answer."""
+    count = len(told) + 1
+    asker, *others = [Siblings(folder, at, count) for at in range(count)]
+    for one, tell in zip(others, told, strict=True):
+        one.offer("story", tell)
+        await one.open()
+    try:
+        yield asker
+    finally:
+        for one in others:
+            await one.close()
+
+
+def test_the_one_that_has_it_tells_it_frame_by_frame(tmp_path: Path) -> None:
+    heard = []
+
+    async def story(question: Question) -> AsyncGenerator[bytes]:
+        heard.append(question)
+        for frame in (b"once", b"", b"upon" * 100_000):
+            yield frame
+
+    async def scene() -> None:
+        async with family(tmp_path, nothing, hangs, story) as asker:
+            found = await asker.find(ASKED)
+            assert found is not None
+            assert [frame async for frame in found] == [b"", b"upon" * 100_000]
+            assert heard == [ASKED]
+
+    run(scene)
+
+
+def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings_module, "PATIENCE", 0.05)
+
+    async def scene() -> None:
+        async with family(tmp_path, nothing, hangs) as asker:
+            (tmp_path / "worker-1").unlink()
+            assert await asker.find(ASKED) is None
+            assert await asker.ask(ASKED, 0.05) == {}
+
+    run(scene)
+
+
+def test_each_is_asked_for_its_own(tmp_path: Path) -> None:
+    def says(frame: bytes) -> Tell:
+        async def tell(question: Question) -> AsyncGenerator[bytes]:
+            yield frame
+
+        return tell
+
+    async def scene() -> None:
+        async with family(tmp_path, says(b"a"), nothing, says(b"c")) as asker:
+            assert await asker.ask(ASKED) == {1: b"a", 3: b"c"}
+            assert await asker.ask(Question("unknown")) == {}
+
+    run(scene)
+
+
+def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
+    made = 0
+
+    async def story(question: Question) -> AsyncGenerator[bytes]:
+        nonlocal made
+        for _ in range(400):
+            yield b"x" * PIECE
+            made += 1
+
+    async def scene() -> None:
+        async with family(tmp_path, story) as asker:
+            found = await asker.find(ASKED)
+            assert found is not None
+            before = -1
+            while made != before:
+                before = made
+                for _ in range(50):
+                    await asyncio.sleep(0)
+            assert made < 40
+            assert sum([len(frame) async for frame in found]) == 399 * PIECE
+
+    run(scene)
+
+
+def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def story(question: Question) -> AsyncGenerator[bytes]:
+        try:
+            yield b"once"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def scene() -> None:
+        async with family(tmp_path, story) as asker:
+            found = await asker.find(ASKED)
+            assert found is not None
+            await found.aclose()
+            await ended.wait()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("how", ["it fails", "it ends"])
+def test_an_answer_that_is_not_whole_says_so(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(siblings_module, "PATIENCE", 0.05)
+
+    async def story(question: Question) -> AsyncGenerator[bytes]:
+        yield b"once"
+        yield b"upon"
+        if how == "it fails":
+            raise ValueError("lost the thread")
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        async with family(tmp_path, story) as asker:
+            found = await asker.find(ASKED)
+            assert found is not None
+            assert await anext(found) == b"upon"
+            rest = asyncio.create_task(_next(found))
+        with pytest.raises(BrokenOff):
+            await rest
+
+    run(scene)
+
+
+async def _next(told: AsyncGenerator[bytes]) -> bytes:
+    return await anext(told)

@@ -1,0 +1,258 @@
+"""Responses of several processes: any of them shows, calls off and forgets what another has."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from background_stage import Gate, siblings, until
+from http_stage import NAME, Stage, head, run
+from socket_stage import until as it_is_so
+
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.key_file import Key
+from dovetail.http.stateful import background as background_module
+from dovetail.http.stateful.following import Others, pieces
+from dovetail.kept import KeptResponse
+from dovetail.kept.store.memory import MemoryResponses
+from dovetail.storage import StoreError
+from dovetail.workers import together
+
+TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is heard is heard from siblings, not from the store."""
+    monkeypatch.setattr(background_module, "_WATCH", 3600.0)
+
+
+async def begun(stage: Stage, key: str = "none") -> str:
+    """The id of a response that is being made."""
+    client = stage.openai(key)
+    stream = await client.responses.create(model=NAME, input="Tell", background=True, stream=True)
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+        if event.type == "response.created":
+            id = event.response.id
+    await stream.close()
+    return id
+
+
+def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            there = second.openai()
+            stream = await there.responses.retrieve(id, stream=True)
+            seen = []
+            async for event in stream:
+                seen.append(event)
+                if event.type == "response.output_text.delta":
+                    break
+            await stream.close()
+            last = seen[-1].sequence_number
+            again = await there.responses.retrieve(id, stream=True, starting_after=last)
+            gate.opened.set()
+            rest = [event async for event in again]
+            numbers = [event.sequence_number for event in [*seen, *rest]]
+            assert numbers == list(range(len(numbers)))
+            assert rest[-1].type == "response.completed"
+            over = await there.responses.retrieve(id, stream=True, starting_after=last)
+            assert [event.sequence_number async for event in over] == numbers[last + 1 :]
+            await first.openai().responses.delete(id)
+            with pytest.raises(openai.NotFoundError):
+                await there.responses.retrieve(id, stream=True)
+
+    run(scene)
+
+
+def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "MOST_FOLLOWED", 1)
+    left = asyncio.Queue[None]()
+
+    async def watched(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
+        try:
+            async for part in pieces(frames, after):
+                yield part
+        finally:
+            left.put_nowait(None)
+
+    monkeypatch.setattr(together, "pieces", watched)
+
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            there = second.openai()
+            for _ in range(3):
+                stream = await there.responses.retrieve(id, stream=True)
+                with pytest.raises(openai.RateLimitError) as refused:
+                    await there.responses.retrieve(id, stream=True)
+                assert refused.value.response.headers["retry-after"]
+                await anext(aiter(stream))
+                await stream.close()
+                await left.get()
+                await there.responses.retrieve(id)
+            gate.opened.set()
+            assert (await until(second, id, "completed")).output_text == "Once upon."
+
+    run(scene)
+
+
+def test_a_stream_whose_process_falls_does_not_look_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fall = asyncio.Event()
+
+    async def falls(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
+        yield b"".join(frames.all)
+        await fall.wait()
+        raise ValueError("as if killed")
+
+    monkeypatch.setattr(together, "pieces", falls)
+
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            reader, writer = await second.connect()
+            writer.write(head("GET", f"/v1/responses/{id}?stream=true", 0))
+            begin = await reader.readuntil(b"Once")
+            assert begin.startswith(b"HTTP/1.1 200")
+            fall.set()
+            rest = b""
+            with suppress(ConnectionError):
+                rest = await reader.read()
+            assert not rest.endswith(b"0\r\n\r\n")
+            writer.close()
+            stream = await second.openai().responses.retrieve(id, stream=True)
+            with pytest.raises(openai.APIConnectionError):
+                [event async for event in stream]
+            gate.opened.set()
+            assert (await until(first, id, "completed")).output_text == "Once upon."
+
+    run(scene)
+
+
+def test_it_is_called_off_from_another(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            cancelled = await second.openai().responses.cancel(id)
+            assert cancelled.status == "cancelled"
+            assert gate.ended == 1
+            assert [item.type for item in cancelled.output] == ["message"]
+            for stage in (first, second):
+                assert (await stage.openai().responses.retrieve(id)).status == "cancelled"
+
+    run(scene)
+
+
+class EndsFirst:
+    """The others, asked when it is too late."""
+
+    def __init__(self, others: Others, gate: Gate, maker: Stage) -> None:
+        self._others = others
+        self._gate = gate
+        self._maker = maker
+        self.follow, self.forget = others.follow, others.forget
+
+    async def cancel(self, key: tuple[str, str]) -> bool:
+        self._gate.opened.set()
+        await it_is_so(lambda: not self._maker.app.background.running)
+        assert not await self._others.cancel(key)
+        return False
+
+
+def test_one_that_is_over_first_is_told_as_it_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            background = second.app.background
+            background.others = EndsFirst(background.others, gate, first)
+            assert (await second.openai().responses.cancel(id)).status == "completed"
+            for stage in (first, second):
+                found = await stage.openai().responses.retrieve(id)
+                assert (found.status, found.output_text) == ("completed", "Once upon.")
+
+    run(scene)
+
+
+def test_it_is_deleted_from_another_and_does_not_come_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            await second.openai().responses.delete(id)
+            assert gate.ended == 1
+            for stage in (first, second):
+                with pytest.raises(openai.NotFoundError):
+                    await stage.openai().responses.retrieve(id)
+
+    run(scene)
+
+
+def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: MemoryResponses, tenant: str, id: str) -> KeptResponse | None:
+        raise StoreError("away")
+
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            here = first.openai()
+            gone, kept = [await here.responses.create(model=NAME, input="Hi") for _ in range(2)]
+            await second.openai().responses.delete(gone.id)
+            monkeypatch.setattr(MemoryResponses, "get", away)
+            assert (await here.responses.retrieve(kept.id)).output_text == "Hello."
+            with pytest.raises(openai.NotFoundError):
+                await here.responses.retrieve(gone.id)
+
+    run(scene)
+
+
+def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path, HttpOptions(keys=TENANTS)) as (first, second):
+            gate = Gate(first)
+            id = await begun(first, "key-a")
+            other, others = second.openai("key-b"), second.app.background.others
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.retrieve(id, stream=True)
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.cancel(id)
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.delete(id)
+            assert await others.follow(("b", id), -1) is None
+            assert not await others.cancel(("b", id))
+            await others.forget(("b", id))
+            mine = await second.openai("key-a").responses.retrieve(id, stream=True)
+            gate.opened.set()
+            assert [event async for event in mine][-1].type == "response.completed"
+
+    run(scene)
+
+
+def test_what_is_elsewhere_keeps_a_server_up_that_is_to_stop(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second):
+            gate = Gate(first)
+            id = await begun(first)
+            stream = await second.openai().responses.retrieve(id, stream=True)
+            assert second.app.draining.running == 1
+            second.app.draining.begin()
+            gate.opened.set()
+            assert [event async for event in stream][-1].type == "response.completed"
+            await it_is_so(lambda: second.app.draining.running == 0)
+            assert (await second.ask("GET", f"/v1/responses/{id}?stream=true")).status == 503
+
+    run(scene)

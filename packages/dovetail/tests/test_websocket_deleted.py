@@ -1,0 +1,120 @@
+"""A response that is deleted is not gone on from, whichever open socket held it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from background_stage import siblings
+from http_stage import Stage, run, serving
+from socket_stage import Event, answer, ask, asked, event, socket_to
+
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.kept import KeptResponse, Local, Room
+from dovetail.kept import local as local_module
+from dovetail.kept.response import weight
+
+
+def ident(events: list[Event]) -> str:
+    assert events[-1]["type"] == "response.completed", events
+    found: str = events[-1]["response"]["id"]
+    return found
+
+
+async def delete(stage: Stage, id: str) -> int:
+    return (await stage.ask("DELETE", f"/v1/responses/{id}")).status
+
+
+async def is_missing(socket: Any, id: str) -> bool:
+    (told,) = await asked(socket, "On", previous_response_id=id)
+    return bool(told["error"]["code"] == "previous_response_not_found")
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with siblings(tmp_path) as (first, second), socket_to(first) as socket:
+            one = ident(await asked(socket, "One", store=True))
+            other = ident(await asked(socket, "Another"))
+            two = ident(await asked(socket, "Two", store=True, previous_response_id=one))
+            three = ident(await asked(socket, "Three", previous_response_id=two))
+            assert await delete(first if where == "here" else second, two) == 200
+            assert await is_missing(socket, two)
+            assert await is_missing(socket, three)
+            for kept in (one, other):
+                assert ident(await asked(socket, "On", previous_response_id=kept))
+            (told,) = await asked(socket, [{"type": "item_reference", "id": f"msg_{two[5:]}"}])  # type: ignore[arg-type]
+            assert told["status"] == 404
+
+    run(scene)
+
+
+def test_what_is_not_stored_is_not_there_to_be_deleted() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            own = ident(await asked(socket, "Own"))
+            assert await delete(stage, own) == 404
+            assert ident(await asked(socket, "On", previous_response_id=own))
+
+    run(scene)
+
+
+def test_an_answer_that_goes_on_from_it_meanwhile_is_not_gone_on_from() -> None:
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            one = ident(await asked(socket, "One", store=True))
+            opened, engine = asyncio.Event(), stage.engine
+
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+                yield TokenDelta(engine.tokenizer.encode("Once "))
+                await opened.wait()
+                yield TokenDelta([engine.stop_id], finish="stop")
+
+            engine.plan = play
+            await ask(socket, "Two", previous_response_id=one)
+            await event(socket)
+            assert await delete(stage, one) == 200
+            opened.set()
+            two = ident(await answer(socket))
+            assert await is_missing(socket, two)
+            assert ident(await asked(socket, "Anew"))
+
+    run(scene)
+
+
+def made(name: str, tenant: str = "t") -> KeptResponse:
+    return KeptResponse(tenant, name, 0.0, "completed", b"", b"x" * 100)
+
+
+def test_room_is_left_by_what_is_deleted() -> None:
+    room = Room(10_000)
+    local = Local(room=room)
+    a, b, c = made("a"), made("b"), made("c")
+    local.keep((), a)
+    local.keep((a,), b)
+    local.keep((a, b), c)
+    local.delete("other", "b")
+    assert local.chain("c") is not None
+    local.delete("t", "b")
+    assert (local.chain("a"), local.chain("b"), local.chain("c")) == ((a,), None, None)
+    assert room.weight == weight(a)
+    local.delete("t", "a")
+    assert room.weight == 0
+
+
+def test_a_place_forgets_no_more_than_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "_MOST_GONE", 3)
+    local = Local()
+    few, many = local.place(), None
+    for at in range(3):
+        local.delete("t", f"x{at}")
+    few.keep((made("x1", "other"),), made("kept"))
+    assert local.chain("kept") is not None
+    few.keep((made("x1"),), made("gone"))
+    assert local.chain("gone") is None
+    many = local.place()
+    for at in range(4):
+        local.delete("t", f"x{at}")
+    many.keep((), made("late"))
+    assert local.chain("late") is None

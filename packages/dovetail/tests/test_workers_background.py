@@ -1,0 +1,122 @@
+"""Responses that another process made or holds, over processes as real as users have them."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from served import NAME, PATIENCE
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+from workers_stage import PIECES, children, count, crew, numbers, until
+
+pytestmark = pytest.mark.long
+
+CLOSE = {"connection": "close"}  # the next request has a connection, and a worker, of its own
+COUNT = 8  # connections: only once in 128 times would one of two workers get them all
+RUNNING = "dovetail_background_responses"
+
+
+def begun(client: OpenAI) -> str:
+    made = client.responses.create(model=NAME, input="Hi", background=True, extra_headers=CLOSE)
+    return made.id
+
+
+def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str, str]:
+    """Numbers of frames, text and last event of a stream that is left and taken up again."""
+    seen, text, last = [0], "", ""
+    for most in (3, None):
+        with client.responses.retrieve(
+            id, stream=True, starting_after=seen[-1], extra_headers=CLOSE
+        ) as stream:
+            if most is not None:
+                together.wait(PATIENCE)
+            for event in stream:
+                seen.append(event.sequence_number)
+                last = event.type
+                text += event.delta if event.type == "response.output_text.delta" else ""
+                if len(seen) == most:
+                    break
+    return seen, text, last
+
+
+def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -> None:
+    with crew(tmp_path, decode_rate=10.0) as running:
+        client = running.openai()
+        id, together = begun(client), Barrier(COUNT)
+        with ThreadPoolExecutor(COUNT) as threads:
+            told = list(threads.map(partial(followed, client, together), [id] * COUNT))
+        whole = client.responses.retrieve(id, extra_headers=CLOSE).output_text
+        assert whole == "".join(PIECES)
+        for seen, text, last in told:
+            assert seen == list(range(len(seen)))
+            assert (text, last) == (whole, "response.completed")
+        for _ in range(COUNT):
+            id = begun(client)
+            until(lambda: sum(numbers(running, RUNNING).values()) == 1)
+            assert client.responses.cancel(id, extra_headers=CLOSE).status == "cancelled"
+            assert sum(numbers(running, RUNNING).values()) == 0
+            for _ in range(3):
+                found = client.responses.retrieve(id, extra_headers=CLOSE)
+                assert found.status == "cancelled"
+            client.responses.delete(id, extra_headers=CLOSE)
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(id, stream=True, extra_headers=CLOSE)
+
+
+def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path: Path) -> None:
+    with crew(tmp_path, decode_rate=2.0) as running:
+        client, together = running.openai(), Barrier(COUNT + 1)
+
+        def follow(id: str) -> str:
+            with client.responses.retrieve(id, stream=True, extra_headers=CLOSE) as stream:
+                together.wait(PATIENCE)
+                try:
+                    return [event.type for event in stream][-1]
+                except openai.APIConnectionError:
+                    return "broken"
+
+        id = begun(client)
+        with ThreadPoolExecutor(COUNT) as threads:
+            told = threads.map(follow, [id] * COUNT)
+            together.wait(PATIENCE)
+            (maker,) = [at for at, runs in numbers(running, RUNNING).items() if runs]
+            os.kill(children(running)[int(maker)], signal.SIGKILL)
+            assert set(told) == {"broken"}
+        until(lambda: count(running) == 2)
+
+
+def asked(socket: Connection, **more: Any) -> dict[str, Any]:
+    """The last event of an answer."""
+    body = {"type": "response.create", "model": NAME, "input": "Hi", **more}
+    socket.send(json.dumps(body))
+    while True:
+        event: dict[str, Any] = json.loads(socket.recv(PATIENCE))
+        if event["type"] in ("response.completed", "error"):
+            return event
+
+
+def test_no_socket_of_any_worker_goes_on_from_what_was_deleted(tmp_path: Path) -> None:
+    with crew(tmp_path) as running, ExitStack() as open_sockets:
+        client = running.openai()
+        url = f"{running.url.replace('http', 'ws', 1)}/v1/responses"
+        sockets = [open_sockets.enter_context(connect(url, proxy=None)) for _ in range(COUNT)]
+        ids = [asked(socket, store=True)["response"]["id"] for socket in sockets]
+        later = [
+            asked(socket, store=False, previous_response_id=id)["response"]["id"]
+            for socket, id in zip(sockets, ids, strict=True)
+        ]
+        for id in ids:
+            client.responses.delete(id, extra_headers=CLOSE)
+        for socket, *held in zip(sockets, ids, later, strict=True):
+            for id in held:
+                error = asked(socket, previous_response_id=id)["error"]
+                assert error["code"] == "previous_response_not_found"
