@@ -81,7 +81,7 @@ class TraceFile:
         put_away = re.compile(rf"{re.escape(self.path.name)}\.{_MOMENT}(\.gz)?")
         names = (entry.name for entry in os.scandir(self.path.parent))
         found = sorted(name for name in names if put_away.fullmatch(name))
-        kept = found[len(found) - self._keep :] if self._keep > 0 else []
+        kept = found[-self._keep :] if self._keep > 0 else []
         for name in found:
             whole = self.path.with_name(name)
             if name not in kept:
