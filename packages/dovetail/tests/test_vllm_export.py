@@ -12,7 +12,7 @@ from served import Running, clean_environment, served
 from typer.testing import CliRunner
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
-from dovetail.cli.main import app
+from dovetail.cli.main import command_line
 
 pytestmark = REAL
 
@@ -40,7 +40,9 @@ class Ran:
         return [one for one in self._recorder.completions if one.asked.get("session_id") == session]
 
     def export(self, session: str) -> list[dict[str, Any]]:
-        done = CliRunner().invoke(app, ["export", session], env=clean_environment(self._home))
+        done = CliRunner().invoke(
+            command_line(), ["export", session], env=clean_environment(self._home)
+        )
         assert done.exit_code == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 

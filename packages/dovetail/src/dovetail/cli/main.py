@@ -1,59 +1,40 @@
 """The command line."""
 
+import sys
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from dovetail.cli import (
-    accept,
-    catalog,
-    chat,
-    config,
-    demo,
-    engine,
-    export,
-    inspect,
-    keys,
-    launch,
-    models,
-    parse,
-    render,
-    serve,
-    tokenize,
-    trace,
-    verify,
-    watch,
+#: In the order in which they are listed. Each is a function of the same name in its own module.
+COMMANDS = (
+    *("serve", "launch", "catalog", "verify", "accept", "config", "chat", "demo", "export"),
+    *("inspect", "render", "parse", "tokenize", "models", "watch"),
 )
+GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
 
-app = typer.Typer(
-    name="dovetail",
-    help="The joint between agent harnesses and inference engines: exact turns for open models.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+_HELP = "The joint between agent harnesses and inference engines: exact turns for open models."
 
 
-app.command("serve")(serve.serve)
-app.command("launch")(launch.launch)
-app.command("catalog")(catalog.catalog)
-app.command("verify")(verify.verify)
-app.command("accept")(accept.accept)
-app.command("config")(config.config)
-app.command("chat")(chat.chat)
-app.command("demo")(demo.demo)
-app.command("export")(export.export)
-app.command("inspect")(inspect.inspect)
-app.command("render")(render.render)
-app.command("parse")(parse.parse)
-app.command("tokenize")(tokenize.tokenize)
-app.command("models")(models.models)
-app.command("watch")(watch.watch)
-app.add_typer(engine.app, name="engine")
-app.add_typer(keys.app, name="keys")
-app.add_typer(trace.app, name="trace")
+def command_line(*names: str) -> typer.Typer:
+    """The commands of these names; without any, all of them."""
+    app = typer.Typer(
+        name="dovetail",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_any)
+    for name in names or COMMANDS + GROUPS:
+        module = import_module(f"dovetail.cli.{name}")
+        if name in GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
 
 
 def _tell_version(wanted: bool) -> None:
@@ -62,7 +43,6 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _any(
     told: Annotated[
         bool,
@@ -75,5 +55,8 @@ def _any(
 
 
 def main() -> None:
-    """The entry point of the `dovetail` command."""
-    app()
+    """The entry point of the `dovetail` command. Loads only what is asked for: it takes time."""
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first == "--version":
+        first = "config"  # which takes least; none is run
+    command_line(*(name for name in COMMANDS + GROUPS if name == first))()
