@@ -236,6 +236,7 @@ def _has_work(replica: Replica) -> bool:
     return float(running.split()[-1]) > 0
 
 
+@pytest.mark.long
 def test_a_replica_that_comes_back_is_used_again(tmp_path: Path) -> None:
     """The first is killed, the second has all the work; then the first is back, and the second
     goes: what is asked next can only come from the first.

@@ -33,7 +33,7 @@ from dovetail.routing import Pool
 from dovetail.service import Served, Service
 from dovetail_model import ClientError, Sampling, TokenLogprob
 
-pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.transformers, pytest.mark.long, pytest.mark.timeout(600)]
 SPELLED = 151_669
 ENDS = frozenset({151_643, 151_645})
 COUNT = 12

@@ -27,7 +27,7 @@ from dovetail_parsers.family import Family
 
 BY_NAME = {family.name: family for family in families() if family.tools}
 EACH = pytest.mark.parametrize("name", BY_NAME)
-SETTINGS = settings(max_examples=25)
+SETTINGS = settings(max_examples=12)
 
 REQUIRED = ToolChoice("required")
 ONE = ToolChoice("required", parallel=False)

@@ -77,7 +77,7 @@ def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> Non
 
 
 def sources() -> Iterator[str]:
-    for path in sorted(Path(json.__file__).parent.parent.glob("[cd]*.py")):
+    for path in sorted(Path(json.__file__).parent.parent.glob("c[o-z]*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         if len(text) > 4 * PIECE:
             yield text

@@ -123,7 +123,7 @@ def test_real_texts_are_what_the_library_makes_of_them(name: str) -> None:
     path = folder(name) / "tokenizer.json"
     bare = tokenizers.Tokenizer.from_file(str(path))
     tokenizer = HfTokenizer.from_file(path)
-    for source in sorted(Path(json.__file__).parent.parent.glob("[ab]*.py")):
+    for source in sorted(Path(json.__file__).parent.parent.glob("a*.py")):
         text = source.read_text(encoding="utf-8", errors="replace")
         numbered = "".join(f"{n:6}→{line}" for n, line in enumerate(text.splitlines(True)))
         for shown in (text, numbered):
