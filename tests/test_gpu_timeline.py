@@ -21,6 +21,7 @@ FAST = 0.001  # seconds a token
 qwen3 = pytest.mark.skipif(not paced.QWEN3.is_dir(), reason="no tokenizer at hand: make tokenizers")
 
 
+@pytest.mark.long
 @qwen3
 def test_events_come_in_their_order_and_no_sooner_than_their_tokens() -> None:
     found = asyncio.run(timeline(1, FAST))
@@ -37,6 +38,7 @@ def test_events_come_in_their_order_and_no_sooner_than_their_tokens() -> None:
         assert row["behind_ms"][0] > 0, name
 
 
+@pytest.mark.long
 @qwen3
 def test_every_call_is_dispatched_in_every_api_before_the_turn_ends() -> None:
     found = asyncio.run(dispatch(4, FAST, streams=(2,)))

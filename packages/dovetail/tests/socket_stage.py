@@ -6,10 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
 from http_stage import NAME, Stage
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 Event = dict[str, Any]
@@ -24,6 +29,15 @@ async def socket_to(
     url = f"ws://127.0.0.1:{stage.port}{path}"
     async with connect(url, additional_headers=named, proxy=None, max_size=None) as socket:
         yield socket
+
+
+async def refusal(stage: Stage, path: str = "/v1/responses", **headers: str) -> Any:
+    """The answer to a request for a socket that is not granted."""
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket_to(stage, path, **headers):
+            pass
+    response = refused.value.response
+    return response.status_code, dict(response.headers.raw_items()), json.loads(response.body)
 
 
 async def ask(socket: ClientConnection, said: str = "Hi", **more: Any) -> None:

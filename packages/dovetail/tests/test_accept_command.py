@@ -69,6 +69,7 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
     assert "se-cret" not in ended.out + ended.err + told.read_text()
 
 
+@pytest.mark.long
 def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Path) -> None:
     with scripted(place) as url:
         ended = dovetail(

@@ -1,5 +1,6 @@
 """Acceptance of llama.cpp's own server, the real one: whatever SmolLM2 says, the protocol holds."""
 
+import pytest
 from http_stage import run
 from llama_server import llama_server
 from llamacpp_at_hand import need_weights
@@ -12,6 +13,7 @@ from dovetail.accept.tasks import TASKS
 from dovetail_model import Sampling
 
 
+@pytest.mark.long
 def test_llama_cpp_shows_this_model_no_tools_and_says_nothing_about_it() -> None:
     need_weights()
     found: list[tuple[Subject, list[Figures]]] = []

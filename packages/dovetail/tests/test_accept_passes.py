@@ -78,6 +78,7 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
     assert "Unknown" not in said
 
 
+@pytest.mark.long
 def test_what_nobody_tells_is_unknown(folder: Path) -> None:
     """Without token ids, calls written in a form that no template has cannot be made out."""
     subject, passes = tried(folder, perfect(), FEW, tells_ids=False, engine="openai")
@@ -91,6 +92,7 @@ def test_what_nobody_tells_is_unknown(folder: Path) -> None:
     assert as_json(subject, passes)["passes"][0]["prefixes"]["again"] is None
 
 
+@pytest.mark.long
 def test_without_a_tokenizer_dovetail_speaks_in_messages(folder: Path) -> None:
     subject, passes = tried(folder, perfect(), FEW, tokenizer=None)
     assert subject.engine == "openai"
@@ -113,6 +115,7 @@ def weak(folder: Path) -> tuple[Subject, list[Figures]]:
     return tried(folder, scripted(kinds), Plan(tasks, ("messages", "chat"), sampling=SAMPLING))
 
 
+@pytest.mark.long
 def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[Subject, list[Figures]]) -> None:
     for one in weak[1]:
         assert (one.solved, one.faults) == (0, ())

@@ -118,6 +118,7 @@ def test_no_template_at_all(folder: Path) -> None:
     assert model.self_test.ok
 
 
+@pytest.mark.long
 def test_fingerprints(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "Qwen3-copy")
     model = load_model(folder)

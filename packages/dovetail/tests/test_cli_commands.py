@@ -73,7 +73,10 @@ def test_help_shows_what_a_flag_takes_and_what_holds_without_it() -> None:
     assert "(default: None)" not in shown
 
 
-@pytest.mark.parametrize("api", BODIES)
+@pytest.mark.parametrize(
+    "api",
+    [pytest.param(api, marks=() if api == "chat" else pytest.mark.long) for api in BODIES],
+)
 def test_render_shows_the_prompt(api: str) -> None:
     ran = run("render", "qwen", f"{api}.json", "--api", api)
     assert ran.exit_code == 0
@@ -103,6 +106,7 @@ def test_parse_by_name_and_by_model() -> None:
     assert kinds.count("call_open") == kinds.count("call_close") == 1
 
 
+@pytest.mark.long
 def test_tokenize() -> None:
     assert json.loads(printed("tokenize", "qwen", "a<|im_end|>", "--json")) == [64, 151645]
     assert json.loads(printed("tokenize", "qwen", "--json", given="a<|im_end|>")) == [64, 151645]

@@ -73,25 +73,28 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
     assert cold["reused_tokens"] == 0
 
 
+STARTS = [
+    (["nothing"], "the built-in models are smollm2"),
+    (["qwen"], "needs a GGUF file"),
+    (["qwen", "--engine", "nope"], "the engines are llamacpp, openai, scripted"),
+    (["qwen", "--engine", "scripted"], "--script FILE"),
+    (scripted("nofile.txt"), "nofile.txt"),
+    ([*scripted(), "--tool-call-parser", "nope"], "no tool parser is named 'nope'"),
+    ([*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"], "not fit"),
+    ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
+    ([*scripted(), "--model-alias", "x=y"], "'y'"),
+    ([*scripted(), "--store", "nope"], "--store nope"),
+    ([*scripted(), "--api-key-file", "nofile"], "nofile"),
+    ([*scripted(), "--seal-key-file", "nofile"], "nofile"),
+    ([*scripted(), "--http-host", "999.1.1.1"], "999.1.1.1"),
+    ([*scripted(), "--tls-key-path", "not.pem"], "--tls-cert-path"),
+    ([*scripted(), "--volatile-pattern", "("], "volatile pattern"),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        (["nothing"], "the built-in models are smollm2"),
-        (["qwen"], "needs a GGUF file"),
-        (["qwen", "--engine", "nope"], "the engines are llamacpp, openai, scripted"),
-        (["qwen", "--engine", "scripted"], "--script FILE"),
-        (scripted("nofile.txt"), "nofile.txt"),
-        ([*scripted(), "--tool-call-parser", "nope"], "no tool parser is named 'nope'"),
-        ([*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"], "not fit"),
-        ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
-        ([*scripted(), "--model-alias", "x=y"], "'y'"),
-        ([*scripted(), "--store", "nope"], "--store nope"),
-        ([*scripted(), "--api-key-file", "nofile"], "nofile"),
-        ([*scripted(), "--seal-key-file", "nofile"], "nofile"),
-        ([*scripted(), "--http-host", "999.1.1.1"], "999.1.1.1"),
-        ([*scripted(), "--tls-key-path", "not.pem"], "--tls-cert-path"),
-        ([*scripted(), "--volatile-pattern", "("], "volatile pattern"),
-    ],
+    [*STARTS[:5], *(pytest.param(*one, marks=pytest.mark.long) for one in STARTS[5:])],
 )
 def test_a_server_that_cannot_start_says_why_in_one_line(
     place: Path, arguments: list[str], told: str

@@ -327,6 +327,7 @@ def test_slashed_names_resolve_everywhere() -> None:
     run(scene)
 
 
+@pytest.mark.long
 def test_the_command_prints_what_a_server_would_say(tmp_path: Path) -> None:
     model_folder, script = qwen_folder(tmp_path / "model"), tmp_path / "script.txt"
     script.write_text("Hello.")

@@ -163,6 +163,7 @@ def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
     assert "1 of 2 replicas are ready" in again["engines"][0]["detail"]
 
 
+@pytest.mark.long
 def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path) -> None:
     wait = ("--recovery-wait", "0.5")
     with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path, *wait) as front:
@@ -201,6 +202,7 @@ def test_a_limit_of_none_keeps_answers_where_they_are(tmp_path: Path) -> None:
     assert all(one.text == TEXT for one in heard if not one.failures)
 
 
+@pytest.mark.long
 def test_a_grammar_cannot_be_taken_up_in_the_middle(tmp_path: Path) -> None:
     """Nobody could tell the new engine how far the form was: an honest error."""
     call = '<tool_call>\n{"name": "look_up", "arguments": {"city": "' + TEXT + '"}}\n</tool_call>'

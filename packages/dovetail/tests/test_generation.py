@@ -12,7 +12,7 @@ from models_at_hand import PAIRS, Pair, model, require
 from playing import OddSpelling
 
 from dovetail.generation import Generation, Owner, Voice
-from dovetail.ledger.entry import Entry, unpack
+from dovetail.ledger.entry import BROKEN, Entry, unpack
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recall import Recalled
 from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
@@ -222,6 +222,12 @@ def test_the_entry_grows_from_its_parent() -> None:
     made.finish()
     entry = made.entry()
     assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == ("entry-1", 2, [9, 9])
+
+
+def test_a_turn_that_broke_off_does_not_say_that_it_ended() -> None:
+    made = _generation()
+    made.feed(BYTES.encode(LOOK))
+    assert (made.entry().stop, made.entry().finish) == (None, BROKEN)
 
 
 def test_what_comes_behind_the_stop_token_is_ignored() -> None:

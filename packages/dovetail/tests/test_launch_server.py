@@ -54,6 +54,7 @@ def test_it_is_there_for_the_run_and_gone_after_it(
     assert [one.name for one in log.parent.iterdir()] == ["server.log"]
 
 
+@pytest.mark.long
 def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex")
     (tmp_path / "hello.txt").unlink()
@@ -100,6 +101,7 @@ def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(
     assert not _answers(_address(harness))
 
 
+@pytest.mark.long
 def test_a_harness_that_stops_gives_the_shell_back(settings: list[str], tmp_path: Path) -> None:
     """And goes on when the shell brings it back."""
     harness = FakeHarness(tmp_path, "codex", WAITS)

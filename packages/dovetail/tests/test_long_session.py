@@ -28,6 +28,7 @@ def test_every_turn_is_exact_to_the_end(pair: Pair) -> None:
     assert costs[-1].prompt > 100_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", DROPS, ids=lambda pair: pair.name)
 def test_only_the_users_turns_are_not_where_the_policy_drops_thoughts(pair: Pair) -> None:
     costs = session(pair)
@@ -52,6 +53,7 @@ def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -
     assert max(stored[-LOOP:]) <= 1.2 * max(stored[LOOP : 2 * LOOP])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
 def test_memory_grows_evenly(pair: Pair) -> None:
     require(pair)

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,27 @@ def test_a_replica_that_fails_is_passed_over_until_it_is_back(
         await settle(lambda: pool.up == 2)
         assert await said(pool, "a") == 1  # its prefix is cached there now
         assert (await pool.health()).ready
+        await pool.stop()
+
+    scene(play)
+
+
+def test_one_that_is_brought_back_beside_us_is_looked_at_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "PAUSES", (3600.0,))
+    monkeypatch.setattr(worker, "PAUSES_BESIDE", (0.0,))
+
+    async def play() -> None:
+        hosted = Replica(0)
+        hosted.abilities = replace(hosted.abilities, beside=True)
+        pool = Pool([hosted])
+        await pool.start()
+        hosted.fails, hosted.ready = EngineUnavailable("dead"), False
+        with pytest.raises(EngineUnavailable):
+            await said(pool)
+        hosted.fails, hosted.ready = None, True
+        await settle(lambda: pool.up == 1)
         await pool.stop()
 
     scene(play)

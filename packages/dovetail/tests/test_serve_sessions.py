@@ -88,7 +88,11 @@ def test_every_step_of_a_tool_loop_finds_all_that_came_before_it_in_the_cache(
     assert used[-1].prompt > used[0].prompt + STEPS * BLOCK
 
 
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenClaw], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [ClaudeCode, *(pytest.param(kind, marks=pytest.mark.long) for kind in (Codex, OpenClaw))],
+    ids=lambda kind: kind.name,
+)
 def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Agent]) -> None:
     agent, home = _agent(kind), tmp_path / "home"
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
@@ -107,6 +111,7 @@ def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Ag
         assert after.cached == again.kept
 
 
+@pytest.mark.long
 def test_the_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
     """As the two servers themselves tokenize the conversation."""
     agent, home, prompts = _agent(OpenClaw), tmp_path / "home", []

@@ -147,7 +147,7 @@ deltas_of_ids = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     deltas_of_ids,
     st.sampled_from([END, RETURN, None]),

@@ -185,6 +185,7 @@ def test_a_server_of_many_models_is_asked_for_the_one_that_a_client_names(tmp_pa
         assert [one["id"] for one in listed] == ["deux"]
 
 
+@pytest.mark.long
 def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
     secret = "sk-very-secret"
     with served(

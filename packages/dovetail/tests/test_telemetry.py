@@ -157,6 +157,7 @@ def _broken(stage: Stage) -> Any:
     return play
 
 
+@pytest.mark.long
 def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry("http://127.0.0.1:9")]) as stage:

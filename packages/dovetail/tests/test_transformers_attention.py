@@ -53,6 +53,7 @@ def test_kernels_find_what_plain_sums_find() -> None:
     assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
 
 
+@pytest.mark.long
 def test_small_steps_are_fused_where_that_changes_nothing() -> None:
     """Gemma's norm adds one to its weights, GLM turns neighbours instead of halves: not ours."""
     found = _run("fusing_trials.py")
@@ -96,6 +97,7 @@ def test_batches_answer_as_the_model_does_alone(
     assert [cached for _, cached in found] == [0, 32, 0, 32]
 
 
+@pytest.mark.long
 def test_asked_for_where_there_is_no_gpu_they_are_refused(tmp_path: Path) -> None:
     need_torch()
     shape = {"model_type": "qwen3", "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 8}

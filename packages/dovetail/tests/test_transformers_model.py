@@ -264,6 +264,7 @@ torch.argmax = failing
 """
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_later(bench: Bench, tmp_path: Path) -> None:
     """The library's loop ends with all its requests: so does the process, and it says why."""
     (tmp_path / "sitecustomize.py").write_text(FAILING)
@@ -307,6 +308,7 @@ def test_a_gpu_that_is_not_there(bench: Bench) -> None:
     assert "sees no GPU" in bench.run(scene())
 
 
+@pytest.mark.long
 def test_weights_that_are_not_there(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((bench.folder / "config.json").read_bytes())
     engine = TransformersEngine(tmp_path, options=TransformersOptions(python=PYTHON))
@@ -315,6 +317,7 @@ def test_weights_that_are_not_there(bench: Bench, tmp_path: Path) -> None:
     assert str(tmp_path) in raised.value.message
 
 
+@pytest.mark.long
 def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
     """The library would make up what is missing."""
     folder = tmp_path / "model"
@@ -327,6 +330,7 @@ def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
         bench.run(engine.start())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["foo", "nn"])
 def test_a_dtype_that_is_none(bench: Bench, name: str) -> None:
     options = TransformersOptions(python=PYTHON, dtype=name)
@@ -334,12 +338,14 @@ def test_a_dtype_that_is_none(bench: Bench, name: str) -> None:
         bench.run(TransformersEngine(bench.folder, options=options).start())
 
 
+@pytest.mark.long
 def test_a_cache_without_room_for_a_prompt(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, cache_tokens=10)
     with pytest.raises(EngineUnavailable, match="no room for a prompt"):
         bench.run(TransformersEngine(bench.folder, options=options).start())
 
 
+@pytest.mark.long
 def test_a_cache_that_does_not_fit(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, cache_tokens=10**12)
     engine = TransformersEngine(bench.folder, options=options)

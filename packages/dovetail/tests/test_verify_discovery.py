@@ -179,6 +179,7 @@ def test_without_cached_tokens_and_without_time_nothing_is_judged(play: Play) ->
     assert "neither" in finding.note
 
 
+@pytest.mark.long
 def test_time_tells_that_the_line_breaks_the_prefix(play: Play) -> None:
     delay = cache_by(lambda asked: json.dumps(asked.json["system"]))
     assert billing_line(play, Fault(tell=untold, delay=delay)).outcome is Outcome.FAIL

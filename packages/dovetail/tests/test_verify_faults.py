@@ -47,7 +47,13 @@ def test_a_fault_is_known_for_every_check() -> None:
     assert set(FAULTS) | NEEDS_KEY == set(CHECKS)
 
 
-@pytest.mark.parametrize("id", sorted(FAULTS))
+SLOW = ("transport.hang_up", "responses.stream.closes", "messages.stream.closes")  # they wait
+
+
+@pytest.mark.parametrize(
+    "id",
+    [pytest.param(id, marks=pytest.mark.long if id in SLOW else ()) for id in sorted(FAULTS)],
+)
 def test_the_fault_is_found(play: Play, id: str) -> None:
     play.layer.fault = FAULTS[id]
     try:

@@ -50,6 +50,7 @@ def judge(stage: Stage, checks: list[Check]) -> list[Finding]:
     return asyncio.run(run(stage, checks, lambda check, finding: None))
 
 
+@pytest.mark.long
 def test_our_own_server_keeps_every_clause(stage: Stage) -> None:
     findings = judge(stage, list(CHECKS))
     wrong = {f.check.id: f"{f.outcome}: {f.note}" for f in findings if f.outcome != Outcome.PASS}

@@ -127,6 +127,7 @@ def tokenizer(folder: Path) -> tuple[str | Path, ...]:
     return ("--tokenizer", folder / "model", *parsers)
 
 
+@pytest.mark.long
 def test_a_recording_says_what_dovetail_really_saves(folder: Path) -> None:
     """Watched before a plain server, replayed, and then measured on Dovetail itself."""
     recording, told = folder / "session.jsonl", folder / "report.json"
@@ -162,6 +163,7 @@ def test_a_recording_says_what_dovetail_really_saves(folder: Path) -> None:
     assert needless == replayed["whole"]["needless"] > 1000
 
 
+@pytest.mark.long
 def test_every_harness_is_understood(plain: Running, folder: Path) -> None:
     told = folder / "harnesses.json"
     with watching(plain.url, folder, *tokenizer(folder), "--json", told) as watch:
@@ -208,6 +210,7 @@ def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
     assert "estimated (~)" in watch.log.read_text()
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_the_arguments_is_told(tmp_path: Path) -> None:
     ended = dovetail("watch", home=tmp_path)
     assert (ended.status, ended.err.count("\n")) == (1, 1)

@@ -99,6 +99,7 @@ def test_which_requests_a_model_answers(method: str, target: str, name: str | No
 
 
 class TestLenses:
+    @pytest.mark.long
     def test_the_folder_that_a_server_names(self, tmp_path: Path) -> None:
         folder = qwen_folder(tmp_path / "model")
         lenses = Lenses(listed=(ServedModel("some", str(folder)),))

@@ -41,6 +41,7 @@ def test_a_turn_is_known_everywhere_as_soon_as_its_end_is_seen(tmp_path: Path) -
     play(tmp_path, "sqlite", 8)
 
 
+@pytest.mark.long
 def test_the_same_over_redis(tmp_path: Path, redis: RedisServer) -> None:
     play(tmp_path, redis.url, 8)
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,18 @@ MARKERS = (
 )
 # Kept for other tests of the same package: a vocabulary only, not in a form that `load` reads.
 RAW = frozenset({"mistral_spm"})
+_BRIEF = frozenset({"qwen3", "deepseek_v3", "mistral_tekken"})  # one of each kind
 
 
 def available() -> list[str]:
     """The names of the tokenizers that were fetched."""
     found = (mark.parent.name for mark in FOLDER.glob(f"*/{COMPLETE}"))
     return sorted(name for name in found if name not in RAW)
+
+
+def brief(names: Iterable[str]) -> list[Any]:
+    """These for a test that takes long with each: most of them in the long suites alone."""
+    return [pytest.param(name, marks=() if name in _BRIEF else pytest.mark.long) for name in names]
 
 
 def folder(name: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_tokenizers import available, folder, real
+from real_tokenizers import available, brief, folder, real
 from test_encode import synthetic
 from test_words import KINDS, PIECES, cut_by_library
 
@@ -84,7 +84,7 @@ def sources() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in available() if (folder(n) / "tokenizer.json").exists()]
+    "name", brief(n for n in available() if (folder(n) / "tokenizer.json").exists())
 )
 def test_a_text_that_is_known_in_part_is_what_the_library_makes_of_it(name: str) -> None:
     tokenizer = HfTokenizer.from_file(folder(name) / "tokenizer.json")

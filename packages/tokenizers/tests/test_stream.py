@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_tokenizers import available, real
+from real_tokenizers import available, brief, real
 
 from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, PlainTexts, Tokenizer
 
@@ -79,7 +79,7 @@ def test_any_bytes_in_any_chunks_give_the_whole(feeds: list[list[int]]) -> None:
     assert streamed(TOKENIZER, feeds) == TOKENIZER.decode(id for ids in feeds for id in ids)
 
 
-@pytest.mark.parametrize("name", available() or ["qwen3"])
+@pytest.mark.parametrize("name", brief(available() or ["qwen3"]))
 @settings(max_examples=30)
 @given(data=st.data(), text=st.text(max_size=20))
 def test_real_tokenizers_stream_as_they_decode(name: str, data: st.DataObject, text: str) -> None:

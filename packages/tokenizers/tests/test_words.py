@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_tokenizers import available, folder
+from real_tokenizers import available, brief, folder
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from dovetail_tokenizers import HfTokenizer, patterns
@@ -118,7 +118,7 @@ def test_the_kinds_of_vocabularies_that_are_cut_here(name: str) -> None:
         assert cutting({**definition, **change}) is None
 
 
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", brief(HF))
 def test_real_texts_are_what_the_library_makes_of_them(name: str) -> None:
     path = folder(name) / "tokenizer.json"
     bare = tokenizers.Tokenizer.from_file(str(path))

@@ -1,0 +1,214 @@
+"""WebSockets that are not granted, and messages that are not answered."""
+
+import json
+import logging
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_stage import NAME, read_reply, run, serving
+from socket_stage import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
+
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.key_file import Key
+from dovetail.http.sockets import sockets
+
+CREATE = '{"type":"response.create",'
+ASKED = f'"model":"{NAME}","input":"Hi"'
+
+
+def test_a_key_is_asked_for_before_there_is_a_socket() -> None:
+    keys = Keys(["secret"], [Key("team-a", sha256(b"theirs").digest())])
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=keys)) as stage:
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                status, _, body = await refusal(stage, **headers)
+                assert status == 401
+                assert body["error"]["code"] == "invalid_api_key"
+            async with socket_to(stage, authorization="Bearer theirs") as socket:
+                assert text_of(await asked(socket)) == "Hello."
+            ends = [await stage.ended.get() for _ in range(4)]
+            assert [(end["status"], end.get("tenant")) for end in ends] == [
+                *[(401, None)] * 2,
+                *[(101, "team-a"), (200, "team-a")],
+            ]
+
+    run(scene)
+
+
+def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The one that strangers can have only so many of."""
+
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+            with caplog.at_level(logging.INFO):
+                assert (await refusal(stage))[0] == 401
+                await stage.ended.get()
+        told = [one.getMessage() for one in caplog.records if one.name.startswith("dovetail")]
+        assert told == ["request"]
+
+    run(scene)
+
+
+def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    lines = [f"{name}:{sha256(name.encode()).hexdigest()}\n" for name in ("ours", "theirs")]
+    path.write_text("".join(lines))
+    keys = Keys(file=path)
+
+    async def scene() -> None:
+        async with (
+            serving(HttpOptions(keys=keys)) as stage,
+            socket_to(stage, authorization="Bearer theirs") as socket,
+        ):
+            assert text_of(await asked(socket)) == "Hello."
+            path.write_text(lines[0])
+            keys.read_again()
+            (error,) = await asked(socket)
+            assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+
+    run(scene)
+
+
+def test_only_one_address_has_sockets() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            status, _, body = await refusal(stage, "/v1/nothing")
+            assert (status, body["error"]["type"]) == (404, "invalid_request_error")
+            assert (await refusal(stage, "/v1/chat/completions"))[0] == 426
+
+    run(scene)
+
+
+def test_where_they_are_switched_off_clients_are_sent_to_http_at_once() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(websockets=False)) as stage:
+            status, headers, body = await refusal(stage)
+            assert (status, headers["upgrade"]) == (426, "HTTP/1.1")
+            assert "use HTTP" in body["error"]["message"]
+
+    run(scene)
+
+
+def test_a_web_page_gets_none() -> None:
+    """Browsers name the page; they would let it read all that the model says."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for origin in ("https://evil.example", f"http://127.0.0.1:{stage.port}", "null"):
+                status, _, body = await refusal(stage, origin=origin)
+                assert status == 403
+                assert "web page" in body["error"]["message"]
+
+    run(scene)
+
+
+def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MOST_SOCKETS", 1)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            async with socket_to(stage):
+                assert stage.metric("dovetail_websocket_connections") == 1
+                status, headers, _ = await refusal(stage)
+                assert (status, headers["retry-after"]) == (503, "5")
+            await until(lambda: not stage.metric("dovetail_websocket_connections"))
+            async with socket_to(stage) as socket:
+                assert text_of(await asked(socket)) == "Hello."
+
+    run(scene)
+
+
+BAD: list[tuple[str | bytes, int, str | None]] = [
+    ("", 400, None),
+    ("hello", 400, None),
+    ("[]", 400, None),
+    ("{" + ASKED + "}", 400, "type"),
+    ('{"type":"session.update",' + ASKED + "}", 400, "type"),
+    ('{"type":7,' + ASKED + "}", 400, "type"),
+    (CREATE + '"input":"Hi"}', 400, "model"),
+    (CREATE + '"model":"none","input":"Hi"}', 404, "model"),
+    (CREATE + '"background":true,' + ASKED + "}", 400, "background"),
+    (CREATE + '"generate":"no",' + ASKED + "}", 400, "generate"),
+    (CREATE + '"stream_id":1,' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"",' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"' + "x" * 200 + '",' + ASKED + "}", 400, "stream_id"),
+    (CREATE + '"client_metadata":[1],' + ASKED + "}", 400, "client_metadata"),
+    (CREATE + '"tools":' + "[" * 100_000 + "]" * 100_000 + "," + ASKED + "}", 400, None),
+    (CREATE + '"temperature":1e999,' + ASKED + "}", 400, None),
+    (b"\xff\xfe", 400, None),
+]
+
+
+def test_messages_that_cannot_be_answered() -> None:
+    """Each is told what is wrong with it, and the connection goes on."""
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            for sent, status, param in BAD:
+                await socket.send(sent)
+                error = await event(socket)
+                assert (error["type"], error["status"]) == ("error", status), error
+                assert error["error"]["type"] == "invalid_request_error"
+                assert error["error"]["param"] == param, error
+                assert text_of(await asked(socket)) == "Hello."
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HANDSHAKE + b"x-long: " + b"x" * 10_000 + b"\r\n\r\n",
+        HANDSHAKE.replace(b"GET", b"POST") + b"\r\n",
+        HANDSHAKE.replace(b"dGhlIHNhbXBsZSBub25jZQ==", b"short") + b"\r\n",
+        HANDSHAKE.replace(b"13", b"7") + b"\r\n",
+    ],
+)
+def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            reader, writer = await stage.connect()
+            writer.write(sent)
+            raw = await reader.read()
+            assert int(raw.split(b" ")[1]) in (400, 426)
+            writer.close()
+
+    run(scene)
+
+
+def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.says("Hello.")
+            body = json.dumps({"model": NAME, "input": "Hi"}).encode()
+            reader, writer = await stage.connect()
+            first = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+            writer.write(first % (len(body), body) + HANDSHAKE + b"\r\n")
+            reply = await read_reply(reader)
+            assert reply.status == 200
+            assert await reader.read() == b""
+            assert stage.metric("dovetail_websocket_connections") == 0
+            writer.close()
+
+    run(scene)
+
+
+def test_a_server_that_cannot_answer_only_refuses() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+            sent: list[Any] = []
+            scope: dict[str, Any] = {"type": "websocket", "path": "/v1/responses", "headers": []}
+
+            async def receive() -> Any:
+                return {"type": "websocket.connect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await stage.app(scope, receive, send)
+            assert sent == [{"type": "websocket.close"}]
+
+    run(scene)
