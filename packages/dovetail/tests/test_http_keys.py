@@ -12,6 +12,7 @@ from dovetail.http.access import auth
 from dovetail.http.access.auth import Caller, Keys, candidates, exposure
 from dovetail.http.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
 from dovetail.http.access.limits import Limits
+from dovetail.http.serving import stamps
 from dovetail_model import Unauthenticated
 
 
@@ -195,9 +196,13 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("text", ["", "# nobody any more\n"])
-def test_the_last_key_can_be_taken_out(watched: Watched, text: str) -> None:
+def test_the_last_key_can_be_taken_out(
+    watched: Watched, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = watched.keys.caller(sent("key"))
     watched.write(text)
+    assert watched.knows("key")  # somebody may be writing it just now
+    monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if that were some time ago
     assert not watched.knows("key")
     assert not watched.knows("")
     with pytest.raises(Unauthenticated):
@@ -205,6 +210,18 @@ def test_the_last_key_can_be_taken_out(watched: Watched, text: str) -> None:
     assert watched.keys  # it is not open to everybody for that
     watched.write(f"b:{hashed('next')}\n")
     assert watched.knows("next")
+
+
+def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
+    reading, writing = os.pipe()
+    os.write(writing, f"a:{HASH}\n".encode())
+    os.close(writing)
+    keys = Keys(file=Path(f"/dev/fd/{reading}"))
+    for _ in range(2):
+        assert keys.caller(sent("key")).tenant == "a"
+        keys.read_again()
+    os.close(reading)
 
 
 def test_a_change_in_place_is_seen_however_soon_it_comes(watched: Watched) -> None:

@@ -1,15 +1,13 @@
 """Responses in the background: they go on without their client, and can be seen and called off."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from background_stage import Gate, shared_service, until
-from http_stage import NAME, run, service, serving
+from http_stage import NAME, run, serving
 
-from dovetail.config import Config
 from dovetail.http import HttpOptions
 from dovetail.http.exchange import Exchange
 from dovetail.http.stateful import background as background_module
@@ -17,9 +15,6 @@ from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.run import Frames
 from dovetail.kept import Kept, KeptResponse
 from dovetail.kept.store.memory import MemoryResponses
-from dovetail.service import Service
-from dovetail.setup.kept import open_kept
-from dovetail.storage import StoreError
 
 
 def test_it_is_polled_until_it_is_done() -> None:
@@ -255,107 +250,6 @@ def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
         kept = await store.get("", asked.id)
         assert kept is not None
         assert kept.status == "failed"
-
-    run(scene)
-
-
-def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_module, "_WATCH", 0.01)
-
-    async def scene() -> None:
-        store = MemoryResponses()
-        (one, engine), (two, _) = shared_service(store), shared_service(store)
-        async with serving(offered=one) as first, serving(offered=two) as second:
-            first.engine = engine
-            gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            there = second.openai()
-            assert (await there.responses.retrieve(asked.id)).status in ("queued", "in_progress")
-            await there.responses.cancel(asked.id)
-            await gate.ends.get()
-            assert (await until(first, asked.id, "cancelled")).status == "cancelled"
-            again = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            await there.responses.delete(again.id)
-            await gate.ends.get()
-            with pytest.raises(openai.NotFoundError):
-                await first.openai().responses.retrieve(again.id)
-
-    run(scene)
-
-
-def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: Path) -> None:
-    """As they are started: neither is told of the other."""
-    config = Config(store="sqlite")
-
-    async def scene() -> None:
-        (one, engine), (two, _) = service(), service()
-        first_kept, second_kept = open_kept(config, tmp_path), open_kept(config, tmp_path)
-        async with (
-            serving(offered=Service(one.served, {}, first_kept)) as first,
-            serving(offered=Service(two.served, {}, second_kept)) as second,
-        ):
-            first.engine = engine
-            gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            known = await first_kept.get("", asked.id)
-            assert known is not None
-            await first_kept.settled(known)
-            there = await second.openai().responses.retrieve(asked.id)
-            assert there.status in ("queued", "in_progress")
-            gate.opened.set()
-            assert (await until(second, asked.id, "completed")).output_text == "Once upon."
-
-    run(scene)
-
-
-def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
-    class Full(MemoryResponses):
-        async def put(self, response: KeptResponse) -> None:
-            raise StoreError("no room")
-
-    async def scene() -> None:
-        made, engine = shared_service(Full())
-        async with serving(offered=made) as stage:
-            stage.engine = engine
-            gate = Gate(stage)
-            client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            assert (await until(stage, asked.id, "in_progress")).id == asked.id
-            await client.responses.cancel(asked.id)
-            await gate.ends.get()
-
-    run(scene)
-
-
-def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        store = MemoryResponses()
-        (one, engine), (two, _) = shared_service(store), shared_service(store)
-        async with serving(offered=one) as first, serving(offered=two) as second:
-            first.engine = engine
-            gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            monkeypatch.setattr(background_module, "_SILENT", -1.0)
-            dead = await second.openai().responses.retrieve(asked.id)
-            assert dead.status == "failed"
-            gate.opened.set()
-
-    run(scene)
-
-
-def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() -> None:
-    async def scene() -> None:
-        store = MemoryResponses()
-        head = b'{"id":"resp_1","object":"response","status":"in_progress","error":null}'
-        left = KeptResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
-        await store.put(left)
-        made, _ = service()
-        async with serving(offered=Service(made.served, {}, Kept(store))) as stage:
-            reply = await stage.ask("GET", "/v1/responses/resp_1")
-            assert reply.json["status"] == "failed"
-            assert reply.json["error"]["code"] == "server_error"
-            reply = await stage.ask("POST", "/v1/responses/resp_1/cancel")
-            assert reply.json["status"] == "failed"
 
     run(scene)
 

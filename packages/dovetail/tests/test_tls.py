@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -111,6 +112,19 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
 def test_a_key_that_is_nowhere_is_asked_for(authority: Authority) -> None:
     with pytest.raises(CertificateError, match="--tls-key-path says where"):
         Certificate(authority.issue("server").cert)
+
+
+def test_when_it_ends_may_be_unknown(authority: Authority) -> None:
+    """OpenSSL reads forms of certificates that others do not."""
+    issued = authority.issue("server")
+    certificate = Certificate(issued.cert, issued.key)
+    text = issued.cert.read_text()
+    issued.cert.write_text(text.replace(" CERTIFICATE-", " TRUSTED CERTIFICATE-"))
+    certificate.look()
+    assert math.isnan(certificate.expires)
+    issued.cert.write_text(text)
+    certificate.look()
+    assert certificate.expires > time.time()
 
 
 def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dovetail.http.access.key_file import Key, KeyFileError, NoKeys, read_keys
 from dovetail.http.access.limits import NO_LIMITS, Limits
-from dovetail.http.serving.stamps import Stamp, stamp
+from dovetail.http.serving.stamps import Stamp, is_fresh, stamp
 from dovetail_model import Forbidden, Unauthenticated
 
 LOOK_EVERY = 3.0  # seconds
@@ -44,12 +44,14 @@ class Keys:
     without limits of their own have those that are given; without keys all callers share them.
 
     The file is read again when it changes. Where it cannot be used then, what was read before
-    stays. One without any key is no mistake by then: it refuses everybody.
+    stays. One without any key is no mistake by then: it refuses everybody. What is no file, such as
+    a pipe, is read once.
     """
 
     __slots__ = (
         "_clock",
         "_file",
+        "_lasts",
         "_limits",
         "_next_look",
         "_own",
@@ -71,6 +73,7 @@ class Keys:
         own = [Key("", _digest(key), self._limits, admin=True) for key in plain if key]
         self._own = (*own, *hashed)
         self._file = file
+        self._lasts = file is not None and file.is_file()
         self._clock = clock
         self._secret = secrets.token_bytes(16)
         self._read: Stamp | None = None
@@ -109,13 +112,18 @@ class Keys:
         self._require_current(key)
         return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
 
-    def read_again(self) -> None:
-        """Reads the file now. A version that cannot be used is told in the log, and not taken."""
-        if self._file is None:
+    def read_again(self, *, at_once: bool = True) -> None:
+        """Reads the file now. A version that cannot be used is told in the log, and not taken.
+
+        One that is empty may be about to be written, and if not `at_once` is looked at once more.
+        """
+        if not self._lasts:
             return
         try:
             found = self._from_file()
         except NoKeys:  # at the start that is a mistake; now the last one has been taken out
+            if not at_once and is_fresh(self._read):
+                return
             found = []
         except KeyFileError as error:
             _log.error("keys_refused", extra={"fields": {"reason": str(error)}})
@@ -136,11 +144,11 @@ class Keys:
     def _look(self) -> None:
         """Whether the file is another one by now, at most every few seconds."""
         now = time.monotonic()
-        if self._file is None or now < self._next_look:
+        if self._file is None or not self._lasts or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
         if stamp(self._file) != self._read:
-            self.read_again()
+            self.read_again(at_once=False)
 
     def _find(self, digest: bytes) -> Key | None:
         """Takes as long for any key as for another, however many there are.

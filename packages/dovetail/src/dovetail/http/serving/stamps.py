@@ -20,3 +20,8 @@ def stamp(path: Path) -> Stamp:
         return None
     unsure = time.time_ns() if abs(time.time() - found.st_ctime) < _GRAIN else 0
     return (found.st_ino, found.st_size, found.st_ctime_ns, unsure)
+
+
+def is_fresh(version: Stamp) -> bool:
+    """Whether the file had just changed."""
+    return version is not None and version[3] != 0

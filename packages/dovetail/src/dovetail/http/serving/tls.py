@@ -4,6 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
+from math import nan
 from pathlib import Path
 
 from cryptography import x509
@@ -24,7 +25,7 @@ class Certificate:
     """A certificate with its chain, and its key: in a file of its own, or in the same one.
 
     `context` stays the same object: connections that are made after a renewal get the new one.
-    `expires` is when clients refuse it, a time of the clock in seconds.
+    `expires` is when clients refuse it, a time of the clock in seconds, if that can be read.
     """
 
     __slots__ = ("_cert", "_key", "_read", "context", "expires")
@@ -62,7 +63,10 @@ class Certificate:
 
     def _until(self) -> float:
         """When it ends. One that has ended is served, since nothing better is there, and told."""
-        until = x509.load_pem_x509_certificate(self._cert.read_bytes()).not_valid_after_utc
+        try:
+            until = x509.load_pem_x509_certificate(_text(self._cert)).not_valid_after_utc
+        except ValueError:  # OpenSSL reads more than this does, and it is OpenSSL that serves it
+            return nan
         left = until.timestamp() - time.time()
         if left < SOON:
             event = "certificate_expired" if left <= 0 else "certificate_expires_soon"
@@ -96,10 +100,18 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
         why = "the key has a passphrase, which cannot be asked for here" if asked else _told(error)
-        if cert == key and b"PRIVATE KEY-----" not in cert.read_bytes():
+        if cert == key and b"PRIVATE KEY-----" not in _text(cert):
             why = "there is no key in the same file: --tls-key-path says where it is"
         what = f"the certificate {cert} and its key cannot be used"
         raise CertificateError(f"{what}: {why}") from error
+
+
+def _text(path: Path) -> bytes:
+    """What stands in a file; nothing, if it is gone by now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _told(error: Exception) -> str:

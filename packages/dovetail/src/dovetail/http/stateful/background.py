@@ -151,11 +151,10 @@ class Background:
         self._over.pop(key, None)
         self._kept.forget(*key)
         run = self._running.get(key)
-        if run is None:
-            return
-        run.forget()
-        await run.stop()
-        self._over.pop(key, None)
+        if run is not None:
+            run.forget()
+            await run.stop()
+            self._over.pop(key, None)
         await self._kept.delete(*key)  # it may have been kept once more since it was deleted
 
     async def close(self) -> None:
