@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import beside as module
-from dovetail.beside import WORTH_A_THREAD, beside
+from dovetail.beside import HUGE, WORTH_A_THREAD, beside
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
@@ -118,6 +118,18 @@ def test_short_work_is_done_at_once() -> None:
         here = threading.current_thread()
         assert await beside(WORTH_A_THREAD - 1, threading.current_thread) is here
         assert await beside(WORTH_A_THREAD, threading.current_thread) is not here
+
+    asyncio.run(main())
+
+
+def test_what_is_huge_holds_up_nothing_usual() -> None:
+    over = threading.Event()
+
+    async def main() -> None:
+        huge = [asyncio.ensure_future(beside(HUGE, over.wait)) for _ in range(3)]
+        assert await beside(HUGE - 1, lambda: "done") == "done"
+        over.set()
+        assert await asyncio.gather(*huge) == [True] * 3
 
     asyncio.run(main())
 

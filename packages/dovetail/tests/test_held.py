@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from socket_stage import ask, event, socket_to, until
 
 from dovetail.cli import serving as command
 from dovetail.config import Config
-from dovetail.http import HttpOptions
+from dovetail.http import HttpOptions, Keys
+from dovetail.http.access.key_file import Key
 from dovetail.http.held import held
 
 LIMIT = 200_000
@@ -48,6 +50,32 @@ async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asynci
     writer.write(head("POST", path, len(body)) + body)
     await until(lambda: stage.engine.running > before)
     return writer
+
+
+def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three large ones, here."""
+    monkeypatch.setattr(held, "most", 300_000)
+    keys = Keys(hashed=[Key(name, sha256(name.encode()).digest()) for name in ("a", "b")])
+
+    async def scene() -> None:
+        async with serving(replace(OPTIONS, keys=keys, max_body_bytes=100_000)) as stage:
+            Gate(stage)
+            body = json.dumps(asks(stream=True)["/v1/messages"]).encode()
+            writers: list[asyncio.StreamWriter] = []
+            for key in ("a", "b"):
+                _, writer = await stage.connect()
+                sent = head("POST", "/v1/messages", len(body), {"x-api-key": key})
+                writer.write(sent + body)
+                writers.append(writer)
+                await until(lambda: stage.engine.running == len(writers))
+                reply = await stage.ask("POST", "/v1/messages", body, x_api_key=key)
+                assert reply.status == 503
+            for writer in writers:
+                writer.close()
+            await until(lambda: held.size == 0)
+            assert not held.of
+
+    run(scene)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])

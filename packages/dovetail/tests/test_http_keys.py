@@ -212,6 +212,17 @@ def test_the_last_key_can_be_taken_out(
     assert watched.knows("next")
 
 
+def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# nobody\n")
+    with pytest.raises(KeyFileError):
+        Keys(file=file)
+    keys = Keys(file=file, may_be_empty=True)
+    assert keys
+    with pytest.raises(Unauthenticated):
+        keys.caller(sent(""))
+
+
 def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
     reading, writing = os.pipe()

@@ -68,6 +68,8 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
         store._connection.execute("PRAGMA query_only = ON")
         await ledger.record(turn("e1"), array("i"))
         await ledger.flush()
+        assert await ledger.get("t", "another") is None
+        assert ledger.faults.away  # that it can be read does not make it whole
         await ledger.close()
 
     asyncio.run(scene())

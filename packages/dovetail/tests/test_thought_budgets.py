@@ -187,6 +187,20 @@ def test_a_closing_that_the_model_has_begun_is_its_own(pair: Pair) -> None:
     asyncio.run(every_budget())
 
 
+@pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
+def test_a_thought_that_begins_a_closing_for_ever_is_closed(pair: Pair) -> None:
+    opening, closing = (text.encode() for text in _frame(pair))
+    budget = len(opening) + 8
+    half = closing.decode().strip()[:1]
+    told = Told(pair, half * 500, budget, 1000)
+    if not told.model.thought_closing:
+        pytest.skip("nothing is known that closes a thought of this family")
+    message = asyncio.run(told.tell())
+    assert _said(message)[1] == ANSWER
+    most = budget + 4 * len(closing) + len(ANSWER.encode()) + 2
+    assert told.usage.output_tokens <= most
+
+
 def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs() -> None:
     shown = "message.reasoning_content"
     template = ChatTemplate(

@@ -229,12 +229,14 @@ class Speaker:
     def _is_spent(self) -> bool:
         """Whether a thought has used its budget up.
 
-        What the model has begun to spell it may end: it could be the thought's own closing.
+        What the model has begun to spell it may end: it could be the thought's own closing. Not
+        without end, though: it may be at the beginning of one again and again.
         """
         budget, generation = self._budget, self._generation
         if budget is None or not generation.thinking or generation.thought_tokens < budget:
             return False
-        return not generation.undecided
+        grace = 2 * len(self._served.model.thought_closing)
+        return not generation.undecided or generation.thought_tokens >= budget + grace
 
     def _engine_request(self) -> EngineRequest:
         request, said = self._prepared.request, self._generation.ids

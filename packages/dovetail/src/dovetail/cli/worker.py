@@ -47,7 +47,9 @@ def _serve(order: Order) -> None:
         metrics = Metrics()
         metrics.restarted(order.restarts)
         front = Front(
-            http_options(config, SharedBook(order.folder / BOOK, order.number)),
+            http_options(
+                config, SharedBook(order.folder / BOOK, order.number), again=order.restarts > 0
+            ),
             certificate_of(config),
             bind(config.http_host, order.port, shared=True),
             metrics,

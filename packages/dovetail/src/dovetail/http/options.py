@@ -49,8 +49,11 @@ class HttpOptions:
     codex_profile: Mapping[str, Any] | None = None
 
 
-def http_options(config: Config, book: Book | None = None) -> HttpOptions:
-    """What the settings say of it. Raises where keys or profile cannot be read."""
+def http_options(config: Config, book: Book | None = None, *, again: bool = False) -> HttpOptions:
+    """What the settings say of it. Raises where keys or profile cannot be read.
+
+    `again`: the server runs already, so its keys may all have been taken out.
+    """
     limits = Limits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
     )
@@ -60,7 +63,8 @@ def http_options(config: Config, book: Book | None = None) -> HttpOptions:
     if config.enable_streaming_reasoning_dispatch:
         wanted.append("reasoning")
     try:
-        keys = Keys(config.api_key, file=config.api_key_file, limits=limits)
+        file = config.api_key_file
+        keys = Keys(config.api_key, file=file, may_be_empty=again, limits=limits)
     except KeyFileError as error:
         raise ValueError(f"--api-key-file {error}") from error
     return HttpOptions(

@@ -68,7 +68,8 @@ class SqliteThread:
         except (sqlite3.Error, ValueError) as error:
             self._faults.unanswered(error)
             raise StoreError(f"{self._what} failed: {error}") from error
-        self._faults.answered()
+        if job.writes:  # a disk that is full is read from all the same
+            self._faults.answered()
         return answer
 
     # What follows runs in the thread.

@@ -1,6 +1,7 @@
 """What an application asks of its siblings, and what it answers them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from dovetail.workers.siblings import BrokenOff, Question, Siblings, begun
 from dovetail_model import RateLimited
 
 MOST_FOLLOWED = 256  # streams of siblings that are shown by one process
+MOST_OF_ONE = 64  # of one tenant
 RETRY_AFTER = 5.0  # seconds
 LONGEST_END = 30.0  # seconds for a run to end that was called off
 
@@ -38,11 +40,12 @@ class _Others:
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
-        self._followed = 0
+        self._followed: Counter[str] = Counter()  # by tenant
 
     async def follow(self, key: Key, after: int) -> AsyncGenerator[bytes] | None:
         """The stream of a response that one of them makes, or made a while ago."""
-        if self._followed >= MOST_FOLLOWED:
+        followed = self._followed
+        if followed.total() >= MOST_FOLLOWED or followed[key[0]] >= MOST_OF_ONE:
             raise RateLimited("Too many streams are followed.", retry_after=RETRY_AFTER)
         return await begun(self._shown(Question(FOLLOW, *key, after)))
 
@@ -64,7 +67,7 @@ class _Others:
         await self._siblings.ask(Question(FORGET, *key), LONGEST_END)
 
     async def _shown(self, question: Question) -> AsyncGenerator[bytes]:
-        self._followed += 1
+        self._followed[question.tenant] += 1
         try:
             if (found := await self._siblings.find(question)) is None:
                 return
@@ -73,7 +76,8 @@ class _Others:
                 async for part in found:
                     yield part
         finally:
-            self._followed -= 1
+            self._followed[question.tenant] -= 1
+            self._followed += Counter()  # without those that follow none
 
 
 class _Answers:

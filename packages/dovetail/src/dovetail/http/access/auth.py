@@ -44,8 +44,8 @@ class Keys:
     without limits of their own have those that are given; without keys all callers share them.
 
     The file is read again when it changes. Where it cannot be used then, what was read before
-    stays. One without any key is no mistake by then: it refuses everybody. What is no file, such as
-    a pipe, is read once.
+    stays. One without any key is no mistake by then, nor where it `may_be_empty` from the start:
+    it refuses everybody. What is no file, such as a pipe, is read once.
     """
 
     __slots__ = (
@@ -66,6 +66,7 @@ class Keys:
         hashed: Iterable[Key] = (),
         *,
         file: Path | None = None,
+        may_be_empty: bool = False,
         limits: Limits = NO_LIMITS,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,7 +80,13 @@ class Keys:
         self._read: Stamp | None = None
         self._next_look = time.monotonic() + LOOK_EVERY
         self._table: dict[bytes, Key] = {}
-        self._take(self._from_file())
+        try:
+            found = self._from_file()
+        except NoKeys:
+            if not may_be_empty:
+                raise
+            found = []
+        self._take(found)
 
     def __bool__(self) -> bool:
         """Whether a key is needed."""

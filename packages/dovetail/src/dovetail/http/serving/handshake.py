@@ -15,6 +15,7 @@ from dovetail.http.access.quiet import Hush
 from dovetail.http.serving.connection import HEADER_TIMEOUT, most_connections
 from dovetail.metrics import Metrics
 
+AT_ONCE = 32  # connections more that are taken where one was waiting
 PAUSE = 0.2  # seconds, where the system has no connection for us, though one is there
 #: OpenSSL's names for what went wrong, and what we call it. Others are `other`.
 _REASONS = {
@@ -85,18 +86,30 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connected, client = await loop.sock_accept(place)
-            except OSError:  # it has gone again, or there are no more files
+                self._take(*await loop.sock_accept(place), http, connections)
+                for _ in range(AT_ONCE):
+                    self._take(*place.accept(), http, connections)
+            except (BlockingIOError, ConnectionAbortedError):
+                pass  # there are no more for now, or it has gone again
+            except OSError:  # there are no more files
                 await asyncio.sleep(PAUSE)
-                continue
-            if len(connections) + len(self._running) > most_connections():
-                self._refused("connections")
-                connected.close()
-            else:
-                task = asyncio.create_task(self._shake_hands(connected, client, http))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
             await asyncio.sleep(0)  # a flood of them must not keep others waiting
+
+    def _take(
+        self,
+        connected: socket.socket,
+        client: Any,
+        http: Callable[[], asyncio.Protocol],
+        connections: Collection[object],
+    ) -> None:
+        if len(connections) + len(self._running) > most_connections():
+            self._refused("connections")
+            connected.close()
+            return
+        connected.setblocking(False)
+        task = asyncio.create_task(self._shake_hands(connected, client, http))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _shake_hands(
         self, connected: socket.socket, client: Any, http: Callable[[], asyncio.Protocol]
