@@ -115,3 +115,21 @@ def test_rebuilt_blocks_are_protected() -> None:
     assert TOKENIZER.decode(ids).count("<|im_end|>") == 2
     alone = Renderer(ChatTemplate(CHATML), Facts(), TOKENIZER)
     assert alone.rebuild((ReasoningBlock("Hm."),), (), [], "") is None
+
+
+def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
+    renderer = _renderer(Facts())
+    ask = (Turn("user", (TextBlock("Go."),)),)
+
+    def kept(description: str) -> int:
+        tools = (ToolSpec("f", description, {"type": "object"}),)
+        request = Request("m", ask, tools=tools)
+        before = renderer.head(request, {})
+        assert renderer.head(request, {}) == before
+        return len(renderer._made)
+
+    assert kept("x" * (2 << 20)) == 0  # a client may send as much as it likes
+    assert [kept(str(at)) for at in range(3)] == [1, 2, 3]
+    large = [kept(f"{at} " + "x" * (1 << 19)) for at in range(100)]
+    assert max(large) < 70
+    assert renderer._made_of <= 32 << 20

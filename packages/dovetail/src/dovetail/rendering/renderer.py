@@ -33,6 +33,10 @@ from dovetail_model import (
 from dovetail_parsers import markers, opens_thought
 from dovetail_tokenizers import Guard, Tokenizer
 
+_LARGEST = 1 << 20  # bytes, or characters: what is larger is not remembered
+_MOST = 32 << 20  # bytes of all that something is remembered of
+_MOST_THINGS = 1024
+
 T = TypeVar("T")
 
 
@@ -67,6 +71,7 @@ class Renderer:
         self._thinks = reasoning_parser is not None
         self._strips = self._thinks and _strips_thoughts(self._kit)
         self._made: dict[int, tuple[object, object]] = {}
+        self._made_of = 0  # bytes of what that was made of, as JSON
 
     @property
     def splicer(self) -> Splicer:
@@ -142,22 +147,35 @@ class Renderer:
         return self._kit.encode_written(left + between + text)
 
     def _once(self, subject: object, make: Callable[[], T]) -> T:
-        """What was made of an object that the decoder hands out again and again."""
+        """What was made of an object that the decoder hands out again and again.
+
+        A client may send what it likes: what is very large is made anew each time.
+        """
         key = hash((id(subject), make.__code__))
         known = self._made.get(key)
         if known is not None and known[0] is subject:
             return known[1]  # type: ignore[return-value]
-        made = make()
-        if len(self._made) > 1024:
-            self._made.clear()
+        made, size = make(), len(msgspec.json.encode(subject))
+        if size > _LARGEST:
+            return made
+        self._made_of += size
+        if self._made_of > _MOST or len(self._made) > _MOST_THINGS:
+            self._made, self._made_of = {}, size
         self._made[key] = (subject, made)
         return made
 
 
-@lru_cache(32)
 def _digest_of(system: tuple[Block, ...]) -> bytes:
     """The digest of a system text, which is the same in many sessions."""
+    known = _known_digest if sum(map(_characters, system)) <= _LARGEST else _digest
+    return known(system)
+
+
+def _digest(system: tuple[Block, ...]) -> bytes:
     return digest(msgspec.json.encode(system))
+
+
+_known_digest = lru_cache(32)(_digest)
 
 
 def _characters(block: Block) -> int:

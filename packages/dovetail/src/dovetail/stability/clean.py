@@ -10,6 +10,7 @@ from dovetail.stability.volatile import DEFAULT_PATTERNS, Volatile
 from dovetail_model import Block, TextBlock, Turn
 
 _REMEMBERED = 64  # system texts: a few per harness and version
+_LONGEST = 1 << 20  # characters of one that is remembered
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Cleaner:
         return turn if blocks is turn.blocks else Turn(turn.role, blocks)
 
     def _remembered(self, text: str) -> str:
+        if len(text) > _LONGEST:
+            return self._system_text(text)
         clean = self._seen.pop(text, None)
         if clean is None:
             clean = self._system_text(text)
