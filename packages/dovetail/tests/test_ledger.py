@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_entries import turn
 
-from dovetail.ledger.entry import Entry, pack, unpack
+from dovetail.ledger.entry import Entry, new_entry_id, pack, unpack
 from dovetail.ledger.ledger import RENEW_EVERY, Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.ledger.store.sqlite import SqliteStore
@@ -408,3 +409,9 @@ def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
 
     asyncio.run(write())
     asyncio.run(read())
+
+
+def test_an_id_is_no_option_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter(["-u", "-", "u-"])
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda count: next(made))
+    assert new_entry_id() == "u-"

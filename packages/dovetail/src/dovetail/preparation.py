@@ -3,7 +3,6 @@
 Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ Prompt(ids)
 """
 
-import secrets
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import msgspec
 from dovetail.beside import beside
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
-from dovetail.ledger.entry import Entry
+from dovetail.ledger.entry import Entry, new_entry_id
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
@@ -198,7 +197,7 @@ class Preparer:
             prepared.prompt,
             prepared.owner,
             prepared.request,
-            entry_id=secrets.token_urlsafe(12),
+            entry_id=new_entry_id(),
             new_call_id=new_call_id,
         )
 

@@ -4,7 +4,6 @@ Calls get ids that are unique here, and thoughts get seals, so that a client tha
 still carries them back. What was sealed is put into the next request in the model's own words.
 """
 
-import secrets
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -12,7 +11,7 @@ import msgspec
 
 from dovetail.audience import Audience
 from dovetail.engines.outward import outward
-from dovetail.ledger.entry import Span
+from dovetail.ledger.entry import Span, new_entry_id
 from dovetail.ledger.sealed import Sealed
 from dovetail.service import Relayed
 from dovetail.speaker import HOLD, Watch
@@ -108,7 +107,7 @@ class Relay:
         text = "".join(self._thought)
         self._thought.clear()
         sealed = Sealed(
-            entry=secrets.token_urlsafe(12),
+            entry=new_entry_id(),
             parent=None,
             generated=b"",
             spans=(Span("reasoning", raw=theirs or "", shown=text),),

@@ -4,6 +4,7 @@ Never the whole prompt: an entry holds what was new, and points to the entry it 
 """
 
 import hashlib
+import secrets
 from array import array
 from collections.abc import Iterable
 from typing import Literal
@@ -14,6 +15,7 @@ IDS = "I"  # the type code of token ids: four bytes each
 BROKEN = "broken"  # it did not end: the engine failed, or the client went
 LOGPROBS = "f"  # the type code of logarithms of probabilities; not a number: not known
 
+_ID_BYTES = 12
 _LONGEST_NAME = 200  # characters of a session's name; a longer one is kept as its hash
 
 
@@ -86,6 +88,13 @@ def session_name(given: str) -> str:
     if len(given) > _LONGEST_NAME:
         return "sha256-" + hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()
     return given.encode("utf-8", "replace").decode()
+
+
+def new_entry_id() -> str:
+    """An id that nobody can guess. People type it behind a command: it begins like no option."""
+    while (made := secrets.token_urlsafe(_ID_BYTES)).startswith("-"):
+        pass
+    return made
 
 
 def pack(ids: Iterable[int]) -> bytes:

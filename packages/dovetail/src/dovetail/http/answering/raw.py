@@ -4,7 +4,6 @@ Whoever sends one writes the model's own language: the spelling of a control tok
 and nothing is put before the text.
 """
 
-import secrets
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from dovetail.beside import beside
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
-from dovetail.ledger.entry import IDS
+from dovetail.ledger.entry import IDS, new_entry_id
 from dovetail.ledger.recall import Recalled
 from dovetail.preparation import CallIds, Prepared
 from dovetail.rendering.prompt import Head, Prompt
@@ -62,7 +61,7 @@ class RawPreparer:
             prepared.prompt,
             prepared.owner,
             prepared.request,
-            entry_id=secrets.token_urlsafe(12),
+            entry_id=new_entry_id(),
             new_call_id=new_call_id,
         )
 
