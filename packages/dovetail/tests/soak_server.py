@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.cli.main import main
 from dovetail.engines.scripted import casting, takes
 from dovetail.ledger import ledger
-from dovetail.ledger.visible import Digests
+from dovetail.ledger.recall import Recaller
 from dovetail.routing import pool
 from dovetail.stability.doctor import Doctor
 from dovetail.stability.stabilizer import Stabilizer
@@ -24,7 +24,7 @@ FEW, SMALL = 256, 1 << 20
 _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
     (ledger.Ledger.__init__, "cache_bytes", SMALL),
     (ledger.Ledger.__init__, "wholes_bytes", SMALL),
-    (Digests.__init__, "most", FEW),
+    (Recaller.__init__, "most", FEW),
     (Doctor.__init__, "max_bytes", SMALL),
     (Stabilizer.__init__, "max_chars", SMALL),
     (Memory.__init__, "max_bytes", SMALL),
