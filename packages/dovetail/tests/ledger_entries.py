@@ -1,9 +1,18 @@
 """Entries for the tests of the ledger."""
 
+from array import array
+from collections.abc import Iterable
+
 import msgspec
 from hypothesis import strategies as st
 
-from dovetail.ledger.entry import Entry, Span, pack, pack_logprobs
+from dovetail.ledger.entry import LOGPROBS, Entry, Span, pack
+
+
+def pack_logprobs(values: Iterable[float]) -> bytes:
+    """Logarithms of probabilities as an entry holds them."""
+    return array(LOGPROBS, values).tobytes()
+
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack)

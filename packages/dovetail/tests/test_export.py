@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw
 from exporting import NotingPlayer, breaks, check, check_sample, exported
-from ledger_entries import turn
+from ledger_entries import pack_logprobs, turn
 from matrix import KEY, Session, ask
 from matrix import turn as take_turn
 from models_at_hand import PAIRS, Pair, model, require
 from session_script import SCRIPT, scribe
 
 from dovetail.export import Export, Missing, Sample
-from dovetail.ledger.entry import IDS, Entry, pack, pack_logprobs, unpack
+from dovetail.ledger.entry import IDS, Entry, pack, unpack
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer

@@ -126,10 +126,10 @@ def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
         request = Request("m", ask, tools=tools)
         before = renderer.head(request, {})
         assert renderer.head(request, {}) == before
-        return len(renderer._made)
+        return len(renderer._toolsets)
 
     assert kept("x" * (2 << 20)) == 0  # a client may send as much as it likes
     assert [kept(str(at)) for at in range(3)] == [1, 2, 3]
     large = [kept(f"{at} " + "x" * (1 << 19)) for at in range(100)]
     assert max(large) < 70
-    assert renderer._made_of <= 32 << 20
+    assert renderer._toolsets_size <= 32 << 20

@@ -197,6 +197,23 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_server_of_one_process_waits_for_no_store(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server may look into its store, but is not asked for the next turn."""
+    monkeypatch.setattr(kept_module, "PATIENCE", 3600.0)
+
+    async def scene() -> None:
+        made, _ = service()
+        store = Slow()
+        async with serving(offered=Service(made.served, {}, Kept(store, shared=True))) as stage:
+            assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
+            store.open.set()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

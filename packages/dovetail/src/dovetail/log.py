@@ -71,7 +71,7 @@ def request_fields(end: RequestEnd, peer: str | None = None) -> dict[str, Value]
 
 
 def _waited(end: RequestEnd) -> float | None:
-    """Milliseconds that there was no room, where there was none."""
+    """Milliseconds from the request being understood to there being room for it."""
     if end.decoded is None or end.admitted is None:
         return None
     return round((end.admitted - end.decoded) * 1000, 1) or None

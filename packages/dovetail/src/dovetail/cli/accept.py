@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 import uvloop
@@ -22,6 +22,7 @@ from dovetail.accept.report import as_json, html, terminal
 from dovetail.accept.subject import AcceptError, Subject, Wish, examine
 from dovetail.accept.tasks import TASKS, Task
 from dovetail.catalog import CatalogError
+from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.log import configure
 from dovetail.watch.lens import Notation
@@ -113,9 +114,9 @@ def accept(  # noqa: PLR0913 - each is a flag
         subject, passes = _run(wish, plan)
         _tell(subject, passes, json_file, html_file)
     except (AcceptError, CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
-        _fail(str(error))
+        fail("accept", str(error), status=2)
     except (OSError, ValueError) as error:
-        _fail(str(error))
+        fail("accept", str(error), status=2)
     if any(one.faults for one in passes):
         raise typer.Exit(1)
 
@@ -177,8 +178,3 @@ def _tell(
         json_file.write_text(told)
     if html_file is not None:
         html_file.write_text(html(subject, passes))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail accept: {message}", err=True)
-    raise typer.Exit(2)

@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from dovetail.catalog import CatalogError
+from dovetail.cli.failing import fail
 from dovetail.cli.settings import with_settings
 from dovetail.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.codex_catalog import catalog as codex_catalog
@@ -42,9 +43,9 @@ def catalog(
     try:
         found = _asked(url, settings.config) if url else _own(settings.config)
     except (LaunchError, ProfileError, CatalogError, EngineSetupError, WeightsError) as error:
-        _fail(str(error))
+        fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
-        _fail(str(error))
+        fail("catalog", str(error))
     typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
 
 
@@ -63,8 +64,3 @@ def _own(config: Config) -> Json:
     """What a server would say. Its store of turns is left alone."""
     profile = read_profile(config.codex_profile) if config.codex_profile else None
     return codex_catalog(build(replace(config, store="memory")).named(), profile)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail catalog: {message}", err=True)
-    raise typer.Exit(1)

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, NoReturn
+from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
 
+from dovetail.cli.failing import fail
 from dovetail.config import Config
 from dovetail.config_sources import ConfigError, load
 from dovetail.export import Export, Missing, Sample
@@ -62,7 +63,7 @@ def export(  # noqa: PLR0913 - each is a flag
         # Who reads has read enough (`| head`). What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ConfigError, DovetailError, OSError, ValueError) as error:
-        _fail(str(error))
+        fail("export", str(error))
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,3 @@ def _summarize(told: _Told) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail export: {message}", err=True)
-    raise typer.Exit(1)

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from dovetail.cli.failing import fail
 from dovetail.http.access.key_file import Key, KeyFileError, parse_keys, read_keys
 from dovetail.http.access.limits import Limits
 
@@ -52,14 +53,14 @@ def new(
         if "#" in line:
             raise KeyFileError(": # begins a comment")
     except KeyFileError as error:
-        _fail(str(error).partition(": ")[2])
+        fail("keys", str(error).partition(": ")[2])
     if file is None:
         typer.echo(f"key:  {text}\nline: {line}")
         return
     try:
         _append(file, line)
     except (OSError, KeyFileError) as error:
-        _fail(str(error))
+        fail("keys", str(error))
     typer.echo(text)
 
 
@@ -69,7 +70,7 @@ def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
     try:
         found = read_keys(file, Limits(_UNSAID, _UNSAID, _UNSAID))
     except KeyFileError as error:
-        _fail(str(error))
+        fail("keys", str(error))
     for key in found:
         typer.echo(_row(key, time.time()))
 
@@ -101,8 +102,3 @@ def _append(file: Path, line: str) -> None:
         os.write(place, f"{text}{line}\n".encode())
     finally:
         os.close(place)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail keys: {message}", err=True)
-    raise typer.Exit(1)

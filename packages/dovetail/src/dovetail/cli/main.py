@@ -1,6 +1,7 @@
 """The command line."""
 
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
@@ -13,12 +14,13 @@ COMMANDS = (
     *("inspect", "render", "parse", "tokenize", "models", "watch"),
 )
 GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
+ALL = COMMANDS + GROUPS
 
 _HELP = "The joint between agent harnesses and inference engines: exact turns for open models."
 
 
-def command_line(*names: str) -> typer.Typer:
-    """The commands of these names; without any, all of them."""
+def command_line(names: Iterable[str] = ALL) -> typer.Typer:
+    """The commands of these names."""
     app = typer.Typer(
         name="dovetail",
         help=_HELP,
@@ -28,7 +30,7 @@ def command_line(*names: str) -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_any)
-    for name in names or COMMANDS + GROUPS:
+    for name in names:
         module = import_module(f"dovetail.cli.{name}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
@@ -57,6 +59,5 @@ def _any(
 def main() -> None:
     """The entry point of the `dovetail` command. Loads only what is asked for: it takes time."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    if first == "--version":
-        first = "config"  # which takes least; none is run
-    command_line(*(name for name in COMMANDS + GROUPS if name == first))()
+    asked = [name for name in ALL if name == first]
+    command_line(asked if asked or first == "--version" else ALL)()

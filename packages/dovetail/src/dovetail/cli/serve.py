@@ -11,12 +11,12 @@ from typing import Any
 
 import typer
 
+from dovetail.cli.failing import fail
 from dovetail.cli.serving import (
     Front,
     bind,
     build_service,
     certificate_of,
-    fail,
     port_of,
     run_here,
     warn,
@@ -54,7 +54,7 @@ def serve(settings: Settings) -> None:
         # Before the model is loaded: a port that is taken is told at once.
         place = bind(config.http_host, port_of(config))
     except (OSError, OverflowError, ValueError) as error:
-        fail(str(error))
+        fail("serve", str(error))
     scheme = "http" if certificate is None else "https"
     if config.workers > 1:
         _serve_together(config, options, place, scheme)
@@ -63,7 +63,7 @@ def serve(settings: Settings) -> None:
         metrics = Metrics()
         front = Front(options, certificate, place, metrics, recorders(config, metrics))
     except (OSError, ValueError) as error:
-        fail(str(error))
+        fail("serve", str(error))
     service = build_service(config)
     first = service.served[0]
     warn(config, *(warning for one in service.served for warning in one.warnings))
@@ -86,7 +86,7 @@ def _serve_together(
     try:
         place = bind(config.http_host, port, shared=True)
     except OSError as error:
-        fail(str(error))
+        fail("serve", str(error))
     warn(config, *_of_interest(config, options))
 
     def ready(facts: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def _serve_together(
         stopped_by = asyncio.run(run())
         _log.info("stopped")
     except CrewError as error:
-        fail(str(error))
+        fail("serve", str(error))
     if stopped_by is not None:
         signal.raise_signal(stopped_by)  # whoever waits for us sees how we ended
 

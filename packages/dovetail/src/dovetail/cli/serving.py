@@ -6,13 +6,12 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NoReturn
 
-import typer
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from dovetail.cli.failing import fail
 from dovetail.config import Config
 from dovetail.http.app import App
 from dovetail.http.held import held
@@ -79,7 +78,7 @@ def run_here(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
     if not serving.started:
-        fail(app.fault or "the server could not be started; what went wrong is told above")
+        fail("serve", app.fault or "the server could not be started; what went wrong is told above")
 
 
 def port_of(config: Config) -> int:
@@ -146,9 +145,4 @@ def build_service(config: Config) -> Service:
             return build(config, tell)
         except SETUP_FAULTS as error:
             progress.stop()
-            fail(str(error))
-
-
-def fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail serve: {message}", err=True)
-    raise typer.Exit(1)
+            fail("serve", str(error))

@@ -3,13 +3,14 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.cli.failing import fail
 from dovetail.trace import SessionSummary, Trace, TraceError, read_traces, summarize, timeline
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def perfetto(
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(drawn)
     except OSError as error:
-        _fail(f"{output} cannot be written: {error.strerror}")
+        fail("trace", f"{output} cannot be written: {error.strerror}")
 
 
 @app.command("summary")
@@ -67,15 +68,10 @@ def _read(files: list[Path], session: str | None, tenant: str | None) -> Trace:
     try:
         trace = read_traces(files)
     except TraceError as error:
-        _fail(str(error))
+        fail("trace", str(error))
     if trace.unread:
         typer.echo(f"dovetail trace: {trace.unread} lines were passed over", err=True)
     found = trace.of(session, tenant)
     if not found.lines:
-        _fail("there is no such request in it")
+        fail("trace", "there is no such request in it")
     return found
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail trace: {message}", err=True)
-    raise typer.Exit(1)

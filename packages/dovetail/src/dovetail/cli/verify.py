@@ -10,11 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from secrets import token_urlsafe
 from tempfile import TemporaryDirectory
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from dovetail.cli.failing import fail
 from dovetail.engines.wire import Endpoint
 from dovetail.launch.child import serving
 from dovetail.launch.plan import LaunchError
@@ -85,11 +86,13 @@ def verify(  # noqa: PLR0913 - each is a flag
         _print_script(print_script)
         return
     if (scripted or engine_record) and not (scripted and engine_record and url):
-        _fail("--scripted needs the address of a server, and --engine-record FILE")
+        fail(
+            "verify", "--scripted needs the address of a server, and --engine-record FILE", status=2
+        )
     both = (*BLACK_BOX, *SCRIPTED)
     checks = chosen(both if scripted or listed or not url else BLACK_BOX, patterns)
     if not checks:
-        _fail(f"no check is called {', '.join(patterns)}: --list shows them")
+        fail("verify", f"no check is called {', '.join(patterns)}: --list shows them", status=2)
     if listed:
         _list(checks)
         return
@@ -99,7 +102,7 @@ def verify(  # noqa: PLR0913 - each is a flag
         tell(console, report, everything=everything)
         _write(report, json_file, html_file)
     except (DovetailError, LaunchError, Unusable, OSError, ValueError) as error:
-        _fail(str(error))
+        fail("verify", str(error), status=2)
     if len(report.findings) < len(checks):
         raise typer.Exit(_INTERRUPTED)
     if report.failed:
@@ -183,9 +186,4 @@ def _print_script(family: str) -> None:
     try:
         typer.echo(script_for(family), nl=False)
     except ValueError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail verify: {message}", err=True)
-    raise typer.Exit(2)
+        fail("verify", str(error), status=2)

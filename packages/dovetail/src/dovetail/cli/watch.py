@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 import uvloop
 from rich.console import Console
 
 from dovetail.catalog import CatalogError
+from dovetail.cli.failing import fail
 from dovetail.config import Config
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.wire import Endpoint
@@ -90,9 +91,9 @@ def watch(  # noqa: PLR0913 - each is a flag
         else:
             _watch(flags, fix)
     except (CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
-        _fail(str(error))
+        fail("watch", str(error))
     except (OSError, RecordingError, ValueError) as error:
-        _fail(str(error))
+        fail("watch", str(error))
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,3 @@ def _replay(path: Path, flags: _Flags) -> None:
     for exchange in recorded(path):
         watching.take(exchange)
     _end(watching, flags.json_file)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"dovetail watch: {message}", err=True)
-    raise typer.Exit(1)

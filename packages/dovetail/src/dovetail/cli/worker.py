@@ -6,7 +6,8 @@ from contextlib import AbstractAsyncContextManager
 
 import typer
 
-from dovetail.cli.serving import Front, bind, build_service, certificate_of, fail, run_here, warn
+from dovetail.cli.failing import fail
+from dovetail.cli.serving import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.access.shared_book import SharedBook
 from dovetail.http.accounts.recorders import recorders
 from dovetail.http.app import App
@@ -56,7 +57,7 @@ def _serve(order: Order) -> None:
             recorders(config, metrics),
         )
     except (OSError, ValueError) as error:
-        fail(str(error))
+        fail("serve", str(error))
     service = build_service(config)
     first = service.served[0]
     if order.number == 0:

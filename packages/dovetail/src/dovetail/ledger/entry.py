@@ -109,11 +109,6 @@ def unpack(packed: bytes) -> "array[int]":
     return ids
 
 
-def pack_logprobs(values: Iterable[float]) -> bytes:
-    """Logarithms of probabilities as an entry holds them."""
-    return array(LOGPROBS, values).tobytes()
-
-
 def unpack_logprobs(packed: bytes) -> "array[float]":
     """The numbers of a packed run."""
     values: array[float] = array(LOGPROBS)

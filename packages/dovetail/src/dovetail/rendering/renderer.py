@@ -3,8 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any
 
 import msgspec
 
@@ -34,10 +34,8 @@ from dovetail_parsers import markers, opens_thought
 from dovetail_tokenizers import Guard, Tokenizer
 
 _LARGEST = 1 << 20  # bytes, or characters: what is larger is not remembered
-_MOST = 32 << 20  # bytes of all that something is remembered of
-_MOST_THINGS = 1024
-
-T = TypeVar("T")
+_MOST = 32 << 20  # bytes of all tools that are remembered
+_MOST_TOOLSETS = 512
 
 
 class Renderer:
@@ -70,8 +68,8 @@ class Renderer:
         )
         self._thinks = reasoning_parser is not None
         self._strips = self._thinks and _strips_thoughts(self._kit)
-        self._made: dict[int, tuple[object, object]] = {}
-        self._made_of = 0  # bytes of what that was made of, as JSON
+        self._toolsets: dict[int, _Toolset] = {}
+        self._toolsets_size = 0  # bytes of all of them
 
     @property
     def splicer(self) -> Splicer:
@@ -97,7 +95,7 @@ class Renderer:
     def head(self, request: Request, switches: Mapping[str, Any]) -> Head:
         """The digests of a request's head."""
         system = _digest_of(request.system)
-        tools = self._once(request.tools, lambda: digest(msgspec.json.encode(request.tools)))
+        tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._kit.template.reads}
         steering = digest(json.dumps(read, sort_keys=True, default=str))
         return Head(system, tools, steering, digest(system, tools, steering))
@@ -110,7 +108,7 @@ class Renderer:
         new = sum(_characters(block) for turn in request.turns[start:] for block in turn.blocks)
         if start:
             return new
-        tools = self._once(request.tools, lambda: len(msgspec.json.encode(request.tools)))
+        tools = self._toolset(request.tools).size
         return new + tools + sum(map(_characters, request.system))
 
     def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
@@ -120,7 +118,7 @@ class Renderer:
         """
         start = recalled.start
         switches = protected(switches, self._kit.guard.protect)  # their words are a client's, too
-        tools = self._once(request.tools, lambda: Tools(request.tools, self._kit.guard.protect))
+        tools = self._toolset(request.tools).shown
         assembly = Assembly(self._kit, request, recalled, tools, switches, start)
         return assembly.prompt(self.head(request, switches))
 
@@ -146,23 +144,38 @@ class Renderer:
         between = closing[len(closing.rstrip()) :]
         return self._kit.encode_written(left + between + text)
 
-    def _once(self, subject: object, make: Callable[[], T]) -> T:
-        """What was made of an object that the decoder hands out again and again.
+    def _toolset(self, tools: tuple[ToolSpec, ...]) -> "_Toolset":
+        """What was made of tools that the decoder hands out again and again.
 
         A client may send what it likes: what is very large is made anew each time.
         """
-        key = hash((id(subject), make.__code__))
-        known = self._made.get(key)
-        if known is not None and known[0] is subject:
-            return known[1]  # type: ignore[return-value]
-        made, size = make(), len(msgspec.json.encode(subject))
-        if size > _LARGEST:
+        known = self._toolsets.get(id(tools))
+        if known is not None and known.tools is tools:
+            return known
+        made = _Toolset(tools, self._kit.guard.protect)
+        if made.size > _LARGEST:
             return made
-        self._made_of += size
-        if self._made_of > _MOST or len(self._made) > _MOST_THINGS:
-            self._made, self._made_of = {}, size
-        self._made[key] = (subject, made)
+        self._toolsets_size += made.size
+        if self._toolsets_size > _MOST or len(self._toolsets) > _MOST_TOOLSETS:
+            self._toolsets, self._toolsets_size = {}, made.size
+        self._toolsets[id(tools)] = made
         return made
+
+
+class _Toolset:
+    """Tools, with what a prompt needs of them. `size` are the bytes of their JSON."""
+
+    def __init__(self, tools: tuple[ToolSpec, ...], protect: Callable[[str], str]) -> None:
+        packed = msgspec.json.encode(tools)
+        self.tools = tools
+        self.size = len(packed)
+        self.digest = digest(packed)
+        self._protect = protect
+
+    @cached_property
+    def shown(self) -> Tools:
+        """As the template is shown them."""
+        return Tools(self.tools, self._protect)
 
 
 def _digest_of(system: tuple[Block, ...]) -> bytes:

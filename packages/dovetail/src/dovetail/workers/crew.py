@@ -17,14 +17,12 @@ from dovetail.http.access.shared_book import create_book
 from dovetail.http.serving.renewal import in_terminal
 from dovetail.workers.folder import new_folder
 from dovetail.workers.hosting import Hosts
-from dovetail.workers.member import Member, ending
+from dovetail.workers.member import PAUSES, Member, ending
 from dovetail.workers.notify import notify
 from dovetail.workers.order import BOOK, Order
 
 WORKER = "dovetail.cli.worker"
-#: Seconds before a worker that fell is started again, by how often it fell soon; the last repeats.
-PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-SOON = 60.0  # seconds after its start
+SOON = 60.0  # seconds after its start: who falls then is started again ever more slowly
 GIVE_UP = 5  # starts in a row that came to nothing, while nobody else serves
 GRACE = 30.0  # seconds beyond the time to drain, for one that does not end
 

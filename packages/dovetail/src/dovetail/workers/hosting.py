@@ -15,12 +15,11 @@ from typing import Any
 
 from dovetail.config import Config
 from dovetail.engines.registry import REMOTE
-from dovetail.workers.member import Member, ending
+from dovetail.workers.member import PAUSES, Member, ending
 from dovetail.workers.order import HostOrder
 
 HOST = "dovetail.workers.host"
 HOSTED = "dovetail.engines.hosted:create"
-PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before one that fell is started again
 GRACE = 15.0  # seconds to end
 
 _log = logging.getLogger(__name__)

@@ -13,6 +13,8 @@ import msgspec
 from dovetail.workers.notify import VARIABLE
 
 LONGEST_LINE = 1 << 20  # bytes
+#: Seconds before one that fell is started again, by how often it fell; the last repeats.
+PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Member:
@@ -25,10 +27,6 @@ class Member:
         self._process: asyncio.subprocess.Process | None = None
         self._early: signal.Signals | None = None  # was sent before there was a process
         self.ready = False
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
 
     @property
     def alive(self) -> bool:

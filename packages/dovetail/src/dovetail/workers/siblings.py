@@ -130,12 +130,12 @@ class Siblings:
         task = asyncio.current_task()
         self._telling.add(task)
         try:
-            async with asyncio.timeout(PATIENCE):
-                asked = await _frame(reader)
-            async with Lifeline(hung_up):
-                await self._tell(asked or b"", writer)
-        except (BrokenOff, ConnectionError, Disconnected, TimeoutError):
-            pass  # whoever asked is gone
+            # Raised where whoever asked is gone.
+            with suppress(BrokenOff, ConnectionError, Disconnected, TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    asked = await _frame(reader)
+                async with Lifeline(hung_up):
+                    await self._tell(asked or b"", writer)
         except Exception as error:
             _log.error("sibling_not_answered", exc_info=error)
         finally:

@@ -171,7 +171,7 @@ class Generator:
             with suppress(Disconnected):
                 await show(exchange, pieces(frames))
             return
-        await keeping.settled()
+        await keeping.written()
         await exchange.answer(200, queued, headers=account.headers())
 
     async def _respond(

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from dovetail.http.access.peers import Peers
@@ -33,10 +34,8 @@ _REASONS = {
     "UNEXPECTED_MESSAGE": "not_tls",
     "BAD_RECORD_TYPE": "not_tls",
 }
-_DISTRUST = (
-    "UNKNOWN_CA",
-    "CERTIFICATE",
-)  # in the alerts of clients that refuse what they are shown
+#: In the alerts of clients that refuse what they are shown.
+_DISTRUST = ("UNKNOWN_CA", "CERTIFICATE")
 _UNUSED = "unused"
 
 _log = logging.getLogger(__name__)
@@ -57,18 +56,24 @@ class Handshakes:
         self._metrics = metrics
         self._peers = peers
         self._hush = Hush(event="tls_failures_not_logged", what="handshakes")
+        self._http: Callable[[], asyncio.Protocol] = asyncio.Protocol
+        self._connections: Collection[object] = ()
         self._accepting: list[asyncio.Task[None]] = []
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(
         self,
-        place: socket.socket,
+        places: Iterable[socket.socket],
         http: Callable[[], asyncio.Protocol],
         connections: Collection[object],
     ) -> None:
-        """Takes what comes to a place that listens. `connections` are those that are HTTP's."""
-        place.setblocking(False)
-        self._accepting.append(asyncio.create_task(self._accept(place, http, connections)))
+        """Takes what comes to places that listen. `http` makes what a connection becomes, and
+        `connections` are those that it has made.
+        """
+        self._http, self._connections = http, connections
+        for place in places:
+            place.setblocking(False)
+            self._accepting.append(asyncio.create_task(self._accept(place)))
 
     async def end(self) -> None:
         """Nothing more is taken, and what is not done yet is given up."""
@@ -77,49 +82,36 @@ class Handshakes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(
-        self,
-        place: socket.socket,
-        http: Callable[[], asyncio.Protocol],
-        connections: Collection[object],
-    ) -> None:
+    async def _accept(self, place: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                self._take(*await loop.sock_accept(place), http, connections)
-                for _ in range(AT_ONCE):
-                    self._take(*place.accept(), http, connections)
-            except (BlockingIOError, ConnectionAbortedError):
-                pass  # there are no more for now, or it has gone again
+                # Until there are no more for now, or one has gone again.
+                with suppress(BlockingIOError, ConnectionAbortedError):
+                    self._take(*await loop.sock_accept(place))
+                    for _ in range(AT_ONCE):
+                        self._take(*place.accept())
             except OSError:  # there are no more files
                 await asyncio.sleep(PAUSE)
             await asyncio.sleep(0)  # a flood of them must not keep others waiting
 
-    def _take(
-        self,
-        connected: socket.socket,
-        client: Any,
-        http: Callable[[], asyncio.Protocol],
-        connections: Collection[object],
-    ) -> None:
-        if len(connections) + len(self._running) > most_connections():
+    def _take(self, connected: socket.socket, client: Any) -> None:
+        if len(self._connections) + len(self._running) > most_connections():
             self._refused("connections")
             connected.close()
             return
         connected.setblocking(False)
-        task = asyncio.create_task(self._shake_hands(connected, client, http))
+        task = asyncio.create_task(self._shake_hands(connected, client))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _shake_hands(
-        self, connected: socket.socket, client: Any, http: Callable[[], asyncio.Protocol]
-    ) -> None:
+    async def _shake_hands(self, connected: socket.socket, client: Any) -> None:
         try:
             if not await _speaks(connected):
                 self._metrics.tls_failed(_UNUSED)  # without a line: load balancers look so for life
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT
+                self._http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT
             )
             if transport.get_extra_info("cipher") is None:
                 raise ConnectionResetError
@@ -142,11 +134,10 @@ async def _speaks(connected: socket.socket) -> bool:
     ready = asyncio.Event()
     loop.add_reader(connected, ready.set)
     try:
-        async with asyncio.timeout(HEADER_TIMEOUT):
-            await ready.wait()
-        heard = bool(connected.recv(1, socket.MSG_PEEK))
-    except OSError:  # it is gone, or, which is one too, there is no time left
-        pass
+        with suppress(OSError):  # it is gone, or, which is one too, there is no time left
+            async with asyncio.timeout(HEADER_TIMEOUT):
+                await ready.wait()
+            heard = bool(connected.recv(1, socket.MSG_PEEK))
     finally:
         loop.remove_reader(connected)
         if not heard:

@@ -69,7 +69,7 @@ class DrainingServer(uvicorn.Server):
         http = partial(make, config=config, server_state=state, app_state=self.lifespan.state)
         for place in sockets or ():
             place.listen(config.backlog)
-            handshakes.begin(place, http, state.connections)
+        handshakes.begin(sockets or (), http, state.connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Tells it in the log: what raises the signal once more may leave no time for it."""

@@ -199,7 +199,7 @@ class Background:
     async def _watch(self, key: Key, run: Run) -> None:
         """Hears from other processes that it is not wanted any more, and tells them it lives."""
         told = time.time()
-        await run.settled()
+        await run.written()
         was_there = await self._kept.get(*key) is not None
         while was_there and not run.frames.over:
             await asyncio.sleep(_WATCH)

@@ -148,23 +148,23 @@ class Keeping:
     def on_end(self, response: bytes, frame: bytes) -> bytes:
         """The end of a stream. Where others may be asked for it next, it waits for the store."""
         self.keep(response)
-        if not self._has_siblings:
+        if self._kept is None or not self._kept.siblings:
             return frame
         self._held = frame
         return b""
 
     async def late(self) -> bytes:
         """What was held back: returned when the response is where others find it."""
-        if self._has_siblings:
-            await self.settled()
+        await self.settled()
         held, self._held = self._held, b""
         return held
 
-    @property
-    def _has_siblings(self) -> bool:
-        return self._kept is not None and self._kept.siblings
-
     async def settled(self) -> None:
+        """Returns when the response is where others find it, if others may be asked for it next."""
+        if self._kept is not None and self._kept.siblings:
+            await self.written()
+
+    async def written(self) -> None:
         """Returns when the response, as it is now, outlives this process."""
-        if self._kept is not None and self._kept.shared and self.response is not None:
+        if self._kept is not None and self.response is not None:
             await self._kept.settled(self.response)

@@ -111,8 +111,8 @@ class Run:
         now = encoder.in_progress() if self.frames.all else encoder.queued()
         return self._keeping.keep(now, seen=time.time())
 
-    async def settled(self) -> None:
-        await self._keeping.settled()
+    async def written(self) -> None:
+        await self._keeping.written()
 
     def forget(self) -> None:
         """It was deleted: what becomes of it is not kept."""
