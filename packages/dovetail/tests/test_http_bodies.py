@@ -13,10 +13,11 @@ from http_stage import NAME, Reply, Stage, head, read_reply, run, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http import HttpOptions
 from dovetail.http.asgi import Message
 from dovetail.http.body import read_body
-from dovetail.http.errors import Disconnected, TooSlow
+from dovetail.http.errors import TooSlow
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import release
 from dovetail_model import DovetailError, TooLarge
@@ -235,7 +236,7 @@ def test_a_client_that_hangs_up_while_it_sends() -> None:
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},
     ]
-    with pytest.raises(Disconnected):
+    with pytest.raises(Gone):
         body_of(exchange(iter(gone)))
 
 

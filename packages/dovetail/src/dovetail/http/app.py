@@ -5,13 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.codex_catalog import Catalog
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http.access.auth import STRANGER, require_admin
 from dovetail.http.access.quiet import Hush
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import Capture
 from dovetail.http.answering.generate import Generator
 from dovetail.http.asgi import Receive, Scope, Send
-from dovetail.http.errors import Disconnected, refuse, status_of, told
+from dovetail.http.errors import refuse, status_of, told
 from dovetail.http.exchange import Exchange
 from dovetail.http.health import Probes
 from dovetail.http.held import NoRoom, held
@@ -126,7 +127,7 @@ class App:
                 exchange.caller = self.options.keys.caller(exchange.headers)
                 exchange.tenant = exchange.caller.tenant
             await route.handler(exchange, account)
-        except Disconnected:
+        except Gone:
             account.hung_up()
         except Exception as error:
             codec, failure = dialect(exchange, self._chat), told(error)

@@ -8,7 +8,8 @@ from typing import TypeVar
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-from dovetail.http.errors import Disconnected, HttpError, TooSlow, WrongEncoding
+from dovetail.engines.serving.exchange import Gone
+from dovetail.http.errors import HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import hold
 from dovetail_model import TooLarge
@@ -65,7 +66,7 @@ async def _receive(exchange: Exchange, limit: int) -> bytes:
     whole = bytearray()  # not a list of parts: a client may send them byte by byte
     while True:
         if message["type"] == "http.disconnect":
-            raise Disconnected
+            raise Gone
         whole += message.get("body", b"")
         hold(exchange, len(_within(whole, limit)), limit)
         if not message.get("more_body", False):

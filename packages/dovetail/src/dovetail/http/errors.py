@@ -56,10 +56,6 @@ class NoUpgrade(HttpError):
     headers = (("upgrade", "HTTP/1.1"),)
 
 
-class Disconnected(Exception):
-    """The client has hung up: there is nobody to answer."""
-
-
 def told(error: Exception) -> DovetailError:
     """The error as a client may hear of it. What was not foreseen is logged, not told.
 

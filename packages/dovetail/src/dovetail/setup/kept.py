@@ -8,7 +8,7 @@ from dovetail.extras import how_to_install
 from dovetail.kept import Kept
 from dovetail.kept.store.memory import MemoryResponses
 from dovetail.kept.store.sqlite import SqliteResponses
-from dovetail.kept.store.store import Store as ResponseStore
+from dovetail.kept.store import store as responses
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
@@ -43,7 +43,7 @@ def _has_siblings(config: Config) -> bool:
     return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
-def _responses(config: Config, folder: Path) -> ResponseStore:
+def _responses(config: Config, folder: Path) -> responses.Store:
     most, age = config.responses_max_bytes, config.responses_max_age
     if config.store == "memory":
         return MemoryResponses(max_bytes=most, max_age=age)

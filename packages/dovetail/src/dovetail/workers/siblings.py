@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http.answering.lifeline import Lifeline
 from dovetail.http.asgi import Message
-from dovetail.http.errors import Disconnected
 from dovetail_model import InternalError
 
 PATIENCE = 2.0  # seconds for a question to come, and for an answer to begin
@@ -131,7 +131,7 @@ class Siblings:
         self._telling.add(task)
         try:
             # Raised where whoever asked is gone.
-            with suppress(BrokenOff, ConnectionError, Disconnected, TimeoutError):
+            with suppress(BrokenOff, ConnectionError, Gone, TimeoutError):
                 async with asyncio.timeout(PATIENCE):
                     asked = await _frame(reader)
                 async with Lifeline(hung_up):

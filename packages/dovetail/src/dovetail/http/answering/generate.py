@@ -7,6 +7,7 @@ from typing import cast
 
 import msgspec
 
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http.access.admission import Admission
 from dovetail.http.access.gate import Gate
 from dovetail.http.access.limits import TooMany
@@ -17,7 +18,6 @@ from dovetail.http.answering.raw import raw
 from dovetail.http.answering.stream import SSE, Streaming
 from dovetail.http.answering.whole import Whole
 from dovetail.http.body import read_body
-from dovetail.http.errors import Disconnected
 from dovetail.http.exchange import Exchange, end_of
 from dovetail.http.ids import AnswerIds, call_ids, new_id, new_number
 from dovetail.http.options import HttpOptions
@@ -168,7 +168,7 @@ class Generator:
 
         frames, queued = self._background.start(exchange, account, keeping, encoder, work)
         if request.stream:
-            with suppress(Disconnected):
+            with suppress(Gone):
                 await show(exchange, pieces(frames))
             return
         await keeping.written()

@@ -4,12 +4,12 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http.asgi import Receive
-from dovetail.http.errors import Disconnected
 
 
 class Lifeline:
-    """Cancels what runs inside of it when the client hangs up, and raises `Disconnected` then.
+    """Cancels what runs inside of it when the client hangs up, and raises `Gone` then.
 
     One task waits for the client's end; the work itself is not wrapped, so it costs nothing.
     """
@@ -38,7 +38,7 @@ class Lifeline:
         if self._cut and self._work is not None:
             self._work.uncancel()
             if kind is None or issubclass(kind, asyncio.CancelledError):
-                raise Disconnected from None
+                raise Gone from None
 
     def release(self) -> None:
         """Nothing more is to be cancelled: the answer is as good as sent."""

@@ -12,9 +12,10 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
+from dovetail.engines.serving.exchange import Gone
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import MOST as MOST_KEPT
-from dovetail.http.errors import Disconnected, status_of, told
+from dovetail.http.errors import status_of, told
 from dovetail.http.exchange import Exchange
 from dovetail.http.serving.draining import Draining
 from dovetail.http.stateful.following import Alone, Others, pieces, show
@@ -177,7 +178,7 @@ class Background:
     async def _work(self, key: Key, run: Run, account: Account, work: Awaitable[None]) -> None:
         try:
             await work
-        except Disconnected:
+        except Gone:
             account.called_off()
             await run.call_off()
         except asyncio.CancelledError:
