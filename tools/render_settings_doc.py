@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from dovetail.config import Config
+from dovetail.settings.config import Config
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 BEGIN, END = "<!-- settings: made by `make docs` -->\n", "<!-- end of settings -->\n"

@@ -23,7 +23,6 @@ from benchmarks.gpu.claude import MODEL, session_id
 from benchmarks.gpu.orders import Serve
 from benchmarks.gpu.scenes import make_scene
 from dovetail.catalog import Model, load_model
-from dovetail.config import Config
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http import App
 from dovetail.http.options import http_options
@@ -31,6 +30,7 @@ from dovetail.http.serving.server import serve, server, until_started
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
+from dovetail.settings.config import Config
 from dovetail.settling import settle
 from dovetail.setup import open_keyring, open_ledger
 from dovetail.setup.build import default_sampling, settings

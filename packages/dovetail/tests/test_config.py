@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.config import Config
-from dovetail.config_sources import ConfigError, dump, load
+from dovetail.settings.config import Config
+from dovetail.settings.sources import ConfigError, dump, load
 
 FILE = """
 model = "from-file"

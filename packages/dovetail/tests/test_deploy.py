@@ -14,8 +14,8 @@ import pytest
 import yaml
 from http_stage import NAME, run, serving
 
-from dovetail.config_sources import load
 from dovetail.http.access.key_file import read_keys
+from dovetail.settings.sources import load
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import Config
-from dovetail.extras import how_to_install
+from dovetail.settings.config import Config
+from dovetail.settings.extras import how_to_install
 from dovetail.setup import open_ledger
 
 PACKAGES = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ from http_stage import ALIAS, Stage, head, read_reply, run, serving
 from socket_stage import ask, event, socket_to, until
 
 from dovetail.cli import serving as command
-from dovetail.config import Config
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.access.key_file import Key
 from dovetail.http.held import held
+from dovetail.settings.config import Config
 
 LIMIT = 200_000
 LARGE = "x" * 90_000  # where nobody reads it: the model's window is small

@@ -12,7 +12,7 @@ from dovetail.http.access import auth
 from dovetail.http.access.auth import Caller, Keys, candidates, exposure
 from dovetail.http.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
 from dovetail.http.access.limits import Limits
-from dovetail.http.serving import stamps
+from dovetail.settings import file_version as stamps
 from dovetail_model import Unauthenticated
 
 

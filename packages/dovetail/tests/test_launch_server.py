@@ -17,8 +17,8 @@ import pytest
 from launch_stage import DIES, WAITS, FakeHarness
 from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
 
-from dovetail.config_sources import load
 from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
+from dovetail.settings.sources import load
 
 INTERRUPT = b"\x03"
 

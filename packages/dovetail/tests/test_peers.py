@@ -10,7 +10,6 @@ import pytest
 from http_stage import ALIAS, head, read_reply, run, service, serving
 from socket_stage import asked, socket_to
 
-from dovetail.config_sources import load
 from dovetail.http import App, HttpOptions
 from dovetail.http.access import quiet
 from dovetail.http.access.auth import Keys
@@ -20,6 +19,7 @@ from dovetail.http.access.quiet import Hush
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import server
 from dovetail.request_end import Inside, RequestEnd
+from dovetail.settings.sources import load
 from dovetail.trace.line import line_of
 
 PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")

@@ -9,10 +9,10 @@ import pytest
 from heard import heard
 from served import qwen_folder
 
-from dovetail.config import Config
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.routing import Pool
+from dovetail.settings.config import Config
 from dovetail.setup import build
 from dovetail_model import Finish
 from dovetail_protocols import CHAT

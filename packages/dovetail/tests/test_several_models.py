@@ -9,12 +9,12 @@ import pytest
 from heard import heard
 from served import dovetail, qwen_folder, served
 
-from dovetail.config import Config
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.routing import Pool
 from dovetail.service import Served
+from dovetail.settings.config import Config
 from dovetail.setup import build, remote
 from dovetail_model import Hints, Request, TextBlock, Turn
 

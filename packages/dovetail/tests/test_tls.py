@@ -22,9 +22,9 @@ from certificates import Authority, serial_of
 from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.http.access.auth import Keys
-from dovetail.http.serving import stamps
 from dovetail.http.serving.renewal import renewing
 from dovetail.http.serving.tls import Certificate, CertificateError
+from dovetail.settings import file_version as stamps
 
 
 @pytest.fixture

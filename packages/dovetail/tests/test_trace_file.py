@@ -18,12 +18,12 @@ import pytest
 import zstandard
 from http_stage import NAME, run, serving
 
-from dovetail.config import Config
 from dovetail.http import HttpOptions
 from dovetail.http.accounts import capture as capturing
 from dovetail.http.accounts.recorders import recorders
 from dovetail.metrics import Metrics
 from dovetail.request_end import Inside, RequestEnd
+from dovetail.settings.config import Config
 from dovetail.trace import TraceError, TraceWriter, read_traces
 from dovetail.trace.file import TraceFile
 from dovetail.trace.line import prefix_blocks

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import hub, weights
-from dovetail.folders import data_folder
+from dovetail.settings.installation import data_folder
 from dovetail.weights import BUILT_IN, Weights, WeightsError, fetch, find_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000

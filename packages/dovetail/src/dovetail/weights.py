@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from dovetail.folders import data_folder
 from dovetail.hub import HUB_ID, from_hub
+from dovetail.settings.installation import data_folder
 
 #: Called with the bytes so far, and of how many, if that is known.
 Progress = Callable[[int, int | None], None]

@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dovetail.accept.subject import AcceptError, Subject
-from dovetail.config import Config
 from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
 from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.serving.server import serve, server, until_started
+from dovetail.settings.config import Config
 from dovetail.setup import build
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay

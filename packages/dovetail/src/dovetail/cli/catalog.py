@@ -11,11 +11,11 @@ from dovetail.cli.failing import fail
 from dovetail.cli.settings import with_settings
 from dovetail.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.codex_catalog import catalog as codex_catalog
-from dovetail.config import Config
-from dovetail.config_sources import Settings
 from dovetail.engines.registry import EngineSetupError
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.served import ask
+from dovetail.settings.config import Config
+from dovetail.settings.sources import Settings
 from dovetail.setup import build
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError

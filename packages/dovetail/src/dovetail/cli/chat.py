@@ -8,9 +8,9 @@ from rich.console import Console
 
 from dovetail.audience import Viewer
 from dovetail.cli.settings import with_settings
-from dovetail.config_sources import Settings
 from dovetail.pipeline import answer
 from dovetail.service import Offered
+from dovetail.settings.sources import Settings
 from dovetail.setup import SETUP_FAULTS, build
 from dovetail_model import (
     Event,

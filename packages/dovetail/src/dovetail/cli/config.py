@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.settings import with_settings
-from dovetail.config_sources import Settings, dump
+from dovetail.settings.sources import Settings, dump
 
 _WIDEST = 10_000  # characters of a line that no terminal has to fit
 

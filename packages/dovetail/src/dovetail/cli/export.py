@@ -14,12 +14,12 @@ import msgspec
 import typer
 
 from dovetail.cli.failing import fail
-from dovetail.config import Config
-from dovetail.config_sources import ConfigError, load
 from dovetail.export import Export, Missing, Sample
-from dovetail.folders import data_folder
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.store import SessionStats
+from dovetail.settings.config import Config
+from dovetail.settings.installation import data_folder
+from dovetail.settings.sources import ConfigError, load
 from dovetail.setup.kept import TURNS, open_ledger
 from dovetail_model import DovetailError
 

@@ -13,8 +13,6 @@ import typer
 
 from dovetail.cli.settings import with_settings
 from dovetail.codex_catalog import ProfileError
-from dovetail.config_sources import Settings
-from dovetail.folders import data_folder
 from dovetail.launch.child import serving
 from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
 from dovetail.launch.plan import Harness, LaunchError, Order, Plan, Target
@@ -28,6 +26,8 @@ from dovetail.launch.running import (
 )
 from dovetail.launch.served import Server, ask, find
 from dovetail.launch.shell import shell_lines
+from dovetail.settings.installation import data_folder
+from dovetail.settings.sources import Settings
 
 USUAL_PORTS = (8000, 8001)
 #: Settings that are of use with a server that runs already.

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.folders import data_folder
+from dovetail.settings.installation import data_folder
 from dovetail.weights import BUILT_IN, Weights
 from dovetail_parsers import families
 

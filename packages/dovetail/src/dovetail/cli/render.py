@@ -12,11 +12,11 @@ from rich.text import Text
 
 from dovetail.catalog import CatalogError, Model
 from dovetail.cli.loading import load
-from dovetail.config import Config
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Prepared, Preparer
+from dovetail.settings.config import Config
 from dovetail.setup import TURNS, open_keyring, open_ledger
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError

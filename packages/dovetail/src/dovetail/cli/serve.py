@@ -22,14 +22,14 @@ from dovetail.cli.serving import (
     warn,
 )
 from dovetail.cli.settings import with_settings
-from dovetail.config import Config
-from dovetail.config_sources import Settings
 from dovetail.http.access.auth import exposure
 from dovetail.http.accounts.recorders import recorders
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.registry import HARNESSES
 from dovetail.log import configure
 from dovetail.metrics import VERSION, Metrics
+from dovetail.settings.config import Config
+from dovetail.settings.sources import Settings
 from dovetail.workers import Crew, CrewError, notify
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from dovetail.cli.failing import fail
-from dovetail.config import Config
 from dovetail.http.app import App
 from dovetail.http.held import held
 from dovetail.http.options import HttpOptions
@@ -23,6 +22,7 @@ from dovetail.http.serving.tls import Certificate
 from dovetail.metrics import Metrics
 from dovetail.request_end import Recorder
 from dovetail.service import Service
+from dovetail.settings.config import Config
 from dovetail.settling import settle
 from dovetail.setup import DEFAULT_MODEL, SETUP_FAULTS, build
 from dovetail.workers import notify

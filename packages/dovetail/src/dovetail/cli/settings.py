@@ -9,8 +9,8 @@ from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_h
 
 import typer
 
-from dovetail.config import Config
-from dovetail.config_sources import CONFIG_VARIABLE, ConfigError, Settings, choices, load
+from dovetail.settings.config import Config
+from dovetail.settings.sources import CONFIG_VARIABLE, ConfigError, Settings, choices, load
 
 #: Other spellings under which users know a flag.
 _SPELLINGS = {

@@ -16,7 +16,7 @@ import msgspec
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import MessageEngine, TokenEngine
 from dovetail.engines.wire import Endpoint
-from dovetail.extras import how_to_install
+from dovetail.settings.extras import how_to_install
 from dovetail_tokenizers import Tokenizer
 
 ENGINES: Mapping[str, str] = {

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dovetail.codex_catalog import read_profile
-from dovetail.config import Config
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import KeyFileError
 from dovetail.http.access.limits import Book, Limits, MemoryBook
 from dovetail.http.access.peers import Peers
+from dovetail.settings.config import Config
 
 Channel = Literal["tools", "reasoning"]
 

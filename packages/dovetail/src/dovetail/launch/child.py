@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from dovetail.config_sources import CONFIG_VARIABLE
 from dovetail.launch.files import open_private
 from dovetail.launch.plan import LaunchError
+from dovetail.settings.sources import CONFIG_VARIABLE
 
 _GREETING = re.compile(r"^serving .* at (\S+)$")
 _LAST_LINES = 15

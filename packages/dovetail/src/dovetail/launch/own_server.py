@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.config import Config
-from dovetail.config_sources import PREFIX, SECRET, Settings
+from dovetail.settings.config import Config
+from dovetail.settings.sources import PREFIX, SECRET, Settings
 from dovetail.setup import DEFAULT_MODEL
 from dovetail.weights import BUILT_IN
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 
 from dovetail.catalog import Model, load_model
-from dovetail.config import Config
 from dovetail.engines.files import find_files
 from dovetail.engines.registry import UPSTREAMS
-from dovetail.folders import data_folder
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Preparer, Settings
 from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served, Service
+from dovetail.settings.config import Config
+from dovetail.settings.installation import data_folder
 from dovetail.setup.engines import make_pool, make_upstream
 from dovetail.setup.kept import open_kept, open_keyring, open_ledger
 from dovetail.setup.remote import Remote, find_remote

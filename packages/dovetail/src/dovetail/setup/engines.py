@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.catalog import Model
-from dovetail.config import Config
 from dovetail.engines.engine import MessageEngine
 from dovetail.engines.registry import (
     EngineSetup,
@@ -15,6 +14,7 @@ from dovetail.engines.registry import (
     create_upstream,
 )
 from dovetail.routing import Pool
+from dovetail.settings.config import Config
 from dovetail.setup.remote import Remote
 
 

@@ -3,17 +3,17 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dovetail.config import Config
-from dovetail.extras import how_to_install
 from dovetail.kept import Kept
+from dovetail.kept.store import store as responses
 from dovetail.kept.store.memory import MemoryResponses
 from dovetail.kept.store.sqlite import SqliteResponses
-from dovetail.kept.store import store as responses
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.ledger.store.sqlite import SqliteStore
 from dovetail.ledger.store.store import Store
+from dovetail.settings.config import Config
+from dovetail.settings.extras import how_to_install
 
 TURNS = "turns.sqlite"  # in the data folder
 RESPONSES = "responses.sqlite"

@@ -6,10 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from dovetail.config import Config
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import REMOTE, EngineSetupError, discover
 from dovetail.engines.wire import Endpoint
+from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
 LOOK = 2.0  # seconds between two looks at an engine that is awaited

@@ -2,8 +2,8 @@
 
 from urllib.parse import urlsplit
 
-from dovetail.extras import how_to_install
 from dovetail.request_end import Recorder
+from dovetail.settings.extras import how_to_install
 
 _PATH = "/v1/traces"
 

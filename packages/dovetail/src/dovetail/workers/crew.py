@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dovetail.config import Config
 from dovetail.http.access.shared_book import create_book
 from dovetail.http.serving.renewal import in_terminal
+from dovetail.settings.config import Config
 from dovetail.workers.folder import new_folder
 from dovetail.workers.hosting import Hosts
 from dovetail.workers.member import PAUSES, Member, ending

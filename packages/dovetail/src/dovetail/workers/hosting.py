@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.config import Config
 from dovetail.engines.registry import REMOTE
+from dovetail.settings.config import Config
 from dovetail.workers.member import PAUSES, Member, ending
 from dovetail.workers.order import HostOrder
 

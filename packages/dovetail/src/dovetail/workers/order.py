@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.config import Config
+from dovetail.settings.config import Config
 
 BOOK = "limits"  # in the server's folder: what the limits of keys are counted in
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.sizing import default_threads
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.wire import Endpoint
-from dovetail.extras import how_to_install
+from dovetail.settings.extras import how_to_install
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).with_name("child.py")

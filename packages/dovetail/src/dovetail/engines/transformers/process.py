@@ -17,7 +17,7 @@ from dovetail.engines.engine import Syntax
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
 from dovetail.engines.wire import Endpoint
-from dovetail.extras import how_to_install
+from dovetail.settings.extras import how_to_install
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).parent / "child" / "__main__.py"

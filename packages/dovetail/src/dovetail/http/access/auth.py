@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dovetail.http.access.key_file import Key, KeyFileError, NoKeys, read_keys
 from dovetail.http.access.limits import NO_LIMITS, Limits
-from dovetail.http.serving.stamps import Stamp, is_fresh, stamp
+from dovetail.settings.file_version import Stamp, is_fresh, stamp
 from dovetail_model import Forbidden, Unauthenticated
 
 LOOK_EVERY = 3.0  # seconds

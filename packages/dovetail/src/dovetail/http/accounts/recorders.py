@@ -2,9 +2,9 @@
 
 import logging
 
-from dovetail.config import Config
 from dovetail.metrics import Metrics
 from dovetail.request_end import Recorder
+from dovetail.settings.config import Config
 from dovetail.telemetry import open_telemetry
 from dovetail.trace import TraceWriter
 from dovetail.trace.file import TraceFile

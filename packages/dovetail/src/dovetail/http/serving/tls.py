@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from dovetail.http.serving.stamps import Stamp, stamp
+from dovetail.settings.file_version import Stamp, stamp
 
 LOOK_EVERY = 5.0  # seconds
 SOON = 14 * 86_400.0  # seconds in which one that ends is told of when it is read

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from dovetail.config import Config
+from dovetail.settings.config import Config
 
 PREFIX = "DOVETAIL_"
 FILE = "dovetail.toml"  # read from the working folder where no other is named
