@@ -22,7 +22,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loading import load_model
 from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.settling import settle
+from dovetail.net.settling import settle
 from dovetail_model import Sampling
 
 

@@ -27,11 +27,11 @@ from dovetail.engines.transformers import TransformersEngine, TransformersOption
 from dovetail.http import App
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import serve, server, until_started
+from dovetail.net.settling import settle
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
 from dovetail.settings.config import Config
-from dovetail.settling import settle
 from dovetail.setup import open_keyring, open_ledger
 from dovetail.setup.build import default_sampling, settings
 from dovetail_tokenizers import Tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from http_stage import NAME, Reply, Stage, read_reply
 
-from dovetail.http.serving.connection import BoundedHttp
+from dovetail.net.http_protocol import BoundedHttp
 
 BODY = b'{"model":"%b","messages":[{"role":"user","content":"Hi"}]}' % NAME.encode()
 LENGTH = b"content-length: %d\r\n" % len(BODY)

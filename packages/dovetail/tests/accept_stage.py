@@ -16,11 +16,11 @@ from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.engines.serving import CompletionsServer, ServedModel
 from dovetail.http import App
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

@@ -13,8 +13,8 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.registry import EngineSetup, create_engine, discover
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.serving import CompletionsServer, ServedModel
-from dovetail.engines.serving.listening import configuration
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
+from dovetail.net.listener import configuration
 
 MODEL = "org/model"
 Answer = Callable[[str, bytes], Awaitable[list[bytes]]]

@@ -14,7 +14,7 @@ import pytest
 from served import free_port, qwen_folder
 
 from dovetail.engines.sglang import discover
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineError
 
 PYTHON = os.environ.get("DOVETAIL_DYNAMO_PYTHON")

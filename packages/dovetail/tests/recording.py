@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.engines.incoming import Incoming, PayloadReader
+from dovetail.net.incoming import Incoming, PayloadReader
 
 
 @dataclass

@@ -17,7 +17,7 @@ import msgspec
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sglang.body import body
 from dovetail.engines.spelling import Spelling
-from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import Sampling
 
 RECORDING = Path(__file__).parent / "recordings" / "sglang_mocker.jsonl"

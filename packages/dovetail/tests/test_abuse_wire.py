@@ -22,7 +22,7 @@ from http_stage import NAME, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
-from dovetail.http.serving import connection
+from dovetail.net import http_protocol as connection
 
 STREAMED = b'{"model":"%b","stream":true,"messages":[{"role":"user","content":"Hi"}]}'
 STREAM = post(b"content-length: %d\r\n" % len(STREAMED % NAME.encode()), STREAMED % NAME.encode())

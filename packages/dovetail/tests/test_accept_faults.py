@@ -19,7 +19,7 @@ from dovetail.accept.report import as_json, notes
 from dovetail.accept.speaking import Speaker
 from dovetail.accept.subject import AcceptError, Subject, Wish, examine
 from dovetail.accept.tasks import TASKS
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import Identity, Sampling, ToolCallBlock
 
 ONE = Plan(TASKS[:1], apis=(), sampling=Sampling(max_tokens=100))

@@ -19,12 +19,12 @@ from dovetail.codex_catalog.levels import default_level, levels
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities
 from dovetail.engines.registry import UpstreamSetup, create_upstream
-from dovetail.engines.wire import Endpoint
 from dovetail.http import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer, Settings
 from dovetail.routing import Pool
 from dovetail.service import Relayed, Served, Service

@@ -18,7 +18,7 @@ from dovetail.engines.completions.body import body
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
 from dovetail.engines.pulling import pulled
 from dovetail.engines.spelling import Spelling
-from dovetail.engines.wire import Endpoint, Patience
+from dovetail.net.http_client import Endpoint, Patience
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

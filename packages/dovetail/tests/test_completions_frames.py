@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dovetail.engines.completions.faults import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.incoming import Incoming, PayloadReader
+from dovetail.net.incoming import Incoming, PayloadReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

@@ -13,13 +13,13 @@ from http_stage import NAME, Reply, Stage, head, read_reply, run, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.serving.exchange import Gone
 from dovetail.http import HttpOptions
-from dovetail.http.asgi import Message
 from dovetail.http.body import read_body
 from dovetail.http.errors import TooSlow
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import release
+from dovetail.net.asgi import Message
+from dovetail.net.exchange import Gone
 from dovetail_model import DovetailError, TooLarge
 
 Compress = Callable[[bytes], bytes]

@@ -4,8 +4,8 @@ import pytest
 from http_stage import head, read_reply, run, service, serving
 
 from dovetail.http import App
-from dovetail.http.asgi import Message
-from dovetail.http.serving import connection
+from dovetail.net import http_protocol as connection
+from dovetail.net.asgi import Message
 
 
 def test_headers_are_bounded() -> None:

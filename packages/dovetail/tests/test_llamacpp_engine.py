@@ -23,7 +23,7 @@ from llamacpp_at_hand import (
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.engines.pulling import pulled
-from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import ContextOverflow, InvalidRequest, Unsupported
 
 FRANCE = "The capital of France is"

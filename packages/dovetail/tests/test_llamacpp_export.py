@@ -20,10 +20,10 @@ from probable_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_
 
 from dovetail.catalog import Model, load_model
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
-from dovetail.engines.wire import Call, fetch
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.net.http_client import Call, fetch
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

@@ -16,7 +16,7 @@ from dovetail.engines.engine import EngineRequest
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions, create
 from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import EngineUnavailable
 from dovetail_tokenizers import ByteTokenizer
 

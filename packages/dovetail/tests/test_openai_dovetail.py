@@ -10,7 +10,7 @@ from upstream_at_hand import LOOK, answer, upstream, user
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.openai import OpenAIUpstream, discover
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
     EngineError,

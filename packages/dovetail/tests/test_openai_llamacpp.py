@@ -10,7 +10,7 @@ from llamacpp_at_hand import need_weights
 from upstream_at_hand import LOOK, answer, upstream, user
 
 from dovetail.engines.openai import discover
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
     ImageBlock,

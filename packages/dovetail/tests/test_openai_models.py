@@ -9,7 +9,7 @@ from upstream_at_hand import Answer, Asked, Reply, faked
 
 from dovetail.engines.openai import create, discover
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineError, EngineUnavailable
 
 

@@ -27,7 +27,7 @@ from dovetail.engines.openai import OpenAIUpstream, create
 from dovetail.engines.openai.call_ids import form_of
 from dovetail.engines.openai.probe import THOUGHT
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     Diagnostic,
     EngineError,

@@ -17,9 +17,9 @@ from dovetail.http import HttpOptions
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import Key
 from dovetail.http.access.quiet import LINES
-from dovetail.http.serving import connection
 from dovetail.log import configure
 from dovetail.metrics import Metrics
+from dovetail.net import http_protocol as connection
 from dovetail.routing import Pool
 from dovetail.workers import folder as folders
 from dovetail.workers.folder import HELD, PREFIX, hold, new_folder

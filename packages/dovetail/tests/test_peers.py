@@ -14,10 +14,10 @@ from dovetail.http import App, HttpOptions
 from dovetail.http.access import quiet
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.limits import Limits
-from dovetail.http.access.peers import Peers
 from dovetail.http.access.quiet import Hush
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import server
+from dovetail.net.client_address import Peers
 from dovetail.request_end import Inside, RequestEnd
 from dovetail.settings.sources import load
 from dovetail.trace.line import line_of

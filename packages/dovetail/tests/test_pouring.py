@@ -6,9 +6,9 @@ from contextlib import suppress
 import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, Answer, chunk, read_request, saying, server
 
-from dovetail.engines import line
-from dovetail.engines.incoming import PayloadReader
-from dovetail.engines.wire import Call, send
+from dovetail.net import client_connection as line
+from dovetail.net.http_client import Call, send
+from dovetail.net.incoming import PayloadReader
 from dovetail_model import DovetailError, EngineTimeout
 
 

@@ -22,7 +22,7 @@ from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.process import ProcessOptions, served_model
 from dovetail.engines.serving import CompletionsServer, ServedModel
-from dovetail.engines.serving.listening import configuration
+from dovetail.net.listener import configuration
 
 MODEL = "org/model"
 HELLO = "[{text: 'h<think>é</think>!'}]"

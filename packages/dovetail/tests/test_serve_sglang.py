@@ -12,7 +12,7 @@ from dynamo_at_hand import mocking
 from served import TOKENIZERS, Running, qwen_folder, served
 from sglang_stage import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_tokenizers import Tokenizer, load
 
 WINDOW = 4096

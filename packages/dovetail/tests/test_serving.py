@@ -28,9 +28,9 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.pulling import pulled
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.serving.direct import Direct
-from dovetail.engines.serving.listening import configuration
-from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.net.direct import Direct
+from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.listener import configuration
 from dovetail_model import (
     ClientError,
     DovetailError,

@@ -13,7 +13,7 @@ from sglang_stage import PATHS, SERVER_INFO, StandIn, ask, event, frames, heard,
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

@@ -12,8 +12,8 @@ from sglang_stage import Json, ask, event, frames, meta
 
 from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.incoming import PayloadReader
 from dovetail.engines.sglang.frames import FrameReader
+from dovetail.net.incoming import PayloadReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

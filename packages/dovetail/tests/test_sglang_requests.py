@@ -17,7 +17,7 @@ from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.facts import Facts, Polarity, facts_of
 from dovetail.engines.sglang.faults import refusal
 from dovetail.engines.spelling import Spelling
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

@@ -14,7 +14,7 @@ from http_stage import NAME, Plan, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, held
-from dovetail.http.serving import connection
+from dovetail.net import http_protocol as connection
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
 _TCP_REPAIR = 19  # of Linux: a socket that is closed then goes without a word

@@ -14,12 +14,12 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from served import dovetail, qwen_folder, served
 from wire_stage import read_request, server
 
-from dovetail.engines.wire import Call, fetch
+from dovetail.net.http_client import Call, fetch
+from dovetail.net.trace_context import SpanRef, current, handed_on, read_traceparent, traced
 from dovetail.request_end import Call as ToolCall
 from dovetail.request_end import RequestEnd, Thought
 from dovetail.telemetry import TelemetryError, open_telemetry
 from dovetail.telemetry.described import MOST_PARTS, attributes, parts
-from dovetail.trace_context import SpanRef, current, handed_on, read_traceparent, traced
 from dovetail_model import Usage
 
 SERVER = 2  # the kind of a span, as the protocol numbers them

@@ -23,7 +23,7 @@ from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.http.access.auth import Keys
 from dovetail.http.serving.renewal import renewing
-from dovetail.http.serving.tls import Certificate, CertificateError
+from dovetail.net.tls import Certificate, CertificateError
 from dovetail.settings import file_version as stamps
 
 

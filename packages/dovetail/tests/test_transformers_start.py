@@ -24,7 +24,7 @@ from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engi
 from dovetail.engines.transformers import TransformersEngine
 from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail.engines.transformers.process import last_complaint, sources
-from dovetail.engines.wire import Call, Endpoint, fetch
+from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 STAND_IN = f"""\

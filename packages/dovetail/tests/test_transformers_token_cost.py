@@ -18,8 +18,8 @@ from token_stage import counting
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.serving.listening import configuration
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
+from dovetail.net.listener import configuration
 
 PYTHON_CALLS = 9  # for a token; 6 when this was written
 ALL_CALLS = 15  # with those of C; 9 then

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Finding, Outcome
 from dovetail.verify.discovery import Unusable, discover
 from dovetail.verify.exchange import Exchange, Frame, Sent, short

@@ -8,7 +8,7 @@ import pytest
 from verify_fault_table import FAULTS
 from verify_faults import Fault, Play, faulty_server
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Check, Finding, Outcome
 from dovetail.verify.discovery import discover
 from dovetail.verify.registry import BLACK_BOX

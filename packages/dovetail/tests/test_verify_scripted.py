@@ -27,7 +27,7 @@ from verify_spoilers import (
 
 from dovetail.engines.scripted import parse_script
 from dovetail.engines.scripted.record import Heard
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Check, Finding, Outcome
 from dovetail.verify.registry import chosen
 from dovetail.verify.run import run

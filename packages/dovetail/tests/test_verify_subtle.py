@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from verify_faults import Asked, Fault, Play, Told, faulty_server
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Finding, Outcome
 from dovetail.verify.discovery import discover
 from dovetail.verify.registry import BLACK_BOX, chosen

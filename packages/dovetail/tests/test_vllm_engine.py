@@ -17,7 +17,7 @@ from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.probe import PROBES
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 

@@ -26,7 +26,7 @@ from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.pulling import pulled
 from dovetail.engines.vllm import VllmEngine, discover
 from dovetail.engines.vllm.probe import PROBES
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer, load
 

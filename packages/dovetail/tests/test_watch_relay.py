@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from http_stage import run
 from watch_stage import Seen, Serve, listening, observing, relaying, say
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
 from dovetail.watch.hostline import HostLine
 from dovetail.watch.relay import Direction, Relay

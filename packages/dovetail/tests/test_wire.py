@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
 
-from dovetail.engines import wire
-from dovetail.engines.wire import Call, Endpoint, Lines, fetch, send
+from dovetail.net import http_client as wire
+from dovetail.net.http_client import Call, Endpoint, Lines, fetch, send
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
 ANSWERS = [

@@ -21,12 +21,12 @@ from dovetail.engines.hosted.engine import MODEL
 from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, create_engine
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.serving.listening import configuration
 from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.metrics import Metrics
+from dovetail.net.listener import configuration
 from dovetail.routing import Pool
 from dovetail.routing.pool import ABOUT_EQUAL
 from dovetail.workers import notify

@@ -27,10 +27,10 @@ import dovetail_tokenizers
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.vllm import VllmEngine
 from dovetail.engines.vllm.options import VllmOptions
-from dovetail.engines.wire import Endpoint
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

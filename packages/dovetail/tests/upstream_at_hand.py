@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai import OpenAIOptions, OpenAIUpstream
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import Event, Message, Request, TextBlock, ToolSpec, Turn, fold
 
 LOOK = ToolSpec("look_up", "Looks.", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -11,8 +11,8 @@ from threading import Thread
 from typing import Any
 
 from dovetail.http.app import App
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.serving.server import server
+from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.settings.config import Config
 from dovetail.setup import build
 from dovetail.verify.scripted import own_server

@@ -11,12 +11,12 @@ from ssl import SSLContext
 from http_stage import NAME, Stage, StageEngine, tiny_model
 
 from dovetail.catalog import Model
-from dovetail.engines.wire import Endpoint
 from dovetail.http import App
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
+from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer, Settings
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from dovetail.engines.wire import Call, Endpoint, Patience
+from dovetail.net.http_client import Call, Endpoint, Patience
 from dovetail_model import DovetailError, EngineUnavailable
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

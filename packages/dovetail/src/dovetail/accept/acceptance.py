@@ -15,7 +15,7 @@ from dovetail.accept.prefixes import Prefixes, Prompt, observed, sums, told
 from dovetail.accept.speaking import Speaker
 from dovetail.accept.subject import Subject
 from dovetail.accept.tasks import SYSTEM, Task
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import Exchange
 from dovetail_model import Sampling
 

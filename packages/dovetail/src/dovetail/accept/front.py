@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dovetail.accept.subject import AcceptError, Subject
-from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.serving.server import serve, server, until_started
+from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail.setup import build
 from dovetail.watch.exchange import Exchange

@@ -8,7 +8,7 @@ from time import monotonic, time
 import msgspec
 
 from dovetail.accept.apis import Api
-from dovetail.engines.wire import Call, Endpoint, Patience, send
+from dovetail.net.http_client import Call, Endpoint, Patience, send
 from dovetail.watch.exchange import Exchange, Server
 from dovetail_model import (
     CallArgs,

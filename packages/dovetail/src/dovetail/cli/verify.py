@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from dovetail.cli.failing import fail
-from dovetail.engines.wire import Endpoint
 from dovetail.launch.child import serving
 from dovetail.launch.plan import LaunchError
+from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Check, Finding
 from dovetail.verify.discovery import Unusable, discover
 from dovetail.verify.html import as_html

@@ -16,9 +16,9 @@ from rich.console import Console
 from dovetail.catalog import CatalogError
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
-from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
 from dovetail.http.serving.server import server, until_started
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail.setup import build
 from dovetail.watch.fix import FixApp

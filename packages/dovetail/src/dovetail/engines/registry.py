@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import MessageEngine, TokenEngine
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import how_to_install
 from dovetail_tokenizers import Tokenizer
 

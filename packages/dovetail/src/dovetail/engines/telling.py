@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dovetail.engines.engine import Listener, TokenDelta
-from dovetail.engines.incoming import PayloadReader
+from dovetail.net.incoming import PayloadReader
 
 #: Makes a delta of the data of events that came together; None while there is nothing to tell.
 Read = Callable[[list[bytes]], TokenDelta | None]

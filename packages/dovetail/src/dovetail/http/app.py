@@ -5,13 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.codex_catalog import Catalog
-from dovetail.engines.serving.exchange import Gone
 from dovetail.http.access.auth import STRANGER, require_admin
 from dovetail.http.access.quiet import Hush
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import Capture
 from dovetail.http.answering.generate import Generator
-from dovetail.http.asgi import Receive, Scope, Send
 from dovetail.http.errors import refuse, status_of, told
 from dovetail.http.exchange import Exchange
 from dovetail.http.health import Probes
@@ -29,9 +27,11 @@ from dovetail.http.stateful.run import Key
 from dovetail.http.stores import StoreNumbers
 from dovetail.http.tokens import Tokens
 from dovetail.metrics import Metrics
+from dovetail.net.asgi import Receive, Scope, Send
+from dovetail.net.exchange import Gone
+from dovetail.net.trace_context import Spans, traced
 from dovetail.request_end import Recorder
 from dovetail.service import Service
-from dovetail.trace_context import Spans, traced
 from dovetail_model import DovetailError
 from dovetail_protocols import COMPACT, COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-from dovetail.engines.serving.exchange import Gone
 from dovetail.http.errors import HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import hold
+from dovetail.net.exchange import Gone
 from dovetail_model import TooLarge
 
 _MOST_MEMBERS = 16

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from dovetail.http.access.auth import STRANGER
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.ids import new_id
 from dovetail.kept import Local
+from dovetail.net.asgi import Message, Receive, Scope, Send
 
 Headers = Iterable[tuple[str, str]]
 

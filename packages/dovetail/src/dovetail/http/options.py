@@ -8,7 +8,7 @@ from dovetail.codex_catalog import read_profile
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import KeyFileError
 from dovetail.http.access.limits import Book, Limits, MemoryBook
-from dovetail.http.access.peers import Peers
+from dovetail.net.client_address import Peers
 from dovetail.settings.config import Config
 
 Channel = Literal["tools", "reasoning"]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from dovetail.codex_catalog import aliased, read_profile
-from dovetail.engines.wire import Call, Endpoint, Patience, send
 from dovetail.launch.plan import LaunchError, Target
+from dovetail.net.http_client import Call, Endpoint, Patience, send
 from dovetail_model import DovetailError
 
 _PATIENCE = Patience(connect=5.0, silence=20.0)

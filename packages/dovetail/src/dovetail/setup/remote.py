@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import REMOTE, EngineSetupError, discover
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 

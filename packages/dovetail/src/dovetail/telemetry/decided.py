@@ -15,7 +15,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from dovetail.trace_context import SpanRef
+from dovetail.net.trace_context import SpanRef
 
 
 class GivenIds(IdGenerator):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import h11
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineTimeout, EngineUnavailable
 
 _READ = 65536

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from dovetail.engines.scripted.record import Heard
-from dovetail.engines.wire import Call, Endpoint, Patience, Reply, send
+from dovetail.net.http_client import Call, Endpoint, Patience, Reply, send
 from dovetail.verify.check import NotApplicable
 from dovetail.verify.exchange import Exchange, Frame, Sent
 from dovetail_protocols import SseReader

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic, time
 
-from dovetail.engines.wire import Endpoint
 from dovetail.http.app import App
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.body import decoded
+from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers, plain_target
 from dovetail.watch.passthrough import pass_on, refuse
 from dovetail_model import ClientError

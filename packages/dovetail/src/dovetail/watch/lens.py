@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from dovetail.catalog import CatalogError, Model, Parsers, Speech, load_model
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
 from dovetail.hub import HUB_ID, cached_model
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import Source
 from dovetail.rendering.template import ChatTemplate

@@ -6,8 +6,8 @@ Status, headers and body are the server's own; how they are framed is up to our 
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from dovetail.engines.wire import Call, Endpoint, Patience, send
-from dovetail.http.asgi import Message, Scope, Send
+from dovetail.net.asgi import Message, Scope, Send
+from dovetail.net.http_client import Call, Endpoint, Patience, send
 from dovetail_model import EngineError
 
 PATIENCE = Patience(silence=3600.0)

@@ -17,7 +17,7 @@ from itertools import count
 from time import monotonic
 from typing import Literal, Protocol, cast
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.watch.hostline import HostLine
 
 Direction = Literal["asked", "told", "closed"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.watch.analyst import Analyst
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.lens import Lenses

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.serving.exchange import Gone
-from dovetail.http.answering.lifeline import Lifeline
-from dovetail.http.asgi import Message
+from dovetail.net.asgi import Message
+from dovetail.net.disconnect import Lifeline
+from dovetail.net.exchange import Gone
 from dovetail_model import InternalError
 
 PATIENCE = 2.0  # seconds for a question to come, and for an answer to begin

@@ -10,7 +10,7 @@ from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, Listener
 from dovetail.engines.spelling import Spelling
 from dovetail.engines.telling import Telling
-from dovetail.engines.wire import Call, Endpoint, Lines, Patience, send
+from dovetail.net.http_client import Call, Endpoint, Lines, Patience, send
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 

@@ -12,7 +12,7 @@ from dovetail.engines.engine import (
     TokenEngine,
     check_length,
 )
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 
 MODEL = "hosted"  # the one name of what is served on such a socket

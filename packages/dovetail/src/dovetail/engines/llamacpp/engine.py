@@ -12,7 +12,7 @@ from dovetail.engines.llamacpp.recovery import Recovery
 from dovetail.engines.llamacpp.sizing import SMALLEST, free_memory, trained_window, window
 from dovetail.engines.llamacpp.slots import Slots
 from dovetail.engines.telling import Telling
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch, send
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch, send
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 

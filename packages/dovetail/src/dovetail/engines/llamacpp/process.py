@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.sizing import default_threads
 from dovetail.engines.process import EngineProcess, Launch
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import how_to_install
 from dovetail_model import EngineUnavailable
 

@@ -19,7 +19,7 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai.refusal import error_of, read_refusal
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
 PATIENCE = Patience(connect=5.0, silence=15.0)

@@ -24,7 +24,7 @@ from dovetail.engines.openai.probe import Verdict, log_verdict, probe_reasoning,
 from dovetail.engines.openai.raw import Notation, RawReader, TurnText
 from dovetail.engines.openai.refusal import Refusal, error_of, read_refusal
 from dovetail.engines.openai.restore import Restorer
-from dovetail.engines.wire import Call, Endpoint, Patience, Reply, fetch, send
+from dovetail.net.http_client import Call, Endpoint, Patience, Reply, fetch, send
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (
     Asked,

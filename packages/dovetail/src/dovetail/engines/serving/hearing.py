@@ -5,7 +5,7 @@ from typing import Protocol
 
 from dovetail.engines.engine import Listener, TokenDelta
 from dovetail.engines.serving.answer import Choice, Frames, Writer
-from dovetail.engines.serving.direct import Outlet
+from dovetail.net.direct import Outlet
 
 
 class Ear(Listener, Protocol):

@@ -11,12 +11,12 @@ import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.serving.answer import DONE, Envelope, Frames, Writer, merge
-from dovetail.engines.serving.direct import outlet_of
-from dovetail.engines.serving.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
 from dovetail.engines.serving.hearing import Ear, Stream, Whole
 from dovetail.engines.serving.load import Load
 from dovetail.engines.serving.model import ServedModel
 from dovetail.engines.serving.request import CompletionRequest, engine_request, prompt_ids
+from dovetail.net.direct import outlet_of
+from dovetail.net.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
 from dovetail_model import (
     ClientError,
     DovetailError,

@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.sglang.faults import refusal
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import EngineError
 
 MODEL_PATHS = ("/model_info", "/get_model_info")

@@ -15,7 +15,7 @@ from dovetail.engines.sglang.frames import FrameReader
 from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.spelling import Spelling
 from dovetail.engines.telling import Telling
-from dovetail.engines.wire import Call, Endpoint, Lines, Patience, fetch, send
+from dovetail.net.http_client import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 

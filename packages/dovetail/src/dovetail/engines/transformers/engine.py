@@ -9,7 +9,7 @@ from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 

@@ -16,7 +16,7 @@ import msgspec
 from dovetail.engines.engine import Syntax
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
-from dovetail.engines.wire import Endpoint
+from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import how_to_install
 from dovetail_model import EngineUnavailable
 

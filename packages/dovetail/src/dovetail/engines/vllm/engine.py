@@ -10,7 +10,7 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.vllm.models import models
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.engines.vllm.probe import PROBES, enforced
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 

@@ -4,7 +4,7 @@ import msgspec
 
 from dovetail.engines.completions import error_of_status
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.wire import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
 PATIENCE = Patience(connect=5.0, silence=15.0)

@@ -1,8 +1,8 @@
 """What is sent to a client, kept for a trace with payloads: for debugging, and slower."""
 
-from dovetail.engines.serving.direct import DIRECT
-from dovetail.http.asgi import Message
 from dovetail.http.exchange import Exchange
+from dovetail.net.asgi import Message
+from dovetail.net.direct import DIRECT
 
 MOST = 1 << 20  # bytes of a request's body, and of an answer, that are kept
 

@@ -7,13 +7,11 @@ from typing import cast
 
 import msgspec
 
-from dovetail.engines.serving.exchange import Gone
 from dovetail.http.access.admission import Admission
 from dovetail.http.access.gate import Gate
 from dovetail.http.access.limits import TooMany
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import MOST as MOST_KEPT
-from dovetail.http.answering.lifeline import Lifeline
 from dovetail.http.answering.raw import raw
 from dovetail.http.answering.stream import SSE, Streaming
 from dovetail.http.answering.whole import Whole
@@ -26,6 +24,8 @@ from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.keeping import Conversation, Keeping
 from dovetail.metrics import Metrics
+from dovetail.net.disconnect import Lifeline
+from dovetail.net.exchange import Gone
 from dovetail.pipeline import answer, tokens_of
 from dovetail.service import Offered, Served, Service
 from dovetail.speaker import read_ahead

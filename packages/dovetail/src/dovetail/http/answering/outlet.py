@@ -7,8 +7,8 @@ as ASGI has it, by a task that sends what has gathered.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dovetail.engines.serving.direct import DIRECT, Direct
 from dovetail.http.exchange import Exchange
+from dovetail.net.direct import DIRECT, Direct
 
 
 class Outlet:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from dovetail.http.access.auth import Keys
-from dovetail.http.serving.tls import Certificate
+from dovetail.net.tls import Certificate
 
 
 @asynccontextmanager

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 
-from dovetail.engines.serving.direct import DIRECT
-from dovetail.http.asgi import Message, Scope, Send
 from dovetail.http.exchange import Exchange
 from dovetail.http.sockets.asked import Asked
 from dovetail.http.sockets.carrier import CARRIER
 from dovetail.http.sockets.wire import Lines, error_message, lane_of, messages, streams
 from dovetail.kept import Local
+from dovetail.net.asgi import Message, Scope, Send
+from dovetail.net.direct import DIRECT
 
 #: Headers that belong to the one request that opened the socket.
 _OWN = frozenset(

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import msgspec
 
-from dovetail.http.asgi import Receive
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import held
 from dovetail.http.sockets.answer import CLOSED, Source, exchange_of
 from dovetail.http.sockets.asked import Asked, read_message
+from dovetail.net.asgi import Receive
 from dovetail_model import RateLimited
 
 IDLE_TIMEOUT = 1800.0  # seconds without a message or an answer: people think between turns

@@ -1,6 +1,5 @@
 """All open sockets: who gets one, and what becomes of them when the server stops."""
 
-from dovetail.http.asgi import Message, Receive, Scope, Send
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import Exchange
 from dovetail.http.serving.draining import Draining, stopping
@@ -8,6 +7,7 @@ from dovetail.http.sockets.answer import Source
 from dovetail.http.sockets.open_socket import Connection, Respond
 from dovetail.kept import Local, Room
 from dovetail.metrics import Metrics
+from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES
 

@@ -12,7 +12,6 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from dovetail.engines.serving.exchange import Gone
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import MOST as MOST_KEPT
 from dovetail.http.errors import status_of, told
@@ -23,6 +22,7 @@ from dovetail.http.stateful.keeping import Keeping
 from dovetail.http.stateful.run import Frames, Key, Run
 from dovetail.kept import Kept, KeptResponse
 from dovetail.metrics import Metrics
+from dovetail.net.exchange import Gone
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
 

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from dovetail.http.asgi import Message
 from dovetail.http.stateful.keeping import Keeping
 from dovetail.kept import KeptResponse
+from dovetail.net.asgi import Message
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 

@@ -16,7 +16,7 @@ from dovetail.engines.serving import Address, CompletionsServer, listen, read_mo
 from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loading import LoadError, load_model, versions
 from dovetail.engines.transformers.options import Order
-from dovetail.settling import settle
+from dovetail.net.settling import settle
 
 
 def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.engines.serving.direct import DirectHttp
+from dovetail.net.direct import DirectHttp
 
 BACKLOG = 4_096
 

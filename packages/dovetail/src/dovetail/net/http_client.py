@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import h11
 
-from dovetail.engines.line import Line, Take, Wait
-from dovetail.trace_context import handed_on
+from dovetail.net.client_connection import Line, Take, Wait
+from dovetail.net.trace_context import handed_on
 from dovetail_model import EngineTimeout, EngineUnavailable
 
 LONGEST = 64 << 20  # bytes of an answer that is read whole

@@ -4,8 +4,8 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from dovetail.engines.serving.exchange import Gone
-from dovetail.http.asgi import Receive
+from dovetail.net.asgi import Receive
+from dovetail.net.exchange import Gone
 
 
 class Lifeline:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dovetail.engines.serving.exchange import Exchange
+from dovetail.net.exchange import Exchange
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
 DIRECT = "dovetail.direct"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
-from dovetail.engines.incoming import Incoming
+from dovetail.net.incoming import Incoming
 from dovetail_model import EngineTimeout, EngineUnavailable
 
 ENOUGH_UNREAD = 128 << 10  # bytes that wait for a slow reader before no more are taken
