@@ -17,10 +17,10 @@ from dovetail.kept.local import Local
 from dovetail.kept.response import KeptResponse, weight
 from dovetail.kept.shelf import Shelf
 from dovetail.kept.store.store import Clock, Stats, Store
-from dovetail.ledger.recent import Recent
 from dovetail.storage import StoreError
-from dovetail.storage.backlog import Backlog
+from dovetail.storage.bounded_map import Recent
 from dovetail.storage.faults import Faults
+from dovetail.storage.write_queue import Backlog
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from dovetail.ledger.entry import IDS, Entry, session_name
-from dovetail.ledger.recent import Recent
 from dovetail.ledger.shelf import Shelf, weight
 from dovetail.ledger.store.store import (
     NEWEST,
@@ -24,8 +23,9 @@ from dovetail.ledger.store.store import (
     call_key,
 )
 from dovetail.ledger.wholes import Wholes, extend
-from dovetail.storage.backlog import Backlog
+from dovetail.storage.bounded_map import Recent
 from dovetail.storage.faults import Faults
+from dovetail.storage.write_queue import Backlog
 
 ARRIVAL = 0.5  # seconds that a turn's end waits for its place in a store that others read
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget

@@ -11,7 +11,7 @@ from dovetail.kept.response import KeptResponse
 from dovetail.kept.store.store import MAX_AGE, Clock, Stats, decode, encode
 from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import Faults
-from dovetail.storage.redis_server import RedisServer
+from dovetail.storage.redis_client import RedisServer
 
 _SCAN = 1000  # keys looked at in one step when counting
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from dovetail.kept.response import KeptResponse
 from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
 from dovetail.storage.faults import Faults
+from dovetail.storage.sqlite import SqliteThread
 from dovetail.storage.sqlite_bounds import Bounds
 from dovetail.storage.sqlite_file import Form, connect
-from dovetail.storage.sqlite_thread import SqliteThread
 
 _ROW_COST = 200  # the row's other columns and its places in the indexes
 

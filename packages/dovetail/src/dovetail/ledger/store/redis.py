@@ -27,7 +27,7 @@ from dovetail.ledger.store.store import (
     call_keys,
 )
 from dovetail.storage.faults import Faults
-from dovetail.storage.redis_server import RedisServer
+from dovetail.storage.redis_client import RedisServer
 
 _SCAN = 1000  # keys looked at in one step when counting
 _LATE = 32 << 20  # bytes of entries that wait for the server to be back; the oldest go first

@@ -21,8 +21,8 @@ from dovetail.ledger.store.store import (
     call_keys,
 )
 from dovetail.storage.faults import Faults
+from dovetail.storage.sqlite import SqliteThread
 from dovetail.storage.sqlite_bounds import Bounds
-from dovetail.storage.sqlite_thread import SqliteThread
 
 MAX_BYTES = 2 << 30
 
