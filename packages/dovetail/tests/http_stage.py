@@ -30,9 +30,9 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
-from dovetail.request_end import Recorder
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
+from dovetail.telemetry.record import Recorder
 
 NAME = "some-org/some-model"
 ALIAS = "claude-haiku-4-5-20251001"

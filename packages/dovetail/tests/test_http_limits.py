@@ -23,7 +23,7 @@ from dovetail.http import HttpOptions, Keys
 from dovetail.http.access.key_file import Key
 from dovetail.http.access.limit_headers import limit_headers
 from dovetail.http.access.limits import Limits, MemoryBook, Standing
-from dovetail.http.access.quiet import LINES, Hush
+from dovetail.telemetry.log_throttle import LINES, Hush
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 

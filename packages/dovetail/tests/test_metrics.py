@@ -11,10 +11,10 @@ from http_stage import CALL, NAME, run, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.http import HttpOptions
-from dovetail.log import JsonLines, Logfmt, configure, request_fields
-from dovetail.metrics import GAPS, Metrics
-from dovetail.request_end import Prefix, RequestEnd
 from dovetail.stability import REASONS
+from dovetail.telemetry.log import JsonLines, Logfmt, configure, request_fields
+from dovetail.telemetry.metrics import GAPS, Metrics
+from dovetail.telemetry.record import Prefix, RequestEnd
 from dovetail_model import Usage
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"

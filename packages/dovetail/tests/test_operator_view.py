@@ -16,11 +16,11 @@ from openai.types.responses import Response
 from dovetail.http import HttpOptions
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import Key
-from dovetail.http.access.quiet import LINES
-from dovetail.log import configure
-from dovetail.metrics import Metrics
 from dovetail.net import http_protocol as connection
 from dovetail.routing import Pool
+from dovetail.telemetry.log import configure
+from dovetail.telemetry.log_throttle import LINES
+from dovetail.telemetry.metrics import Metrics
 from dovetail.workers import folder as folders
 from dovetail.workers.folder import HELD, PREFIX, hold, new_folder
 from dovetail.workers.member import ending

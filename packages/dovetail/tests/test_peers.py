@@ -11,16 +11,16 @@ from http_stage import ALIAS, head, read_reply, run, service, serving
 from socket_stage import asked, socket_to
 
 from dovetail.http import App, HttpOptions
-from dovetail.http.access import quiet
 from dovetail.http.access.auth import Keys
 from dovetail.http.access.limits import Limits
-from dovetail.http.access.quiet import Hush
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import server
 from dovetail.net.client_address import Peers
-from dovetail.request_end import Inside, RequestEnd
 from dovetail.settings.sources import load
-from dovetail.trace.line import line_of
+from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.otel.telemetry_init import log_throttle as quiet
+from dovetail.telemetry.record import Inside, RequestEnd
+from dovetail.telemetry.trace.line import line_of
 
 PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
 ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}

@@ -15,8 +15,8 @@ from perfetto_format import faults
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.request_end import Call, Thought
-from dovetail.trace import Trace, TraceLine, summarize, timeline
+from dovetail.telemetry.record import Call, Thought
+from dovetail.telemetry.trace import Trace, TraceLine, summarize, timeline
 from dovetail_model import Usage
 
 Json = dict[str, Any]

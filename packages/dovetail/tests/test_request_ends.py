@@ -18,10 +18,10 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
-from dovetail.request_end import Inside, RequestEnd
 from dovetail.routing import Pool
 from dovetail.service import Served, Service
-from dovetail.trace.line import BLOCK, line_of
+from dovetail.telemetry.record import Inside, RequestEnd
+from dovetail.telemetry.trace.line import BLOCK, line_of
 from dovetail_model import EngineUnavailable
 
 THOUGHT = "<think>\nA zither, perhaps.\n</think>\n\n"

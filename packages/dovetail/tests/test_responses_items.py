@@ -14,7 +14,7 @@ from dovetail.http.access.key_file import Key
 from dovetail.http.exchange import Exchange
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.responses import Responses
-from dovetail.metrics import Metrics
+from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Overloaded
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])

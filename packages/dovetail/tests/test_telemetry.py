@@ -16,10 +16,10 @@ from wire_stage import read_request, server
 
 from dovetail.net.http_client import Call, fetch
 from dovetail.net.trace_context import SpanRef, current, handed_on, read_traceparent, traced
-from dovetail.request_end import Call as ToolCall
-from dovetail.request_end import RequestEnd, Thought
-from dovetail.telemetry import TelemetryError, open_telemetry
-from dovetail.telemetry.described import MOST_PARTS, attributes, parts
+from dovetail.telemetry.otel.attributes import MOST_PARTS, attributes, parts
+from dovetail.telemetry.otel.telemetry_init import TelemetryError, open_telemetry
+from dovetail.telemetry.record import Call as ToolCall
+from dovetail.telemetry.record import RequestEnd, Thought
 from dovetail_model import Usage
 
 SERVER = 2  # the kind of a span, as the protocol numbers them
@@ -174,7 +174,9 @@ def test_an_address_that_is_none_is_told(given: str) -> None:
 
 
 def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [m for m in sys.modules if m.startswith("dovetail.telemetry.")]:
+    for module in [
+        m for m in sys.modules if m.startswith("dovetail.telemetry.otel.telemetry_init.")
+    ]:
         if module.endswith(("recorder", "decided")):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)

@@ -20,13 +20,13 @@ from http_stage import NAME, run, serving
 
 from dovetail.http import HttpOptions
 from dovetail.http.accounts import capture as capturing
-from dovetail.http.accounts.recorders import recorders
-from dovetail.metrics import Metrics
-from dovetail.request_end import Inside, RequestEnd
 from dovetail.settings.config import Config
-from dovetail.trace import TraceError, TraceWriter, read_traces
-from dovetail.trace.file import TraceFile
-from dovetail.trace.line import prefix_blocks
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.record import Inside, RequestEnd
+from dovetail.telemetry.recorders import recorders
+from dovetail.telemetry.trace import TraceError, TraceWriter, read_traces
+from dovetail.telemetry.trace.line import prefix_blocks
+from dovetail.telemetry.trace.writer import TraceFile
 
 LINE = b"x" * 99 + b"\n"
 
@@ -92,7 +92,7 @@ def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
 def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     code = (
-        "import sys; from pathlib import Path; from dovetail.trace.file import TraceFile\n"
+        "import sys; from pathlib import Path; from dovetail.telemetry.trace.writer import TraceFile\n"
         "file = TraceFile(Path(sys.argv[1]), 1000, 2); file.write(b'theirs\\n')\n"
         "print(file.path.name, flush=True); sys.stdin.read()"
     )

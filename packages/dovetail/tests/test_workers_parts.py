@@ -25,10 +25,10 @@ from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store.memory import MemoryStore
-from dovetail.metrics import Metrics
 from dovetail.net.listener import configuration
 from dovetail.routing import Pool
 from dovetail.routing.pool import ABOUT_EQUAL
+from dovetail.telemetry.metrics import Metrics
 from dovetail.workers import notify
 from dovetail.workers.member import Member
 from dovetail.workers.numbers import Numbers

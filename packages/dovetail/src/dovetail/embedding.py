@@ -12,12 +12,12 @@ def app(**settings: Any) -> "App":
 
     The environment and `dovetail.toml` count too; what is given here is stronger.
     """
-    from dovetail.http.accounts.recorders import recorders
     from dovetail.http.app import App
     from dovetail.http.options import http_options
-    from dovetail.metrics import Metrics
     from dovetail.settings.sources import load
     from dovetail.setup import build
+    from dovetail.telemetry.metrics import Metrics
+    from dovetail.telemetry.recorders import recorders
 
     config = load(settings, os.environ).config
     metrics = Metrics()

@@ -24,7 +24,7 @@ from dovetail.accept.tasks import TASKS, Task
 from dovetail.catalog import CatalogError
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
-from dovetail.log import configure
+from dovetail.telemetry.log import configure
 from dovetail.watch.lens import Notation
 from dovetail.weights import WeightsError
 from dovetail_model import DovetailError, Sampling

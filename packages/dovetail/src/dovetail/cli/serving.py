@@ -18,13 +18,13 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.serving.renewal import renewing
 from dovetail.http.serving.server import serve as run_server
 from dovetail.http.serving.server import server, until_started
-from dovetail.metrics import Metrics
 from dovetail.net.settling import settle
 from dovetail.net.tls import Certificate
-from dovetail.request_end import Recorder
 from dovetail.service import Service
 from dovetail.settings.config import Config
 from dovetail.setup import DEFAULT_MODEL, SETUP_FAULTS, build
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.record import Recorder
 from dovetail.workers import notify
 
 _err = Console(stderr=True)

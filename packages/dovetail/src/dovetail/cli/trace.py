@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.failing import fail
-from dovetail.trace import SessionSummary, Trace, TraceError, read_traces, summarize, timeline
+from dovetail.telemetry.trace import (
+    SessionSummary,
+    Trace,
+    TraceError,
+    read_traces,
+    summarize,
+    timeline,
+)
 
 app = typer.Typer(
     help="Look at the traces that `dovetail serve --trace-file` writes.",

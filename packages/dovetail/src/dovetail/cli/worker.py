@@ -9,11 +9,11 @@ import typer
 from dovetail.cli.failing import fail
 from dovetail.cli.serving import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.access.shared_book import SharedBook
-from dovetail.http.accounts.recorders import recorders
 from dovetail.http.app import App
 from dovetail.http.options import http_options
-from dovetail.log import configure
-from dovetail.metrics import Metrics
+from dovetail.telemetry.log import configure
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.recorders import recorders
 from dovetail.workers import BOOK, Order, hold, joined, listen_to_parent, report, take_order
 
 

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.codex_catalog import Catalog
 from dovetail.http.access.auth import STRANGER, require_admin
-from dovetail.http.access.quiet import Hush
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import Capture
 from dovetail.http.answering.generate import Generator
@@ -26,12 +25,13 @@ from dovetail.http.stateful.responses import Responses
 from dovetail.http.stateful.run import Key
 from dovetail.http.stores import StoreNumbers
 from dovetail.http.tokens import Tokens
-from dovetail.metrics import Metrics
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import Gone
 from dovetail.net.trace_context import Spans, traced
-from dovetail.request_end import Recorder
 from dovetail.service import Service
+from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.record import Recorder
 from dovetail_model import DovetailError
 from dovetail_protocols import COMPACT, COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
 

@@ -13,10 +13,10 @@ from dovetail.engines.hosted import traits_of
 from dovetail.engines.hosted.engine import MODEL
 from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
 from dovetail.engines.serving.model import MAX_MODEL_LEN
-from dovetail.log import configure
 from dovetail.net.listener import configuration
 from dovetail.net.settling import settle
 from dovetail.setup import SETUP_FAULTS, engine_here
+from dovetail.telemetry.log import configure
 from dovetail.workers.folder import hold
 from dovetail.workers.order import HostOrder, listen_to_parent, report, take_order
 

@@ -8,7 +8,7 @@ from dovetail.http.access.limit_headers import limit_headers
 from dovetail.http.access.limits import Book, Quota, TooMany
 from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
-from dovetail.metrics import Metrics
+from dovetail.telemetry.metrics import Metrics
 from dovetail_protocols import Codec
 
 

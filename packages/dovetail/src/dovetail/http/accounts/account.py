@@ -12,13 +12,13 @@ from dovetail.http.accounts.standing import results_of, short, short_or_none, tr
 from dovetail.http.accounts.timeline import Timeline
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import release
-from dovetail.log import log_request
-from dovetail.metrics import GAPS, Gaps, Metrics
 from dovetail.pipeline import Watch
 from dovetail.preparation import Prepared
-from dovetail.request_end import Inside, Recorder, RequestEnd
 from dovetail.service import Offered
 from dovetail.stability import describe, headers
+from dovetail.telemetry.log import log_request
+from dovetail.telemetry.metrics import GAPS, Gaps, Metrics
+from dovetail.telemetry.record import Inside, Recorder, RequestEnd
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
 HUNG_UP = 499  # no status that anybody gets: the client is gone

@@ -3,10 +3,10 @@
 from time import perf_counter
 
 from dovetail.http.accounts.standing import prefix_of
-from dovetail.metrics import Metrics
 from dovetail.pipeline import Watch
 from dovetail.preparation import Prepared
-from dovetail.request_end import Prefix
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.record import Prefix
 from dovetail_model import Usage
 
 

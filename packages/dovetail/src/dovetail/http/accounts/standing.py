@@ -4,7 +4,7 @@ from itertools import islice
 
 from dovetail.net.trace_context import read_traceparent
 from dovetail.preparation import Prepared
-from dovetail.request_end import Prefix
+from dovetail.telemetry.record import Prefix
 from dovetail_model import Request, ToolResultBlock
 
 _LONGEST_NAME = 256  # characters of what a client calls things

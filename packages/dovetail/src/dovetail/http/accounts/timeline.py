@@ -6,7 +6,7 @@ Of several choices the first one's are kept. What a model can make grow is bound
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.request_end import Call, Thought
+from dovetail.telemetry.record import Call, Thought
 from dovetail_model import (
     CallArgs,
     CallClose,

@@ -23,12 +23,12 @@ from dovetail.http.serving.draining import Draining
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.keeping import Conversation, Keeping
-from dovetail.metrics import Metrics
 from dovetail.net.disconnect import Lifeline
 from dovetail.net.exchange import Gone
 from dovetail.pipeline import answer, tokens_of
 from dovetail.service import Offered, Served, Service
 from dovetail.speaker import read_ahead
+from dovetail.telemetry.metrics import Metrics
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

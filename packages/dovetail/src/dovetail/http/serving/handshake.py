@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
-from dovetail.http.access.quiet import Hush
-from dovetail.metrics import Metrics
 from dovetail.net.client_address import Peers
 from dovetail.net.http_protocol import HEADER_TIMEOUT, most_connections
+from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.metrics import Metrics
 
 AT_ONCE = 32  # connections more that are taken where one was waiting
 PAUSE = 0.2  # seconds, where the system has no connection for us, though one is there

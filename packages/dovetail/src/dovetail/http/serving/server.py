@@ -13,14 +13,14 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.http.access.quiet import Hush
 from dovetail.http.serving.draining import Draining
 from dovetail.http.serving.handshake import Handshakes
 from dovetail.http.sockets.carrier import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
-from dovetail.metrics import Metrics
 from dovetail.net.client_address import Peers
 from dovetail.net.http_protocol import BoundedHttp, most_connections, raise_file_limit
 from dovetail.net.tls import Certificate
+from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.metrics import Metrics
 
 IDLE_TIMEOUT = 120  # seconds that an unused connection stays open: agents pause between turns
 LAST_WORDS = 2.0  # seconds for clients to read the end of an answer, or that it was broken off

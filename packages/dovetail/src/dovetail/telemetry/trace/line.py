@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.request_end import Inside, RequestEnd
+from dovetail.telemetry.record import Inside, RequestEnd
 
 SCHEMA = "dovetail.request/1"
 BLOCK = 512  # tokens; a digest of fewer would say little and cost a line more

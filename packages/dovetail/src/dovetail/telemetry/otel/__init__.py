@@ -2,8 +2,8 @@
 
 from urllib.parse import urlsplit
 
-from dovetail.request_end import Recorder
 from dovetail.settings.extras import how_to_install
+from dovetail.telemetry.record import Recorder
 
 _PATH = "/v1/traces"
 
@@ -16,7 +16,7 @@ def open_telemetry(endpoint: str) -> Recorder:
     """A recorder that sends spans to a collector."""
     address = _address(endpoint)
     try:
-        from dovetail.telemetry.recorder import Telemetry
+        from dovetail.telemetry.otel.recorder import Telemetry
     except ImportError as error:
         raise TelemetryError(f"--otlp-endpoint needs more: {how_to_install('otel')}") from error
     return Telemetry(address)

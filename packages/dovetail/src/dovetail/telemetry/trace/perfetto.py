@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.request_end import Call
-from dovetail.trace.line import TraceLine
-from dovetail.trace.reading import Trace, Wait
-from dovetail.trace.tracks import Lane, Tracks, parents_of
+from dovetail.telemetry.record import Call
+from dovetail.telemetry.trace.line import TraceLine
+from dovetail.telemetry.trace.reader import Trace, Wait
+from dovetail.telemetry.trace.sessions import Lane, Tracks, parents_of
 
 Json = dict[str, Any]
 _FACTS = ("id", "endpoint", "transport", "status", "model", "asked", "finish", "error", "replica")

@@ -7,7 +7,7 @@ does goes into a lane of its own.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.trace.line import TraceLine
+from dovetail.telemetry.trace.line import TraceLine
 
 NO_SESSION = "requests without a session"
 

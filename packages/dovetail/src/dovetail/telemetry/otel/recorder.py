@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
 from dovetail.net.trace_context import SpanRef, current
-from dovetail.request_end import Inside, RequestEnd
-from dovetail.telemetry.decided import context_of, decided_provider, sampler_of_environment
-from dovetail.telemetry.described import Part, attributes, name, parts
+from dovetail.telemetry.otel.attributes import Part, attributes, name, parts
+from dovetail.telemetry.otel.decided import context_of, decided_provider, sampler_of_environment
+from dovetail.telemetry.record import Inside, RequestEnd
 
 _GOODBYE = 5.0  # seconds for what is still to be sent when the server stops
 _NANO = 1_000_000_000

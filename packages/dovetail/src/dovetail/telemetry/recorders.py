@@ -2,12 +2,12 @@
 
 import logging
 
-from dovetail.metrics import Metrics
-from dovetail.request_end import Recorder
 from dovetail.settings.config import Config
-from dovetail.telemetry import open_telemetry
-from dovetail.trace import TraceWriter
-from dovetail.trace.file import TraceFile
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.otel.telemetry_init import open_telemetry
+from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.trace import TraceWriter
+from dovetail.telemetry.trace.writer import TraceFile
 
 _log = logging.getLogger(__name__)
 

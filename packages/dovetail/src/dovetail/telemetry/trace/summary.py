@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from dovetail.trace.line import TraceLine
-from dovetail.trace.reading import Trace
-from dovetail.trace.tracks import Tracks, parents_of
+from dovetail.telemetry.trace.line import TraceLine
+from dovetail.telemetry.trace.reader import Trace
+from dovetail.telemetry.trace.sessions import Tracks, parents_of
 
 
 @dataclass

@@ -6,7 +6,7 @@ Names that begin with `dovetail.` are our own, where the conventions have none.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.request_end import RequestEnd
+from dovetail.telemetry.record import RequestEnd
 
 Value = str | int | float | bool | Sequence[str]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
-from dovetail.request_end import Inside, RequestEnd
-from dovetail.trace.file import TraceFile
-from dovetail.trace.line import line_of
+from dovetail.telemetry.record import Inside, RequestEnd
+from dovetail.telemetry.trace.line import line_of
+from dovetail.telemetry.trace.writer import TraceFile
 
 ROOM = 64 << 20  # bytes that may wait to be written; what comes then is dropped, and counted
 PATIENCE = 10.0  # seconds that the last lines may take

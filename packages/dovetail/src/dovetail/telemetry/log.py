@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal, TextIO
 
-from dovetail.request_end import RequestEnd
+from dovetail.telemetry.record import RequestEnd
 from dovetail_model import Usage
 
 Form = Literal["logfmt", "json"]

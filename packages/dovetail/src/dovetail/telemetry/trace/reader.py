@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.request_end import Call
-from dovetail.trace.line import TraceLine
+from dovetail.telemetry.record import Call
+from dovetail.telemetry.trace.line import TraceLine
 
 
 class TraceError(ValueError):
