@@ -19,8 +19,8 @@ import msgspec
 from benchmarks.gpu.actor import Note, Silent, read_notes, read_prompt
 from benchmarks.gpu.orders import Group, Replay
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
-from dovetail.engines.transformers.child.loading import load_model
+from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
+from dovetail.engines.transformers.child.loader import load_model
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.net.settling import settle
 from dovetail_model import Sampling

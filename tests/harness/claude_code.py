@@ -7,7 +7,7 @@ from typing import Any
 
 from sandbox import Ran, Sandbox
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 
 HEADLESS = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
 

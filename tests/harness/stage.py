@@ -17,7 +17,7 @@ import pytest
 from models_at_hand import TEMPLATES, TOKENIZERS
 from served import Running, served
 
-from dovetail.engines.scripted.record import Heard, read_record
+from dovetail.engines.scripted.generation_log import Heard, read_record
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import resolve, write
 

@@ -10,7 +10,7 @@ from exactness import Row, Tell, was_exact
 from sandbox import Sandbox
 from stage import QWEN3_5, QWEN3_CODER, Stage, stage
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 
 #: A line for each turn; the one with Read and Bash is the subagent's.
 TOOLS = """

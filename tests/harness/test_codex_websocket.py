@@ -19,7 +19,7 @@ from sandbox import Sandbox
 from served import Running, free_port
 from stage import KIMI, QWEN3_CODER, Family, Stage, call, say, stage, think, turns
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail_model import OutputBlock
 
 SOCKETS = ("--api", "websocket")

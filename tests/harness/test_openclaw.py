@@ -28,7 +28,7 @@ from small_task import (
 )
 from stage import GPT_OSS, KIMI, QWEN3_CODER, Family, stage
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 
 Tell = Callable[[Sequence[Row]], None]
 #: Tokens of its context, and of the heads of the message that it is in and of the answer.

@@ -12,9 +12,9 @@ from watch_stage import PLAIN
 
 from dovetail.accept.tasks import TASKS
 from dovetail.catalog import load_model
+from dovetail.engines.completion_server import CompletionsServer, ServedModel
 from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
-from dovetail.engines.serving import CompletionsServer, ServedModel
 from dovetail.http import App
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring

@@ -9,10 +9,10 @@ from typing import Any
 import uvicorn
 from scripted_stage import END, RETURN, TOKENIZER, engine
 
+from dovetail.engines.completion_server import CompletionsServer, ServedModel
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.registry import EngineSetup, create_engine, discover
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.serving import CompletionsServer, ServedModel
 from dovetail.net.http_client import Endpoint
 from dovetail.net.listener import configuration
 

@@ -11,7 +11,7 @@ from math import isinf
 from types import SimpleNamespace
 from typing import Any
 
-from dovetail.engines.transformers.child.drawing import ARGUMENTS, Drawing
+from dovetail.engines.transformers.child.batch_sampler import ARGUMENTS, Drawing
 from dovetail.engines.transformers.child.sampling import Draw
 
 torch = import_module("torch")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dovetail.engines.transformers.child.fusing import fuse
-from dovetail.engines.transformers.child.loading import UNWANTED
+from dovetail.engines.transformers.child.fusion import fuse
+from dovetail.engines.transformers.child.loader import UNWANTED
 
 FAMILIES = ("Qwen3", "Llama", "Gemma2", "Glm4")
 SHAPE = {

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail_model import Sampling
 from dovetail_tokenizers import HfTokenizer, from_gguf
 

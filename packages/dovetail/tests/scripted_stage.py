@@ -7,9 +7,9 @@ from itertools import count
 from typing import Any
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.pulling import pulled
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.engines.scripted.script import Script
+from dovetail.engines.token_stream import pulled
 from dovetail_tokenizers import ByteTokenizer
 
 CONTROLS = ("<|end|>", "<|return|>", "<think>", "</think>")

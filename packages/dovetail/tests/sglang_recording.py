@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.sglang.body import body
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.sglang.request import body
+from dovetail.engines.token_ids import Spelling
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import Sampling
 

@@ -15,8 +15,8 @@ import msgspec
 from scripted_stage import END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, Health, Listener, TokenDelta
-from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine, SglangOptions
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Endpoint
 
 Json = dict[str, Any]

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from dovetail.cli.main import main
-from dovetail.engines.scripted import casting, takes
+from dovetail.engines.scripted import reply as takes
+from dovetail.engines.scripted import selection as casting
 from dovetail.ledger import ledger
 from dovetail.ledger.recall import Recaller
 from dovetail.routing import pool

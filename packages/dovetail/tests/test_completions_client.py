@@ -16,8 +16,8 @@ from scripted_stage import END, RETURN, ids, request
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.completions.body import body
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
-from dovetail.engines.pulling import pulled
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.token_ids import Spelling
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Endpoint, Patience
 from dovetail_model import (
     ContextOverflow,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.completions.faults import error_of_status, refuses_priority
+from dovetail.engines.completions.errors import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.incoming import Incoming, PayloadReader

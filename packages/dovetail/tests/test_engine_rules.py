@@ -17,9 +17,9 @@ from sglang_stage import StandInEngine
 
 from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import ENGINES, EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.scripted import ScriptedEngine
+from dovetail.engines.token_stream import pulled
 from dovetail_model import EngineError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

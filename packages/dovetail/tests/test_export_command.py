@@ -16,7 +16,7 @@ from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folde
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.engines.scripted.record import Heard, read_record
+from dovetail.engines.scripted.generation_log import Heard, read_record
 
 KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
 LOGPROBS = (-0.5, -0.25, -0.125)

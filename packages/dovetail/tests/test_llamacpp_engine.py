@@ -22,7 +22,7 @@ from llamacpp_at_hand import (
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import ContextOverflow, InvalidRequest, Unsupported
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.llamacpp.completion import body, refusal
 from dovetail.engines.llamacpp.frames import FrameReader
 from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail.engines.llamacpp.request import body, refusal
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

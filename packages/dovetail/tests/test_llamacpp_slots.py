@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.llamacpp.sizing import cache_bytes_per_token, default_threads, window
+from dovetail.engines.llamacpp.capacity import cache_bytes_per_token, default_threads, window
 from dovetail.engines.llamacpp.slots import Slots, common_length
 
 

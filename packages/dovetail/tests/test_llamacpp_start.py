@@ -14,8 +14,8 @@ from llamacpp_at_hand import WEIGHTS, collect, load_tokenizer, need_weights, req
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions, create
-from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import EngineUnavailable
 from dovetail_tokenizers import ByteTokenizer

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dovetail.engines.openai.refusal import error_in_stream, error_of, read_refusal
+from dovetail.engines.openai.errors import error_in_stream, error_of, read_refusal
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

@@ -24,8 +24,8 @@ from upstream_at_hand import (
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai import OpenAIUpstream, create
-from dovetail.engines.openai.call_ids import form_of
 from dovetail.engines.openai.probe import THOUGHT
+from dovetail.engines.openai.tool_calls import form_of
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.routing import Pool, worker
 from dovetail.routing import pool as pool_module
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.engines.scripted.cache import PrefixCache
+from dovetail.engines.scripted.prefix_cache import PrefixCache
 
 BLOCK = 2
 

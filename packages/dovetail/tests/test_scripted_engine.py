@@ -12,9 +12,9 @@ from jumping_loop import run_jumping
 from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.pulling import pulled
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.reel import BURST
+from dovetail.engines.token_stream import pulled
 from dovetail_model import (
     ContextOverflow,
     EngineError,

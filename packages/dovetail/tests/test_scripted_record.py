@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_stage import END, engine, ids, play, request
 
-from dovetail.engines.pulling import pulled
-from dovetail.engines.scripted.record import read_record
+from dovetail.engines.scripted.generation_log import read_record
+from dovetail.engines.token_stream import pulled
 
 
 def test_prompt_and_answer_are_written_as_tokens_and_text(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_stage import END, RETURN, TOKENIZER, ids, request
 
+from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import (
     Abilities,
@@ -26,8 +27,7 @@ from dovetail.engines.engine import (
     Listener,
     TokenDelta,
 )
-from dovetail.engines.pulling import pulled
-from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.token_stream import pulled
 from dovetail.net.direct import Direct
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail.net.listener import configuration

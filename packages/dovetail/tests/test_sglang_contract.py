@@ -14,8 +14,8 @@ from sglang_recording import ASKED
 from sglang_stage import Json, ask, frames
 
 from dovetail.engines.engine import Constraint, EngineRequest
-from dovetail.engines.sglang.body import CONSTRAINTS, body
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.sglang.request import CONSTRAINTS, body
+from dovetail.engines.token_ids import Spelling
 from dovetail_model import Sampling
 
 pytestmark = pytest.mark.sglang

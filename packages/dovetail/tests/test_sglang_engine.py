@@ -11,8 +11,8 @@ from scripted_stage import END, TOKENIZER, ids
 from sglang_stage import PATHS, SERVER_INFO, StandIn, ask, event, frames, heard, listening, running
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scripted_stage import END, TOKENIZER
 from sglang_stage import Json, ask, event, frames, meta
 
-from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.sglang.frames import FrameReader
 from dovetail.net.incoming import PayloadReader
 from dovetail_model import (

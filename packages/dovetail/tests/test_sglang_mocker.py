@@ -16,8 +16,8 @@ from sglang_stage import heard
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenDelta
-from dovetail.engines.pulling import pulled
 from dovetail.engines.sglang import SglangEngine, discover
+from dovetail.engines.token_stream import pulled
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail_model import DovetailError, EngineUnavailable, InvalidRequest
 from dovetail_tokenizers import ByteTokenizer

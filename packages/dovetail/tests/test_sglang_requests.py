@@ -13,10 +13,10 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover
 from dovetail.engines.sglang import SglangEngine, SglangOptions
-from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.facts import Facts, Polarity, facts_of
 from dovetail.engines.sglang.faults import refusal
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.sglang.request import body
+from dovetail.engines.token_ids import Spelling
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,

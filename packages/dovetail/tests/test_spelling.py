@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines import spelling
-from dovetail.engines.spelling import Spelling
+from dovetail.engines import token_ids as spelling
+from dovetail.engines.token_ids import Spelling
 
 PARTS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=5), min_size=1, max_size=6)
 STEPS = st.lists(st.tuples(PARTS, st.sampled_from(["a", "b", None])), max_size=8)

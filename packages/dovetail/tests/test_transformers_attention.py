@@ -12,7 +12,7 @@ import pytest
 from torch_at_hand import PYTHON, build, need_torch
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.process import sources
 from dovetail_model import EngineUnavailable, Sampling

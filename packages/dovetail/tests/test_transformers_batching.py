@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.pulling import pulled
-from dovetail.engines.transformers.child import batching
-from dovetail.engines.transformers.child.batching import BatchingEngine
-from dovetail.engines.transformers.child.constraints import Constraints
-from dovetail.engines.transformers.child.prefixes import Prefixes
+from dovetail.engines.token_stream import pulled
+from dovetail.engines.transformers.child import engine as batching
+from dovetail.engines.transformers.child.engine import BatchingEngine
+from dovetail.engines.transformers.child.grammar import Constraints
+from dovetail.engines.transformers.child.prefix_cache import Prefixes
 from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 

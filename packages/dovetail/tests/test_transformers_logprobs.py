@@ -21,9 +21,9 @@ from torch_at_hand import PYTHON, Forward, forward, need_torch
 
 from dovetail.catalog import Model, load_model
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.engines.transformers.child.drawing import NOISE, RANK, TELL, TOLD, needs_of
+from dovetail.engines.transformers.child.batch_sampler import NOISE, RANK, TELL, TOLD, needs_of
 from dovetail.engines.transformers.child.sampling import Draw
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

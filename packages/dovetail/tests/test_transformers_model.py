@@ -23,7 +23,7 @@ from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
 from dovetail.catalog import load_model
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

@@ -20,7 +20,7 @@ import dovetail_model
 import dovetail_parsers
 import dovetail_protocols
 import dovetail_tokenizers
-from dovetail.engines.transformers.child.drawing import (
+from dovetail.engines.transformers.child.batch_sampler import (
     ALL,
     FEW,
     FLOOR,

@@ -19,8 +19,8 @@ import pytest
 from scripted_stage import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.pulling import pulled
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine
 from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail.engines.transformers.process import last_complaint, sources
@@ -35,7 +35,7 @@ threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=T
 sys.path[:0] = order["paths"]
 from pathlib import Path
 from dovetail.engines.scripted import ScriptedEngine, parse_script
-from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen, serve
+from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen, serve
 from dovetail_tokenizers import ByteTokenizer
 
 def die():

@@ -15,9 +15,9 @@ from scripted_stage import END, TOKENIZER
 from test_transformers_batching import Manager, engine, output
 from token_stage import counting
 
+from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
 from dovetail.net.http_client import Endpoint
 from dovetail.net.listener import configuration
 

@@ -26,7 +26,7 @@ from verify_spoilers import (
 )
 
 from dovetail.engines.scripted import parse_script
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Check, Finding, Outcome
 from dovetail.verify.registry import chosen

@@ -23,9 +23,9 @@ from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.pulling import pulled
+from dovetail.engines.token_stream import pulled
 from dovetail.engines.vllm import VllmEngine, discover
-from dovetail.engines.vllm.probe import PROBES
+from dovetail.engines.vllm.discovery import PROBES
 from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer, load

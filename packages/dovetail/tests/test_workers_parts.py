@@ -15,12 +15,12 @@ from http_stage import StageEngine, tiny_model
 from ledger_entries import turn
 from prometheus_client import Gauge
 
+from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.hosted import HostedEngine, HostedOptions, traits_of
-from dovetail.engines.hosted.engine import MODEL
-from dovetail.engines.pulling import pulled
+from dovetail.engines.hosted import MODEL
+from dovetail.engines.hosted_init import HostedEngine, HostedOptions, traits_of
 from dovetail.engines.registry import EngineSetup, create_engine
-from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.token_stream import pulled
 from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
@@ -140,7 +140,7 @@ async def hosted(
     traits = msgspec.json.encode(traits_of(stage)).decode()
     options = {"address": url, "key": "secret", "traits": traits}
     setup = EngineSetup(tokenizer=stage.tokenizer, options=options)
-    engine = create_engine("dovetail.engines.hosted:create", setup)
+    engine = create_engine("dovetail.engines.hosted_init:create", setup)
     await engine.start()
     try:
         yield engine, host

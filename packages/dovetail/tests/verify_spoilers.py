@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.verify.exchange import Exchange, Frame
 from dovetail.verify.scripted import FileRecording
 from dovetail.verify.stage import Stage

@@ -10,9 +10,9 @@ from math import nan
 import msgspec
 
 from dovetail.audience import Audience
-from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.outward import outward
+from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.generation import Generation
 from dovetail.guidance import Place
 from dovetail.preparation import Prepared

@@ -10,7 +10,7 @@ from dovetail.accept.folder import Folder, ToolFault
 from dovetail.accept.speaking import Answered, Speaker
 from dovetail.accept.tasks import Task
 from dovetail.accept.toolbox import Judged, judge, specs
-from dovetail.engines.openai.refusal import Refusal, read_refusal
+from dovetail.engines.openai.errors import Refusal, read_refusal
 from dovetail_model import (
     Identity,
     Request,

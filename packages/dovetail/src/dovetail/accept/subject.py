@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.models import PATIENCE, discover, list_models, window
+from dovetail.engines.openai.discovery import PATIENCE, discover, list_models, window
 from dovetail.net.http_client import Call, Endpoint, fetch
 from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens
 from dovetail.weights import find_model

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenEngine
-from dovetail.engines.pulling import whole
+from dovetail.engines.token_stream import whole
 from dovetail.routing.worker import Noted, Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered

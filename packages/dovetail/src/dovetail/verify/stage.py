@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.net.http_client import Call, Endpoint, Patience, Reply, send
 from dovetail.verify.check import NotApplicable
 from dovetail.verify.exchange import Exchange, Frame, Sent

@@ -9,10 +9,10 @@ import msgspec
 import uvicorn
 import uvloop
 
-from dovetail.engines.hosted import traits_of
-from dovetail.engines.hosted.engine import MODEL
-from dovetail.engines.serving import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.serving.model import MAX_MODEL_LEN
+from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.completion_server.model import MAX_MODEL_LEN
+from dovetail.engines.hosted import MODEL
+from dovetail.engines.hosted_init import traits_of
 from dovetail.net.listener import configuration
 from dovetail.net.settling import settle
 from dovetail.setup import SETUP_FAULTS, engine_here

@@ -19,7 +19,7 @@ from dovetail.workers.member import PAUSES, Member, ending
 from dovetail.workers.order import HostOrder
 
 HOST = "dovetail.workers.host"
-HOSTED = "dovetail.engines.hosted:create"
+HOSTED = "dovetail.engines.hosted_init:create"
 GRACE = 15.0  # seconds to end
 
 _log = logging.getLogger(__name__)

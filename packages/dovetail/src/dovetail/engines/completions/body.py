@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import EngineRequest, Syntax
 from dovetail.engines.packing import pack
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.sampling import given_values
+from dovetail.engines.token_ids import Spelling
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `structured_outputs` that takes each notation.

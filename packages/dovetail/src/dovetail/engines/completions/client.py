@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.engines.completions.body import body
-from dovetail.engines.completions.faults import error_of_status, refuses_priority
+from dovetail.engines.completions.errors import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, Listener
-from dovetail.engines.spelling import Spelling
 from dovetail.engines.telling import Telling
+from dovetail.engines.token_ids import Spelling
 from dovetail.net.http_client import Call, Endpoint, Lines, Patience, send
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer

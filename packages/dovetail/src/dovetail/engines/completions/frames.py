@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.completions.faults import Fault, error_of_fault
-from dovetail.engines.drawing import BY_ID, UNKNOWN_LOGPROB
+from dovetail.engines.completions.errors import Fault, error_of_fault
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.sampling import BY_ID, UNKNOWN_LOGPROB
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
-from dovetail.engines.llamacpp.completion import body, refusal
+from dovetail.engines.llamacpp.capacity import SMALLEST, free_memory, trained_window, window
 from dovetail.engines.llamacpp.frames import FrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.process import ServerProcess
 from dovetail.engines.llamacpp.recovery import Recovery
-from dovetail.engines.llamacpp.sizing import SMALLEST, free_memory, trained_window, window
+from dovetail.engines.llamacpp.request import body, refusal
 from dovetail.engines.llamacpp.slots import Slots
 from dovetail.engines.telling import Telling
 from dovetail.net.http_client import Call, Endpoint, Patience, fetch, send

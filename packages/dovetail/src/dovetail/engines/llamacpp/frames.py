@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.drawing import UNKNOWN_LOGPROB
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.llamacpp.completion import Fault, error_of_fault
 from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail.engines.llamacpp.request import Fault, error_of_fault
+from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dovetail.engines.llamacpp.capacity import default_threads
 from dovetail.engines.llamacpp.options import LlamaCppOptions
-from dovetail.engines.llamacpp.sizing import default_threads
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import how_to_install

@@ -1,6 +1,6 @@
 """A server that renders and parses by itself, behind Chat Completions or Responses."""
 
-from dovetail.engines.openai.models import discover
+from dovetail.engines.openai.discovery import discover
 from dovetail.engines.openai.options import OpenAIOptions
 from dovetail.engines.openai.upstream import OpenAIUpstream
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup, read_options

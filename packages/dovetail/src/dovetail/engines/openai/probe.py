@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.engines.openai.refusal import Refusal
+from dovetail.engines.openai.errors import Refusal
 from dovetail_protocols import ReasoningField
 
 _log = logging.getLogger(__name__)

@@ -15,15 +15,15 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities, Health
-from dovetail.engines.openai.answer import AnswerReader
-from dovetail.engines.openai.call_ids import DOVETAIL, form_of, with_ids
-from dovetail.engines.openai.concessions import Concessions, limit_is_too_large, without_limit
-from dovetail.engines.openai.models import PATIENCE, list_models, window
+from dovetail.engines.openai.adaptations import Concessions, limit_is_too_large, without_limit
+from dovetail.engines.openai.discovery import PATIENCE, list_models, window
+from dovetail.engines.openai.errors import Refusal, error_of, read_refusal
 from dovetail.engines.openai.options import OpenAIOptions
 from dovetail.engines.openai.probe import Verdict, log_verdict, probe_reasoning, unknown
-from dovetail.engines.openai.raw import Notation, RawReader, TurnText
-from dovetail.engines.openai.refusal import Refusal, error_of, read_refusal
+from dovetail.engines.openai.raw_text import Notation, RawReader, TurnText
+from dovetail.engines.openai.response_reader import AnswerReader
 from dovetail.engines.openai.restore import Restorer
+from dovetail.engines.openai.tool_calls import DOVETAIL, form_of, with_ids
 from dovetail.net.http_client import Call, Endpoint, Patience, Reply, fetch, send
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (

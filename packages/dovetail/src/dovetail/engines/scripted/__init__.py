@@ -28,7 +28,7 @@ from typing import Any
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
-from dovetail.engines.scripted.reading import parse_script, read_script
+from dovetail.engines.scripted.loader import parse_script, read_script
 from dovetail.engines.scripted.script import Answer, Script, ScriptError
 
 __all__ = [

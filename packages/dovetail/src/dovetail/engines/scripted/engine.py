@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
-from dovetail.engines.scripted.cache import PrefixCache
-from dovetail.engines.scripted.casting import Casting
+from dovetail.engines.scripted.generation_log import Record
 from dovetail.engines.scripted.pauses import Pauses
-from dovetail.engines.scripted.record import Record
+from dovetail.engines.scripted.prefix_cache import PrefixCache
 from dovetail.engines.scripted.reel import Reel
+from dovetail.engines.scripted.reply import Take, Takes
 from dovetail.engines.scripted.script import (
     Break,
     Count,
@@ -26,7 +26,7 @@ from dovetail.engines.scripted.script import (
     Script,
     Seconds,
 )
-from dovetail.engines.scripted.takes import Take, Takes
+from dovetail.engines.scripted.selection import Casting
 from dovetail_model import (
     ContextOverflow,
     EngineError,

@@ -5,9 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
-from dovetail.engines.scripted.reading import read_script
-from dovetail.engines.serving import (
+from dovetail.engines.completion_server import (
     Address,
     CompletionsServer,
     ServedModel,
@@ -15,7 +13,9 @@ from dovetail.engines.serving import (
     read_model,
     serve,
 )
-from dovetail.engines.serving.model import MAX_MODEL_LEN
+from dovetail.engines.completion_server.model import MAX_MODEL_LEN
+from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
+from dovetail.engines.scripted.loader import read_script
 from dovetail_tokenizers import ByteTokenizer
 
 BYTE_CONTROLS = ("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.engines.engine import TokenDelta
-from dovetail.engines.scripted.takes import Take
+from dovetail.engines.scripted.reply import Take
 from dovetail_model import TokenLogprob
 from dovetail_tokenizers import Tokenizer
 

@@ -7,14 +7,14 @@ from secrets import token_hex
 import msgspec
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
-from dovetail.engines.sglang.body import body
 from dovetail.engines.sglang.discovery import SERVER_PATHS, ask, health_path
 from dovetail.engines.sglang.facts import Facts, facts_of
 from dovetail.engines.sglang.faults import WHO, refusal
 from dovetail.engines.sglang.frames import FrameReader
 from dovetail.engines.sglang.options import SglangOptions
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.sglang.request import body
 from dovetail.engines.telling import Telling
+from dovetail.engines.token_ids import Spelling
 from dovetail.net.http_client import Call, Endpoint, Lines, Patience, fetch, send
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dovetail.engines.completions.faults import Fault, error_of_fault, error_of_status
+from dovetail.engines.completions.errors import Fault, error_of_fault, error_of_status
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

@@ -13,9 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.completions.faults import Fault
-from dovetail.engines.drawing import UNKNOWN_LOGPROB
+from dovetail.engines.completions.errors import Fault
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.sglang.faults import WHO, Ending, abortion, failure
 from dovetail_model import EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer

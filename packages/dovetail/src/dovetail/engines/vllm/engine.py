@@ -7,9 +7,9 @@ from typing import Any
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
+from dovetail.engines.vllm.discovery import PROBES, enforced
 from dovetail.engines.vllm.models import models
 from dovetail.engines.vllm.options import VllmOptions
-from dovetail.engines.vllm.probe import PROBES, enforced
 from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer

@@ -1,6 +1,6 @@
 """Checks of one prompt, on what the engine was given: exact counts, and nothing that varies."""
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.verify.check import Check, require
 from dovetail.verify.scripted.answer import read
 from dovetail.verify.scripted.asking import EPHEMERAL, SYSTEM, ask, play, question, words

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.verify.check import Failed
 
 PATIENCE = 10.0  # seconds: an engine writes its line when the last token has left

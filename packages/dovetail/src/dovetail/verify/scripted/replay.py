@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dovetail.engines.scripted.record import Heard
+from dovetail.engines.scripted.generation_log import Heard
 from dovetail.verify.check import Check, require
 from dovetail.verify.exchange import short
 from dovetail.verify.scripted.answer import Shape, read

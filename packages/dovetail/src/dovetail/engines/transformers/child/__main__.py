@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _prepare(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    from dovetail.engines.transformers.child.hosting import prepare
+    from dovetail.engines.transformers.child.server import prepare
 
     return prepare(order)
 

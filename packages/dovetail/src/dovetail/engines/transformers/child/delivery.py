@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail.engines.drawing import BY_ID
 from dovetail.engines.engine import Listener, TokenDelta
+from dovetail.engines.sampling import BY_ID
 from dovetail_model import TokenLogprob
 
 

@@ -10,7 +10,7 @@ steps of a growing batch need few graphs.
 from importlib import import_module
 from typing import Any
 
-from dovetail.engines.drawing import MOST_LOGPROBS, UNKNOWN_LOGPROB
+from dovetail.engines.sampling import MOST_LOGPROBS, UNKNOWN_LOGPROB
 from dovetail.engines.transformers.child.sampling import Draw
 
 VALUES = 1  # the column of the likeliest's logarithms; before it is that of the drawn token

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.refusal import error_of, read_refusal
+from dovetail.engines.openai.errors import error_of, read_refusal
 from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.transformers.child.constraints import spelled
+from dovetail.engines.transformers.child.grammar import spelled
 from dovetail.engines.transformers.options import TransformersOptions
 
 SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # over several devices
@@ -152,7 +152,7 @@ def _attend(model: Any, wanted: str | None) -> bool:
     # Set past the library's checks: they would look for the flash-attention package.
     for config in (model.config, model.config.get_text_config()):
         config._attn_implementation = name
-    import_module("dovetail.engines.transformers.child.fusing").fuse(model)
+    import_module("dovetail.engines.transformers.child.fusion").fuse(model)
     return True
 
 

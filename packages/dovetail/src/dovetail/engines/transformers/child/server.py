@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.completion_server import Address, CompletionsServer, listen, read_model, serve
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.pulling import pulled
-from dovetail.engines.serving import Address, CompletionsServer, listen, read_model, serve
-from dovetail.engines.transformers.child.batching import BatchingEngine, make_engine
-from dovetail.engines.transformers.child.loading import LoadError, load_model, versions
+from dovetail.engines.token_stream import pulled
+from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
+from dovetail.engines.transformers.child.loader import LoadError, load_model, versions
 from dovetail.engines.transformers.options import Order
 from dovetail.net.settling import settle
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.drawing import check_logprobs
 from dovetail.engines.engine import EngineRequest
+from dovetail.engines.sampling import check_logprobs
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

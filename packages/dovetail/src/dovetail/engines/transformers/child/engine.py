@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.drawing import check_logprobs
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.packing import highest
-from dovetail.engines.transformers.child.constraints import Constraints, Guide
+from dovetail.engines.sampling import check_logprobs
+from dovetail.engines.transformers.child.batch_manager import NO_END, make_manager
 from dovetail.engines.transformers.child.delivery import Delivery, postpone
-from dovetail.engines.transformers.child.loading import Loaded, LoadError
-from dovetail.engines.transformers.child.managing import NO_END, make_manager
-from dovetail.engines.transformers.child.prefixes import Prefixes
+from dovetail.engines.transformers.child.grammar import Constraints, Guide
+from dovetail.engines.transformers.child.loader import Loaded, LoadError
+from dovetail.engines.transformers.child.prefix_cache import Prefixes
 from dovetail.engines.transformers.child.probabilities import hand_out_after_steps
 from dovetail.engines.transformers.child.sampling import NAME, Sampler
 from dovetail.engines.transformers.options import TransformersOptions

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dovetail.engines.openai.raw import RawReader
-from dovetail.engines.openai.refusal import error_in_stream
+from dovetail.engines.openai.errors import error_in_stream
+from dovetail.engines.openai.raw_text import RawReader
 from dovetail.engines.openai.restore import Restorer
 from dovetail_model import Diagnostic, Event, Failure, Finish, Usage
 from dovetail_protocols import ChatReader, ResponsesReader

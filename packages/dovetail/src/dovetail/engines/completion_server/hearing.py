@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from dovetail.engines.completion_server.response import Choice, Frames, Writer
 from dovetail.engines.engine import Listener, TokenDelta
-from dovetail.engines.serving.answer import Choice, Frames, Writer
 from dovetail.net.direct import Outlet
 
 

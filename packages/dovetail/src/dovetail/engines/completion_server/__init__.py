@@ -4,8 +4,8 @@ Our engines that run in a process of their own speak it: what is made for vLLM's
 them, reads them all.
 """
 
-from dovetail.engines.serving.model import ServedModel, read_model
-from dovetail.engines.serving.server import CompletionsServer
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel, read_model
 from dovetail.net.listener import Address, listen, serve
 
 __all__ = ["Address", "CompletionsServer", "ServedModel", "listen", "read_model", "serve"]

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import msgspec
 
+from dovetail.engines.completion_server.hearing import Ear, Stream, Whole
+from dovetail.engines.completion_server.load import Load
+from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.request import CompletionRequest, engine_request, prompt_ids
+from dovetail.engines.completion_server.response import DONE, Envelope, Frames, Writer, merge
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.serving.answer import DONE, Envelope, Frames, Writer, merge
-from dovetail.engines.serving.hearing import Ear, Stream, Whole
-from dovetail.engines.serving.load import Load
-from dovetail.engines.serving.model import ServedModel
-from dovetail.engines.serving.request import CompletionRequest, engine_request, prompt_ids
 from dovetail.net.direct import outlet_of
 from dovetail.net.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
 from dovetail_model import (

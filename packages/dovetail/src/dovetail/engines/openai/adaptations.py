@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.engines.openai.call_ids import Form, wants_nine
-from dovetail.engines.openai.refusal import Refusal
+from dovetail.engines.openai.errors import Refusal
+from dovetail.engines.openai.tool_calls import Form, wants_nine
 
 _REFINING = (
     "reasoning_effort",

@@ -15,9 +15,9 @@ from importlib import import_module
 from math import inf, log
 from typing import Any
 
-from dovetail.engines.transformers.child.counting import Counts, length, said
 from dovetail.engines.transformers.child.probabilities import Probabilities, rounded_up
 from dovetail.engines.transformers.child.sampling import NAME, Draw
+from dovetail.engines.transformers.child.sampling_params import Counts, length, said
 
 #: What a step has to do. How many logprobs it tells, rounded up, stands above these bits.
 NOISE, FLOOR, FEW, ALL, MASK, PENALTY, TELL, RANK = 1, 2, 4, 8, 16, 32, 64, 128

@@ -6,8 +6,8 @@ from importlib import import_module
 from math import ceil
 from typing import Any
 
-from dovetail.engines.transformers.child.drawing import Drawing, key_graphs, needs_of
-from dovetail.engines.transformers.child.loading import Loaded, LoadError, tell
+from dovetail.engines.transformers.child.batch_sampler import Drawing, key_graphs, needs_of
+from dovetail.engines.transformers.child.loader import Loaded, LoadError, tell
 from dovetail.engines.transformers.child.sampling import Draw, Sampler
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling

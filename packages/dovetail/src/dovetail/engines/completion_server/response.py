@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.request import CompletionRequest
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.serving.model import ServedModel
-from dovetail.engines.serving.request import CompletionRequest
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"

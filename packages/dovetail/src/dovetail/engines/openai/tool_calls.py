@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.refusal import Refusal
+from dovetail.engines.openai.errors import Refusal
 from dovetail_model import Block, Request, ToolCallBlock, ToolResultBlock, Turn
 from dovetail_protocols import ToolNames
 

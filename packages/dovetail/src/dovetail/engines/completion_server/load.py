@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.engines.serving.answer import Tally
+from dovetail.engines.completion_server.response import Tally
 
 
 class Load:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.pulling import whole
+from dovetail.engines.token_stream import whole
 from dovetail_model import ClientError, EngineTimeout, Sampling
 from dovetail_tokenizers import Tokenizer
 

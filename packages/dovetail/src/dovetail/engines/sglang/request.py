@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.drawing import given_values
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
+from dovetail.engines.sampling import given_values
 from dovetail.engines.sglang.facts import Polarity
-from dovetail.engines.spelling import Spelling
+from dovetail.engines.token_ids import Spelling
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `sampling_params` that takes each notation.

@@ -3,7 +3,7 @@
 It is asked as vLLM is asked, over a socket that only this user can reach.
 """
 
-from dovetail.engines.hosted.engine import HostedEngine, HostedOptions, Trait, traits_of
+from dovetail.engines.hosted import HostedEngine, HostedOptions, Trait, traits_of
 from dovetail.engines.registry import EngineSetup, read_options
 
 __all__ = ["HostedEngine", "HostedOptions", "Trait", "create", "traits_of"]
