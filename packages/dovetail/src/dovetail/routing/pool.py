@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenEngine
 from dovetail.engines.token_stream import whole
-from dovetail.routing.worker import Noted, Worker
+from dovetail.routing.replica import Noted, Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered
 LOOK_EVERY = 10.0  # seconds
