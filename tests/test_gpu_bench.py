@@ -24,7 +24,7 @@ from benchmarks.gpu.scenes import STEPS, SUFFIX, THOUGHT, make_scene
 from benchmarks.gpu.server import END, make_script
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
-from dovetail.ledger.meaning import same_arguments
+from dovetail.ledger.equivalence import same_arguments
 from dovetail_parsers import parse
 from dovetail_tokenizers import Tokenizer, load
 

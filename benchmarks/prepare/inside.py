@@ -15,7 +15,7 @@ from benchmarks.report import ROOT, Result, table
 from dovetail.catalog import Model, load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 
 INTRO = """\

@@ -19,7 +19,7 @@ from dovetail.http import App
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

@@ -10,7 +10,7 @@ from itertools import pairwise
 from agent_clients import Agent
 from playing import Played, Player
 
-from dovetail.export import Export, Sample
+from dovetail.ledger.export_init import Export, Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.preparation import Prepared
 

@@ -19,8 +19,8 @@ from dovetail.catalog import Model, Parsers, Speech
 from dovetail.ledger.entry import IDS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recall import Replay
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.recognition import Replay
 from dovetail.preparation import Prepared, Preparer, Settings
 from dovetail.rendering.conversation import Names
 from dovetail.rendering.probe import probe

@@ -17,7 +17,7 @@ from playing import Played, Player
 from dovetail.catalog import Model
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
 from dovetail.rendering.template import ChatTemplate
 from dovetail.rendering.writing import TurnWriter

@@ -21,7 +21,7 @@ from session_script import SCRIPT, question, result, scribe
 from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
 from dovetail.rendering.prompt import How
 from dovetail.rendering.renderer import Renderer

@@ -14,7 +14,7 @@ from agent_clients import TOOLS
 from models_at_hand import Pair, model
 from playing import OddSpelling
 
-from dovetail.ledger.visible import canonical
+from dovetail.ledger.turn_digest import canonical
 from dovetail.preparation import Prepared
 from dovetail.rendering.conversation import Names
 from dovetail.rendering.writing import TurnWriter

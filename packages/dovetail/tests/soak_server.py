@@ -14,7 +14,7 @@ from dovetail.cli.main import main
 from dovetail.engines.scripted import reply as takes
 from dovetail.engines.scripted import selection as casting
 from dovetail.ledger import ledger
-from dovetail.ledger.recall import Recaller
+from dovetail.ledger.recognition import Recaller
 from dovetail.routing import pool
 from dovetail.stability.doctor import Doctor
 from dovetail.stability.stabilizer import Stabilizer

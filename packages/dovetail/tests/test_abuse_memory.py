@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from http_stage import NAME, run, serving
 
-from dovetail.ledger.visible import Digests
-from dovetail.ledger.walk import Found, Step, Walk, Walks
+from dovetail.ledger.history_match import Found, Step, Walk, Walks
+from dovetail.ledger.turn_digest import Digests
 from dovetail.stop_text import ALL, LONGEST, StopText
 from dovetail_model import (
     Block,

@@ -9,8 +9,8 @@ from ledger_entries import turn as entry
 from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, parsers_of
 
 from dovetail.ledger.entry import pack
-from dovetail.ledger.recall import Recalled
-from dovetail.ledger.restore import REBUILT
+from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.restoration import REBUILT
 from dovetail.rendering.facts import Facts
 from dovetail.rendering.renderer import Renderer
 from dovetail.rendering.sources import CHATML

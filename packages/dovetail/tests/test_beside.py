@@ -13,7 +13,7 @@ from dovetail import beside as module
 from dovetail.beside import HUGE, WORTH_A_THREAD, beside
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
 from dovetail_tokenizers import HfTokenizer

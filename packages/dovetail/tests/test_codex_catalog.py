@@ -22,8 +22,8 @@ from dovetail.engines.registry import UpstreamSetup, create_upstream
 from dovetail.http import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
-from dovetail.ledger.store.memory import MemoryStore
 from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer, Settings
 from dovetail.routing import Pool

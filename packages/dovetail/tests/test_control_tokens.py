@@ -20,7 +20,7 @@ from playing import Player
 from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Prepared, Preparer
 from dovetail.rendering.writing import TurnWriter
 from dovetail_model import (

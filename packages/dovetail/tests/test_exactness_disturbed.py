@@ -21,8 +21,8 @@ from session_script import SCRIPT
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.sqlite_store import SqliteStore
 from dovetail.preparation import Preparer
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)

@@ -18,10 +18,10 @@ from matrix import turn as take_turn
 from models_at_hand import PAIRS, Pair, model, require
 from session_script import SCRIPT, scribe
 
-from dovetail.export import Export, Missing, Sample
 from dovetail.ledger.entry import IDS, Entry, pack, unpack
+from dovetail.ledger.export_init import Export, Missing, Sample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock
 
@@ -316,9 +316,9 @@ def test_a_damaged_store_that_bites_its_tail_ends() -> None:
 def test_no_tokenizer_is_loaded() -> None:
     """The package cannot even reach one: what it writes was never text."""
     code = (
-        "import sys, dovetail.ledger.store.sqlite\n"
+        "import sys, dovetail.ledger.sqlite_store\n"
         "before = set(sys.modules)\n"
-        "import dovetail.export\n"
+        "import dovetail.ledger.export_init\n"
         "new = set(sys.modules) - before\n"
         "print([name for name in new if 'token' in name or 'template' in name])"
     )

@@ -9,11 +9,11 @@ from heard import Heard
 
 from dovetail.demo.model import demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
-from dovetail.export import Export, Sample
 from dovetail.ledger.entry import session_name
+from dovetail.ledger.export_init import Export, Sample
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline import answer
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

@@ -14,9 +14,9 @@ from playing import OddSpelling
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import BROKEN, Entry, unpack
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.recall import Recalled
+from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
-from dovetail.ledger.visible import link, see
+from dovetail.ledger.turn_digest import link, see
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail_model import (
     CallClose,

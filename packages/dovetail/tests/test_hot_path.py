@@ -15,7 +15,7 @@ import pytest
 from models_at_hand import PAIRS, model, require
 
 from dovetail.generation import Generation, Owner, Voice
-from dovetail.ledger.recall import Recalled
+from dovetail.ledger.recognition import Recalled
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail_model import Request, ToolSpec
 

@@ -213,7 +213,7 @@ def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    from dovetail.ledger.store.sqlite import SqliteStore
+    from dovetail.ledger.sqlite_store import SqliteStore
 
     asyncio.run(SqliteStore(tmp_path / "turns.sqlite").close())
     with pytest.raises(StoreError, match="not a store of responses"):

@@ -14,9 +14,9 @@ from ledger_entries import turn
 
 from dovetail.ledger.entry import Entry, new_entry_id, pack, unpack
 from dovetail.ledger.ledger import RENEW_EVERY, Ledger
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.store.sqlite import SqliteStore
-from dovetail.ledger.store.store import DAY, MAX_AGE, NEWEST, StoreError
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.store import DAY, MAX_AGE, NEWEST, StoreError
 
 PROMPT = array("I", [1, 2, 3])
 

@@ -22,7 +22,7 @@ from dovetail.catalog import Model, load_model
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.http_client import Call, fetch
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ledger_entries import turn as entry
 
 from dovetail.ledger.entry import Entry, Span
-from dovetail.ledger.meaning import same_arguments, same_thoughts, same_turn
+from dovetail.ledger.equivalence import same_arguments, same_thoughts, same_turn
 from dovetail_model import Block, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SCHEMA: dict[str, Any] = {

@@ -15,7 +15,7 @@ from models_at_hand import PAIRS, Pair, model, require
 from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail_model import (
     InvalidRequest,

@@ -13,7 +13,7 @@ from playing import Player
 from dovetail.catalog import Model, load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
 from dovetail.renderers import Renderers
 from dovetail.rendering.writing import TurnWriter

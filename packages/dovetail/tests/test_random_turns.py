@@ -13,7 +13,7 @@ from wild_output import Tally, check_claims, check_raw, play
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.rendering.writing import TurnWriter
 

@@ -13,12 +13,12 @@ from ledger_entries import turn as plain
 from dovetail.ledger.entry import Entry, Span, pack
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
-from dovetail.ledger.restore import Restorer
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
+from dovetail.ledger.restoration import Restorer
 from dovetail.ledger.seal import Sealed, Sealer
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.store.store import NEWEST
-from dovetail.ledger.visible import link, see
+from dovetail.ledger.store import NEWEST
+from dovetail.ledger.turn_digest import link, see
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 SCOPE = Scope("t", b"key", "m", b"head")

@@ -16,7 +16,7 @@ from dovetail.http.access.auth import Keys
 from dovetail.http.access.key_file import Key
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.ledger.entry import Span, pack, unpack
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.restore import REBUILT, Restorer
+from dovetail.ledger.restoration import REBUILT, Restorer
 from dovetail.ledger.seal import MAX_TEXT, Sealed, Sealer, Tail
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 

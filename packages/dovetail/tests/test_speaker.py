@@ -11,7 +11,7 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, 
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline import answer
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

@@ -15,12 +15,12 @@ from ledger_entries import ENTRIES, turn
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
+from dovetail.ledger.codec import decode_entry
 from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.store.codec import decode_entry
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.store.redis import RedisStore
-from dovetail.ledger.store.sqlite import SqliteStore
-from dovetail.ledger.store.store import NEWEST, Store, StoreStats, call_key
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.redis_store import RedisStore
+from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.store import NEWEST, Store, StoreStats, call_key
 
 KINDS = ["memory", "sqlite", "redis"]
 AGE = 100.0

@@ -13,7 +13,7 @@ from dovetail.http.stores import StoreNumbers
 from dovetail.kept import Kept
 from dovetail.kept.store.redis import RedisResponses
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.sqlite_store import SqliteStore
 from dovetail.storage.faults import SPAN, Faults
 
 

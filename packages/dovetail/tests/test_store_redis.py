@@ -10,8 +10,8 @@ from ledger_entries import turn
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.ledger.store.redis import RedisStore
-from dovetail.ledger.store.store import StoreStats
+from dovetail.ledger.redis_store import RedisStore
+from dovetail.ledger.store import StoreStats
 
 
 class Clock:

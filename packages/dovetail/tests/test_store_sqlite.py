@@ -12,9 +12,9 @@ import pytest
 from ledger_entries import turn
 
 from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.store.schema import VERSION, connect
-from dovetail.ledger.store.sqlite import SqliteStore
-from dovetail.ledger.store.store import StoreError
+from dovetail.ledger.schema import VERSION, connect
+from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.store import StoreError
 
 
 def test_entries_survive_a_restart(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from dovetail.ledger.store.schema import VERSION, connect
-from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.schema import VERSION, connect
+from dovetail.ledger.sqlite_store import SqliteStore
 from ledger_entries import turn
 
 async def main(path, name):

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from ledger_entries import turn
 
-from dovetail.export import Export, Sample
 from dovetail.ledger.entry import Entry, pack
+from dovetail.ledger.export_init import Export, Sample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.schema import VERSION
-from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.schema import VERSION
+from dovetail.ledger.sqlite_store import SqliteStore
 
 RECORDED = Path(__file__).parent / "recordings" / "ledger_version_1.sqlite.gz"
 THEN = 1e9  # when the turns were last used
@@ -90,7 +90,7 @@ _OPEN = """
 import asyncio, sys
 from pathlib import Path
 from ledger_entries import turn
-from dovetail.ledger.store.sqlite import SqliteStore
+from dovetail.ledger.sqlite_store import SqliteStore
 
 async def main(path, name):
     print("ready", flush=True)

@@ -9,8 +9,8 @@ from http_stage import tiny_model
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
-from dovetail.ledger.store.memory import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served

@@ -16,7 +16,7 @@ from dovetail.demo.model import TEMPLATE, demo_model
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.rendering.probe import probe
 from dovetail.rendering.template import ChatTemplate

@@ -27,7 +27,7 @@ from dovetail.engines.transformers.child.batch_sampler import NOISE, RANK, TELL,
 from dovetail.engines.transformers.child.sampling import Draw
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

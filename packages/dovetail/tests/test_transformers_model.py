@@ -27,7 +27,7 @@ from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

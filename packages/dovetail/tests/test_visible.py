@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.ledger.visible import SIZE, Digests, canonical, digest, link, see
+from dovetail.ledger.turn_digest import SIZE, Digests, canonical, digest, link, see
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -24,7 +24,7 @@ from dovetail.engines.token_stream import pulled
 from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.listener import configuration
 from dovetail.routing import Pool
 from dovetail.routing.pool import ABOUT_EQUAL

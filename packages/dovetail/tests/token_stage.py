@@ -29,7 +29,7 @@ from dovetail.engines.vllm import VllmEngine
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

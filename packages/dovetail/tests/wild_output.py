@@ -22,7 +22,7 @@ from dovetail.catalog import Model
 from dovetail.ledger.entry import unpack
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Prepared, Preparer
 from dovetail.rendering.conversation import Names
 from dovetail.rendering.writing import TurnWriter

@@ -17,8 +17,8 @@ from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import Entry, new_entry_id
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recall import Recalled, Recaller, Replay, Scope
-from dovetail.ledger.restore import Restorer
+from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
+from dovetail.ledger.restoration import Restorer
 from dovetail.ledger.seal import Sealer
 from dovetail.renderers import Renderers
 from dovetail.rendering.prompt import Prompt

@@ -9,7 +9,7 @@ from dovetail.extents import Extents
 from dovetail.ledger.entry import BROKEN, IDS, LOGPROBS, Entry, Span, session_name
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
-from dovetail.ledger.visible import link, see
+from dovetail.ledger.turn_digest import link, see
 from dovetail.rendering.prompt import Prompt
 from dovetail.stability.prefix import common_ids
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn

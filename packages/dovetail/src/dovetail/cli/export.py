@@ -14,9 +14,9 @@ import msgspec
 import typer
 
 from dovetail.cli.failing import fail
-from dovetail.export import Export, Missing, Sample
+from dovetail.ledger.export_init import Export, Missing, Sample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.store import SessionStats
+from dovetail.ledger.store import SessionStats
 from dovetail.settings.config import Config
 from dovetail.settings.installation import data_folder
 from dovetail.settings.sources import ConfigError, load

@@ -14,7 +14,7 @@ from dovetail.catalog import CatalogError, Model
 from dovetail.cli.loading import load
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Prepared, Preparer
 from dovetail.settings.config import Config
 from dovetail.setup import TURNS, open_keyring, open_ledger

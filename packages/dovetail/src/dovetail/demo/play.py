@@ -12,7 +12,7 @@ from dovetail.demo.screen import Screen
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, read_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
+from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline import Watch, answer
 from dovetail.preparation import Prepared, Preparer
 from dovetail.routing import Pool

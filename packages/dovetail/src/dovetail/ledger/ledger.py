@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
+from dovetail.ledger.cache import Shelf, weight
 from dovetail.ledger.entry import IDS, Entry, session_name
-from dovetail.ledger.shelf import Shelf, weight
-from dovetail.ledger.store.store import (
+from dovetail.ledger.store import (
     NEWEST,
     Clock,
     SessionStats,

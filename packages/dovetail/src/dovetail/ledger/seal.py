@@ -22,9 +22,9 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dovetail.ledger.codec import inflate
 from dovetail.ledger.keyring import Key, Keyring
 from dovetail.ledger.sealed import Sealed, Tail, least_size, reductions
-from dovetail.ledger.store.codec import inflate
 
 __all__ = ["MAX_TEXT", "Reason", "Refused", "Sealed", "Sealer", "Tail", "entry_id_of"]
 

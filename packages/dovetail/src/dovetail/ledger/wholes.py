@@ -4,8 +4,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from dovetail.ledger.cache import Key
 from dovetail.ledger.entry import Entry
-from dovetail.ledger.shelf import Key
 
 _COST = 300  # the objects around the ids
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from dovetail.ledger.entry import IDS, unpack
-from dovetail.ledger.recall import Recalled
-from dovetail.ledger.restore import REBUILT
+from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.restoration import REBUILT
 from dovetail.rendering.conversation import (
     Conversation,
     Message,

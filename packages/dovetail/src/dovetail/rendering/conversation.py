@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from dovetail.ledger.store.store import call_key
+from dovetail.ledger.store import call_key
 from dovetail.rendering.environment import Written
 from dovetail.rendering.facts import Facts
 from dovetail_model import (

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Literal
 
-from dovetail.ledger.recall import Recalled
+from dovetail.ledger.recognition import Recalled
 
 How = Literal["grown", "resumed", "iterated", "cold"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.ledger.recall import Recalled
-from dovetail.ledger.visible import digest
+from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.turn_digest import digest
 from dovetail.rendering.assembly import Assembly, Kit, Tools
 from dovetail.rendering.conversation import Names, protected
 from dovetail.rendering.facts import Facts

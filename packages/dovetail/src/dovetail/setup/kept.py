@@ -9,9 +9,9 @@ from dovetail.kept.store.memory import MemoryResponses
 from dovetail.kept.store.sqlite import SqliteResponses
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.store.sqlite import SqliteStore
-from dovetail.ledger.store.store import Store
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.store import Store
 from dovetail.settings.config import Config
 from dovetail.settings.extras import how_to_install
 
@@ -62,7 +62,7 @@ def _store(name: str, folder: Path) -> Store:
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
             raise ValueError(f"--store with a Redis needs more: {how_to_install('redis')}")
-        from dovetail.ledger.store.redis import RedisStore
+        from dovetail.ledger.redis_store import RedisStore
 
         return RedisStore(name)
     raise ValueError(f"--store {name}: sqlite, memory or a redis:// URL is wanted")

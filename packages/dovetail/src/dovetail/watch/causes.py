@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dovetail.ledger.meaning import same_arguments
-from dovetail.ledger.visible import see
+from dovetail.ledger.equivalence import same_arguments
+from dovetail.ledger.turn_digest import see
 from dovetail.rendering.writing import interleaved
 from dovetail.stability import Diagnosis, Stability, Stabilizer, strip_preamble
 from dovetail.watch.verdict import Finding

@@ -16,8 +16,8 @@ from dovetail.catalog import Model
 from dovetail.ledger.entry import IDS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.store.memory import MemoryStore
-from dovetail.ledger.visible import digest, see
+from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.turn_digest import digest, see
 from dovetail.preparation import Prepared, Preparer
 from dovetail.renderers import Renderers
 from dovetail.rendering.conversation import Conversation, Names, tool_definitions

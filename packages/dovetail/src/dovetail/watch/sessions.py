@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.ledger.visible import digest, see
+from dovetail.ledger.turn_digest import digest, see
 from dovetail_model import Request, Turn
 
 _PASTS = 16  # exchanges of a session that the next one may go on from

@@ -12,7 +12,7 @@ from dovetail.beside import beside
 from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS, new_entry_id
-from dovetail.ledger.recall import Recalled
+from dovetail.ledger.recognition import Recalled
 from dovetail.preparation import CallIds, Prepared
 from dovetail.rendering.prompt import Head, Prompt
 from dovetail.service import Served

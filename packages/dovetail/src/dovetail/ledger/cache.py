@@ -4,7 +4,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from dovetail.ledger.entry import Entry, Span
-from dovetail.ledger.store.store import NEWEST, SessionStats, call_keys
+from dovetail.ledger.store import NEWEST, SessionStats, call_keys
 
 _ENTRY_COST = 800  # the objects around the bytes, and the places in the indexes
 _SPAN_COST = 250

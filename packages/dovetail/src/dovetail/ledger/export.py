@@ -4,11 +4,11 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
-from dovetail.export.joints import Joints
-from dovetail.export.lines import length, lines
-from dovetail.export.sample import Sample, Step, merge
 from dovetail.ledger.entry import Entry, unpack
+from dovetail.ledger.export_sample import Sample, Step, merge
+from dovetail.ledger.joints import Joints
 from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.lines import length, lines
 
 _NUMBER = 24  # the last characters of an answer's outward id: the prefix is the API's
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.ledger.entry import Entry, Span, pack, unpack
-from dovetail.ledger.meaning import same_turn
+from dovetail.ledger.equivalence import same_turn
 from dovetail.ledger.seal import Refused, Sealer
 from dovetail.ledger.sealed import Sealed
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn

@@ -14,13 +14,13 @@ from itertools import zip_longest
 from typing import Literal
 
 from dovetail.ledger.entry import Entry, unpack
+from dovetail.ledger.equivalence import cut_behind, same_turn
+from dovetail.ledger.history_match import START, Found, Step, Walk, Walks, step
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.meaning import cut_behind, same_turn
-from dovetail.ledger.restore import Restorer
+from dovetail.ledger.restoration import Restorer
 from dovetail.ledger.seal import entry_id_of
-from dovetail.ledger.store.store import NEWEST, call_key
-from dovetail.ledger.visible import Digests, Seen, link
-from dovetail.ledger.walk import START, Found, Step, Walk, Walks, step
+from dovetail.ledger.store import NEWEST, call_key
+from dovetail.ledger.turn_digest import Digests, Seen, link
 from dovetail_model import ToolSpec, Turn
 
 Replay = Literal["auto", "exact", "client"]

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
+from dovetail.ledger.cache import weight
+from dovetail.ledger.codec import decode_entry, encode_entry
 from dovetail.ledger.entry import Entry
-from dovetail.ledger.shelf import weight
-from dovetail.ledger.store.codec import decode_entry, encode_entry
-from dovetail.ledger.store.store import (
+from dovetail.ledger.store import (
     MAX_AGE,
     MOST_SESSIONS,
     MOST_TURNS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.ledger.entry import Entry
-from dovetail.ledger.visible import SIZE, Seen, digest, link
+from dovetail.ledger.turn_digest import SIZE, Seen, digest, link
 from dovetail_model import Turn
 
 START = bytes(SIZE)

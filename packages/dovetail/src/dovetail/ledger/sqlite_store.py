@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dovetail.ledger.codec import decode_entry, encode_entry
 from dovetail.ledger.entry import Entry
-from dovetail.ledger.store.codec import decode_entry, encode_entry
-from dovetail.ledger.store.schema import connect
-from dovetail.ledger.store.store import (
+from dovetail.ledger.schema import connect
+from dovetail.ledger.store import (
     MAX_AGE,
     MOST_SESSIONS,
     MOST_TURNS,

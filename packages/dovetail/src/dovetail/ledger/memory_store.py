@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterable
 
+from dovetail.ledger.cache import Shelf
 from dovetail.ledger.entry import Entry
-from dovetail.ledger.shelf import Shelf
-from dovetail.ledger.store.store import (
+from dovetail.ledger.store import (
     MAX_AGE,
     MOST_SESSIONS,
     MOST_TURNS,
