@@ -10,8 +10,8 @@ from http_stage import Stage, StageEngine, service, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
-from dovetail.kept import Kept
-from dovetail.kept.store.memory import MemoryResponses
+from dovetail.responses import Kept
+from dovetail.responses.memory import MemoryResponses
 from dovetail.service import Service
 from dovetail.workers import joined
 

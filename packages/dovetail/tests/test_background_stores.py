@@ -9,8 +9,8 @@ from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, service, serving
 
 from dovetail.http.stateful import background as background_module
-from dovetail.kept import Kept, KeptResponse
-from dovetail.kept.store.memory import MemoryResponses
+from dovetail.responses import Kept, KeptResponse
+from dovetail.responses.memory import MemoryResponses
 from dovetail.service import Service
 from dovetail.settings.config import Config
 from dovetail.setup.kept import open_kept

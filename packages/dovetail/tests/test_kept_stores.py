@@ -14,12 +14,12 @@ import pytest
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.kept import Kept, KeptResponse, Local
-from dovetail.kept import kept as kept_module
-from dovetail.kept.store.memory import MemoryResponses
-from dovetail.kept.store.redis import RedisResponses
-from dovetail.kept.store.sqlite import SqliteResponses
-from dovetail.kept.store.store import Store, decode, encode
+from dovetail.responses import Kept, KeptResponse, Local
+from dovetail.responses import store as kept_module
+from dovetail.responses.backend import Store, decode, encode
+from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.redis import RedisResponses
+from dovetail.responses.sqlite import SqliteResponses
 from dovetail.storage import StoreError
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 

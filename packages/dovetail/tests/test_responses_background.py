@@ -13,8 +13,8 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.stateful import background as background_module
 from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.run import Frames
-from dovetail.kept import Kept, KeptResponse
-from dovetail.kept.store.memory import MemoryResponses
+from dovetail.responses import Kept, KeptResponse
+from dovetail.responses.memory import MemoryResponses
 
 
 def test_it_is_polled_until_it_is_done() -> None:

@@ -12,9 +12,9 @@ from responses_stage import THOUGHT, TOOL, ask, said
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.access.key_file import Key
-from dovetail.kept import Kept, KeptResponse
-from dovetail.kept import kept as kept_module
-from dovetail.kept.store.memory import MemoryResponses
+from dovetail.responses import Kept, KeptResponse
+from dovetail.responses import store as kept_module
+from dovetail.responses.memory import MemoryResponses
 from dovetail.service import Service
 from dovetail_model import EngineError
 

@@ -17,8 +17,8 @@ from dovetail.http import HttpOptions, Keys
 from dovetail.http.access.key_file import Key
 from dovetail.http.stateful import background as background_module
 from dovetail.http.stateful.following import Others, pieces
-from dovetail.kept import KeptResponse
-from dovetail.kept.store.memory import MemoryResponses
+from dovetail.responses import KeptResponse
+from dovetail.responses.memory import MemoryResponses
 from dovetail.storage import StoreError
 from dovetail.workers import together
 

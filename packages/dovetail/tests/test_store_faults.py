@@ -10,10 +10,10 @@ from ledger_entries import turn
 from prometheus_client import CollectorRegistry
 
 from dovetail.http.stores import StoreNumbers
-from dovetail.kept import Kept
-from dovetail.kept.store.redis import RedisResponses
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.responses import Kept
+from dovetail.responses.redis import RedisResponses
 from dovetail.storage.faults import SPAN, Faults
 
 

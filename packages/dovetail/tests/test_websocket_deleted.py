@@ -11,9 +11,9 @@ from http_stage import Stage, run, serving
 from socket_stage import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.kept import KeptResponse, Local, Room
-from dovetail.kept import local as local_module
-from dovetail.kept.response import weight
+from dovetail.responses import KeptResponse, Local, Room
+from dovetail.responses import connection_cache as local_module
+from dovetail.responses.response import weight
 
 
 def ident(events: list[Event]) -> str:

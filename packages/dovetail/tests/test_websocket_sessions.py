@@ -8,8 +8,8 @@ from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.sockets import sockets
-from dovetail.kept import Local, Room
-from dovetail.kept.response import KeptResponse, weight
+from dovetail.responses import Local, Room
+from dovetail.responses.response import KeptResponse, weight
 from dovetail.routing import Pool
 
 BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}

@@ -12,10 +12,10 @@ import msgspec
 from dovetail.catalog import Model
 from dovetail.engines.engine import MessageEngine
 from dovetail.guidance import Demand, Guidance, Place
-from dovetail.kept import Kept
-from dovetail.kept.store.memory import MemoryResponses
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Prepared, Prepares
+from dovetail.responses import Kept
+from dovetail.responses.memory import MemoryResponses
 from dovetail.routing import Pool
 from dovetail.stability import Stabilizer
 from dovetail.storage.faults import Faults

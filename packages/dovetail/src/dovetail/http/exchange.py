@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl
 
 from dovetail.http.access.auth import STRANGER
 from dovetail.http.ids import new_id
-from dovetail.kept import Local
 from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.responses import Local
 
 Headers = Iterable[tuple[str, str]]
 

@@ -3,15 +3,15 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dovetail.kept import Kept
-from dovetail.kept.store import store as responses
-from dovetail.kept.store.memory import MemoryResponses
-from dovetail.kept.store.sqlite import SqliteResponses
 from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.sqlite_store import SqliteStore
 from dovetail.ledger.store import Store
+from dovetail.responses import Kept
+from dovetail.responses import backend as responses
+from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.sqlite import SqliteResponses
 from dovetail.settings.config import Config
 from dovetail.settings.extras import how_to_install
 
@@ -49,7 +49,7 @@ def _responses(config: Config, folder: Path) -> responses.Store:
         return MemoryResponses(max_bytes=most, max_age=age)
     if config.store == "sqlite":
         return SqliteResponses(folder / RESPONSES, max_bytes=most, max_age=age)
-    from dovetail.kept.store.redis import RedisResponses
+    from dovetail.responses.redis import RedisResponses
 
     return RedisResponses(config.store, max_age=age)
 

@@ -8,9 +8,9 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.sockets.asked import Asked
 from dovetail.http.sockets.carrier import CARRIER
 from dovetail.http.sockets.wire import Lines, error_message, lane_of, messages, streams
-from dovetail.kept import Local
 from dovetail.net.asgi import Message, Scope, Send
 from dovetail.net.direct import DIRECT
+from dovetail.responses import Local
 
 #: Headers that belong to the one request that opened the socket.
 _OWN = frozenset(

@@ -5,8 +5,8 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.serving.draining import Draining, stopping
 from dovetail.http.sockets.answer import Source
 from dovetail.http.sockets.open_socket import Connection, Respond
-from dovetail.kept import Local, Room
 from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.responses import Local, Room
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES

@@ -20,8 +20,8 @@ from dovetail.http.serving.draining import Draining
 from dovetail.http.stateful.following import Alone, Others, pieces, show
 from dovetail.http.stateful.keeping import Keeping
 from dovetail.http.stateful.run import Frames, Key, Run
-from dovetail.kept import Kept, KeptResponse
 from dovetail.net.exchange import Gone
+from dovetail.responses import Kept, KeptResponse
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response

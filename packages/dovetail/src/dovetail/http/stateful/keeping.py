@@ -9,9 +9,9 @@ import msgspec
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import hold
 from dovetail.http.ids import number_in
-from dovetail.kept import Kept, KeptResponse, Place
-from dovetail.kept.kept import is_sound
-from dovetail.kept.response import Status
+from dovetail.responses import Kept, KeptResponse, Place
+from dovetail.responses.response import Status
+from dovetail.responses.store import is_sound
 from dovetail_model import Request, ResponseNotFound, TooLarge
 from dovetail_protocols import (
     ResponsesEcho,

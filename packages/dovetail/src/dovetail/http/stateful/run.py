@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from dovetail.http.stateful.keeping import Keeping
-from dovetail.kept import KeptResponse
 from dovetail.net.asgi import Message
+from dovetail.responses import KeptResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 

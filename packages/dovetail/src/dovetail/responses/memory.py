@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from dovetail.kept.response import KeptResponse
-from dovetail.kept.shelf import Shelf
-from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats
+from dovetail.responses.backend import MAX_AGE, MAX_BYTES, Clock, Stats
+from dovetail.responses.response import KeptResponse
+from dovetail.responses.shelf import Shelf
 from dovetail.storage.faults import Faults
 
 

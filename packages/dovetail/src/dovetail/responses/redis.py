@@ -7,8 +7,8 @@ are not kept, until it is back.
 import time
 from collections.abc import Sequence
 
-from dovetail.kept.response import KeptResponse
-from dovetail.kept.store.store import MAX_AGE, Clock, Stats, decode, encode
+from dovetail.responses.backend import MAX_AGE, Clock, Stats, decode, encode
+from dovetail.responses.response import KeptResponse
 from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import Faults
 from dovetail.storage.redis_client import RedisServer

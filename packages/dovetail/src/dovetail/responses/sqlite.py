@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.kept.response import KeptResponse
-from dovetail.kept.store.store import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
+from dovetail.responses.backend import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
+from dovetail.responses.response import KeptResponse
 from dovetail.storage.faults import Faults
 from dovetail.storage.sqlite import SqliteThread
 from dovetail.storage.sqlite_bounds import Bounds

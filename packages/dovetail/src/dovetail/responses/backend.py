@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 import zstandard
 
-from dovetail.kept.response import KeptResponse
+from dovetail.responses.response import KeptResponse
 from dovetail.storage.faults import Faults
 
 DAY = 86_400.0

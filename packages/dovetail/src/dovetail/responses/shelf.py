@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from dovetail.kept.response import KeptResponse, weight
+from dovetail.responses.response import KeptResponse, weight
 
 Key = tuple[str, str]
 

@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from dovetail.kept.response import KeptResponse, weight
+from dovetail.responses.response import KeptResponse, weight
 
 LAST = 32  # twice as many as a connection can have answered at once
 _MOST_GONE = 1024  # responses that are deleted while one is made

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.kept.local import Local
-from dovetail.kept.response import KeptResponse, weight
-from dovetail.kept.shelf import Shelf
-from dovetail.kept.store.store import Clock, Stats, Store
+from dovetail.responses.backend import Clock, Stats, Store
+from dovetail.responses.connection_cache import Local
+from dovetail.responses.response import KeptResponse, weight
+from dovetail.responses.shelf import Shelf
 from dovetail.storage import StoreError
 from dovetail.storage.bounded_map import Recent
 from dovetail.storage.faults import Faults
