@@ -22,11 +22,11 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.recognition import Replay
 from dovetail.preparation import Prepared, Preparer, Settings
-from dovetail.rendering.conversation import Names
+from dovetail.prompt.messages import Names
+from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import Source
-from dovetail.rendering.template import ChatTemplate
-from dovetail.rendering.writing import TurnWriter
 from dovetail_model import (
     Block,
     Fold,

@@ -19,9 +19,9 @@ from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
-from dovetail.rendering.template import ChatTemplate
-from dovetail.rendering.writing import TurnWriter
-from dovetail.stability import Stability
+from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.stability_init import Stability
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_tokenizers import Tokenizer
 

@@ -23,8 +23,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
-from dovetail.rendering.prompt import How
-from dovetail.rendering.renderer import Renderer
+from dovetail.prompt.prompt import How
+from dovetail.prompt.renderer import Renderer
 
 Policy = Literal["keeps", "drops at a user turn", "drops at the answer", "moves the tools"]
 Follower = Literal["tool", "user"]

@@ -13,8 +13,8 @@ from agent_clients import Agent, Heard
 
 from dovetail.generation import Generation
 from dovetail.preparation import Prepared, Preparer
-from dovetail.rendering.conversation import Names
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.messages import Names
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, Turn
 from dovetail_tokenizers import Tokenizer
 

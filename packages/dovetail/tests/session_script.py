@@ -16,8 +16,8 @@ from playing import OddSpelling
 
 from dovetail.ledger.turn_digest import canonical
 from dovetail.preparation import Prepared
-from dovetail.rendering.conversation import Names
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.messages import Names
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_parsers import markers, parse
 from dovetail_tokenizers import Guard

@@ -15,9 +15,9 @@ from dovetail.engines.scripted import reply as takes
 from dovetail.engines.scripted import selection as casting
 from dovetail.ledger import ledger
 from dovetail.ledger.recognition import Recaller
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.prefix_diagnostics import Doctor
 from dovetail.routing import pool
-from dovetail.stability.doctor import Doctor
-from dovetail.stability.stabilizer import Stabilizer
 from dovetail_protocols.memory import Memory
 from dovetail_tokenizers.long_texts import LongTexts
 

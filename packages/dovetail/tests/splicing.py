@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.splice import Splicer, Stops
 from dovetail.rendering.probe import probe
-from dovetail.rendering.resume import Resumption
-from dovetail.rendering.splice import Splicer, Stops
-from dovetail.rendering.template import ChatTemplate
 from dovetail.rendering.terminators import KNOWN
 from dovetail_parsers import markers, resolve
 

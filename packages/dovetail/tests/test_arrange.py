@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dovetail.stability import Stability, Stabilizer, arrange, stabilize
-from dovetail.stability.clean import Cleaner
-from dovetail.stability.exchange import plain_id
+from dovetail.prompt import arrange
+from dovetail.prompt.clean import Cleaner
+from dovetail.prompt.stability_init import Stability, Stabilizer, stabilize
+from dovetail.prompt.turn_order import plain_id
 from dovetail_model import (
     Block,
     DocumentBlock,

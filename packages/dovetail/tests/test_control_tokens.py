@@ -22,7 +22,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Prepared, Preparer
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Identity,
     ReasoningBlock,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.rendering.conversation import (
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import (
     Conversation,
     Message,
     Names,
@@ -13,7 +14,6 @@ from dovetail.rendering.conversation import (
     tool_call,
     tool_definitions,
 )
-from dovetail.rendering.facts import Facts
 from dovetail_model import (
     Block,
     DocumentBlock,

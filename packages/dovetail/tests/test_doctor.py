@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.stability import REASONS, Diagnosis, Doctor, Reason, Sighting, describe, headers
-from dovetail.stability.prefix import common_bytes
+from dovetail.prompt.prefix import common_bytes
+from dovetail.prompt.stability_init import (
+    REASONS,
+    Diagnosis,
+    Doctor,
+    Reason,
+    Sighting,
+    describe,
+    headers,
+)
 
 
 def decode(ids: Sequence[int]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from jinja2 import TemplateSyntaxError
 
-from dovetail.rendering.environment import Written, compile_template
-from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import Written, compile_template
 
 NOON = datetime(2026, 5, 4, 12)
 

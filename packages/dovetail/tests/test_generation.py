@@ -17,7 +17,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
 from dovetail.ledger.turn_digest import link, see
-from dovetail.rendering.prompt import Head, Prompt
+from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import (
     CallClose,
     Event,

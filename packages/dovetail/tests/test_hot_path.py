@@ -16,7 +16,7 @@ from models_at_hand import PAIRS, model, require
 
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.recognition import Recalled
-from dovetail.rendering.prompt import Head, Prompt
+from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import Request, ToolSpec
 
 QWEN3 = next(pair for pair in PAIRS if pair.name == "Qwen3")

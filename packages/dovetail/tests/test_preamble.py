@@ -2,7 +2,7 @@
 
 import pytest
 
-from dovetail.stability import Stability, stabilize, strip_preamble
+from dovetail.prompt.stability_init import Stability, stabilize, strip_preamble
 from dovetail_model import Block, Request, TextBlock, Turn
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.197.4f2; cc_entrypoint=sdk-cli;"

@@ -15,8 +15,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer, Settings
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail.renderers import Renderers
-from dovetail.rendering.writing import TurnWriter
 from dovetail_model import (
     Identity,
     InvalidRequest,

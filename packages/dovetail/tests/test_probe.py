@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import CHATML
-from dovetail.rendering.template import ChatTemplate, RenderError
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")

@@ -15,7 +15,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.turn_writer import TurnWriter
 
 SEEDS = {agent: 100 + at for at, agent in enumerate(AGENTS)}
 EDGES = [pair for pair in PAIRS if pair.name in ("Qwen3-Coder", "Ministral-3", "gpt-oss")]

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, resumption_of
 
-from dovetail.rendering.conversation import Conversation, Names, tool_definitions
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.resume import Resumption
-from dovetail.rendering.template import ChatTemplate
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import Conversation, Names, tool_definitions
+from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
 POSSIBLE = [

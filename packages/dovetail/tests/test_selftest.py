@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
+from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.rendering.probe import probe
 from dovetail.rendering.selftest import Pairing, SelfTest, self_test
 from dovetail.rendering.sources import CHATML
-from dovetail.rendering.template import ChatTemplate
 from dovetail_parsers import resolve
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.fallback import (
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.tool_fallback import (
     as_plain_messages,
     fallback_calls,
     fallback_tools,
@@ -16,7 +17,6 @@ from dovetail.rendering.fallback import (
 )
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import CHATML, SourceError, folder_source, gguf_source
-from dovetail.rendering.template import ChatTemplate
 from dovetail_parsers import parse
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
 
-from dovetail.rendering.conversation import Conversation, Message, Names, tool_definitions
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.splice import Follower, Seam, Shape, Splicer, Stops, thinned
-from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import Conversation, Message, Names, tool_definitions
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.splice import Follower, Seam, Shape, Splicer, Stops, thinned
 from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
 CALLED, SAID = Shape(True, "tool"), Shape(False, "user")

@@ -12,9 +12,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Preparer
+from dovetail.prompt.stability_init import Stability, Stabilizer
 from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served
-from dovetail.stability import Stability, Stabilizer
 from dovetail_model import (
     Event,
     Finish,

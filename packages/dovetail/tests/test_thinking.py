@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
 from dovetail.rendering.thinking import USUAL, merged, switches
 from dovetail_model import Thinking
 

@@ -18,8 +18,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Preparer
+from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.rendering.probe import probe
-from dovetail.rendering.template import ChatTemplate
 from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import (

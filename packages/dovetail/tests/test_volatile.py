@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.stability import DEFAULT_PATTERNS, BadPattern, Stability, Stabilizer, stabilize
-from dovetail.stability.volatile import Volatile
+from dovetail.prompt.stability_init import (
+    DEFAULT_PATTERNS,
+    BadPattern,
+    Stability,
+    Stabilizer,
+    stabilize,
+)
+from dovetail.prompt.volatile_text import Volatile
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 COUNTERS = [

@@ -17,7 +17,7 @@ from watch_stage import endpoint, plain_server
 
 from dovetail.catalog import Model
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.stability import arrange
+from dovetail.prompt import arrange
 from dovetail.watch.analyst import Analyst
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.lens import Lens, Lenses, stand_in

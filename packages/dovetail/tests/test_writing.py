@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.rendering.conversation import Names
-from dovetail.rendering.writing import TurnWriter, interleaved
+from dovetail.prompt.messages import Names
+from dovetail.prompt.turn_writer import TurnWriter, interleaved
 from dovetail_model import (
     Block,
     ImageBlock,

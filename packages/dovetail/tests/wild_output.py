@@ -24,8 +24,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.preparation import Prepared, Preparer
-from dovetail.rendering.conversation import Names
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.messages import Names
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import markers
 from dovetail_tokenizers import Detokenizer, Tokenizer

@@ -13,7 +13,7 @@ import msgspec
 
 from dovetail.extents import Delta, Extents
 from dovetail.ledger.entry import IDS, Entry
-from dovetail.rendering.prompt import Prompt
+from dovetail.prompt.prompt import Prompt
 from dovetail.stop_text import StopText
 from dovetail.turn_record import Origin, Owner, TurnRecord
 from dovetail_model import (

@@ -20,15 +20,15 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
 from dovetail.ledger.restoration import Restorer
 from dovetail.ledger.seal import Sealer
+from dovetail.prompt.diagnosis import Diagnosis
+from dovetail.prompt.prefix import common_ids
+from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
+from dovetail.prompt.prompt import Prompt
+from dovetail.prompt.renderer import loop_start
+from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.stability_init import Stability, Stabilizer
 from dovetail.renderers import Renderers
-from dovetail.rendering.prompt import Prompt
-from dovetail.rendering.renderer import loop_start
-from dovetail.rendering.template import RenderError
 from dovetail.rendering.thinking import merged, switches
-from dovetail.stability import Stability, Stabilizer
-from dovetail.stability.diagnosis import Diagnosis
-from dovetail.stability.doctor import Doctor, Sighting
-from dovetail.stability.prefix import common_ids
 from dovetail_model import (
     Block,
     DocumentBlock,

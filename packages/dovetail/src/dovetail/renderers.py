@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from dovetail.catalog import Model, Speech
+from dovetail.prompt.renderer import Renderer
+from dovetail.prompt.rendering_template import RenderError
 from dovetail.rendering.probe import probe
 from dovetail.rendering.probe.thoughts import SWITCHES
-from dovetail.rendering.renderer import Renderer
-from dovetail.rendering.template import RenderError
 
 _MOST = 32  # settings that are remembered
 

@@ -14,10 +14,10 @@ from dovetail.engines.engine import MessageEngine
 from dovetail.guidance import Demand, Guidance, Place
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Prepared, Prepares
+from dovetail.prompt.stability_init import Stabilizer
 from dovetail.responses import Kept
 from dovetail.responses.memory import MemoryResponses
 from dovetail.routing import Pool
-from dovetail.stability import Stabilizer
 from dovetail.storage.faults import Faults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory

@@ -10,8 +10,8 @@ from dovetail.ledger.entry import BROKEN, IDS, LOGPROBS, Entry, Span, session_na
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.turn_digest import link, see
-from dovetail.rendering.prompt import Prompt
-from dovetail.stability.prefix import common_ids
+from dovetail.prompt.prefix import common_ids
+from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dovetail.catalog import CatalogError, Model
 from dovetail.cli.loading import load
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
 from dovetail.rendering.selftest import Outcome
 from dovetail.weights import WeightsError
 

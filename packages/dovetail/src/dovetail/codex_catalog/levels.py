@@ -1,6 +1,6 @@
 """How hard a model can be asked to think, in the words of Codex."""
 
-from dovetail.rendering.template import RenderError
+from dovetail.prompt.rendering_template import RenderError
 from dovetail.service import Served
 from dovetail_model import Thinking
 

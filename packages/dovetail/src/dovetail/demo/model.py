@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from dovetail.catalog import Model, Parsers, Speech
+from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.rendering.probe import probe
 from dovetail.rendering.sources import Source
-from dovetail.rendering.template import ChatTemplate
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
 

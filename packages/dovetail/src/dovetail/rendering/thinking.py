@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
 from dovetail_model import Thinking
 
 #: With a reasoning parser, and unless the client wants no thoughts.

@@ -13,6 +13,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
 from dovetail.preparation import Preparer, Settings
+from dovetail.prompt.stability_init import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.routing import Pool
 from dovetail.service import Offered, Relayed, Served, Service
 from dovetail.settings.config import Config
@@ -20,7 +21,6 @@ from dovetail.settings.installation import data_folder
 from dovetail.setup.engines import make_pool, make_upstream
 from dovetail.setup.kept import open_kept, open_keyring, open_ledger
 from dovetail.setup.remote import Remote, find_remote
-from dovetail.stability import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.weights import find_model
 from dovetail_model import Sampling
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.preparation import Prepared
-from dovetail.rendering.template import RenderError
-from dovetail.stability import Diagnosis, arrange
+from dovetail.prompt import arrange
+from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.stability_init import Diagnosis
 from dovetail.watch.causes import Causes, copy_fault
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.lens import BYTES_OF_A_TOKEN, Lens, Lenses

@@ -7,8 +7,8 @@ import msgspec
 
 from dovetail.ledger.equivalence import same_arguments
 from dovetail.ledger.turn_digest import see
-from dovetail.rendering.writing import interleaved
-from dovetail.stability import Diagnosis, Stability, Stabilizer, strip_preamble
+from dovetail.prompt.stability_init import Diagnosis, Stability, Stabilizer, strip_preamble
+from dovetail.prompt.turn_writer import interleaved
 from dovetail.watch.verdict import Finding
 from dovetail_model import Block, ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 

@@ -14,8 +14,8 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.held import release
 from dovetail.pipeline import Watch
 from dovetail.preparation import Prepared
+from dovetail.prompt.stability_init import describe, headers
 from dovetail.service import Offered
-from dovetail.stability import describe, headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import GAPS, Gaps, Metrics
 from dovetail.telemetry.record import Inside, Recorder, RequestEnd

@@ -14,9 +14,9 @@ from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS, new_entry_id
 from dovetail.ledger.recognition import Recalled
 from dovetail.preparation import CallIds, Prepared
-from dovetail.rendering.prompt import Head, Prompt
+from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.stability_init import Diagnosis, Sighting
 from dovetail.service import Served
-from dovetail.stability import Diagnosis, Sighting
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 

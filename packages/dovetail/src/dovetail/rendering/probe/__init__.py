@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.rendering.probe import forms, policy, thoughts
 from dovetail.rendering.probe.bench import Bench, bench
 from dovetail.rendering.probe.warnings import warnings
-from dovetail.rendering.template import ChatTemplate
 
 __all__ = ["probe"]
 

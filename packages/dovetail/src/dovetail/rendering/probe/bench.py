@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.rendering.template import ChatTemplate, Messages, RenderError
+from dovetail.prompt.rendering_template import ChatTemplate, Messages, RenderError
 
 Message = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """What users should know about a template before they serve with it."""
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
 
 
 def warnings(facts: Facts) -> tuple[str, ...]:

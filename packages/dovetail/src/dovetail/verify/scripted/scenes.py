@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.rendering.conversation import Names
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.messages import Names
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 
 Kind = Literal["thought", "text", "call"]

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
 from dovetail_model import ToolCallBlock
 from dovetail_parsers import write
 

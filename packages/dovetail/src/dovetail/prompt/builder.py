@@ -17,20 +17,20 @@ from typing import Any
 from dovetail.ledger.entry import IDS, unpack
 from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.restoration import REBUILT
-from dovetail.rendering.conversation import (
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import (
     Conversation,
     Message,
     Names,
     Protect,
     tool_definitions,
 )
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.fallback import as_plain_messages, needs_fallback
-from dovetail.rendering.prompt import Head, How, Prompt
-from dovetail.rendering.resume import Resumption
-from dovetail.rendering.splice import Follower, HangsOn, Seam, Shape, Splicer, thinned
-from dovetail.rendering.template import ChatTemplate
-from dovetail.rendering.writing import TurnWriter, interleaved
+from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.prompt import Head, How, Prompt
+from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.splice import Follower, HangsOn, Seam, Shape, Splicer, thinned
+from dovetail.prompt.tool_fallback import as_plain_messages, needs_fallback
+from dovetail.prompt.turn_writer import TurnWriter, interleaved
 from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn
 from dovetail_tokenizers import Guard
 

@@ -10,14 +10,14 @@ import msgspec
 
 from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.turn_digest import digest
-from dovetail.rendering.assembly import Assembly, Kit, Tools
-from dovetail.rendering.conversation import Names, protected
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.prompt import Head, Prompt
-from dovetail.rendering.resume import Resumption
-from dovetail.rendering.splice import Splicer, Stops, nonce
-from dovetail.rendering.template import ChatTemplate, RenderError
-from dovetail.rendering.writing import TurnWriter
+from dovetail.prompt.builder import Assembly, Kit, Tools
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import Names, protected
+from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.splice import Splicer, Stops, nonce
+from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -10,14 +10,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dovetail.stability.arrange import (
+from dovetail.prompt.arrange import (
     Arrangement,
     LateResult,
     leading,
     with_turns,
     without_blanks,
 )
-from dovetail.stability.clean import Cleaner, Stability
+from dovetail.prompt.clean import Cleaner, Stability
 from dovetail_model import (
     Block,
     DocumentBlock,

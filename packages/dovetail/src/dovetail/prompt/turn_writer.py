@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from dovetail.rendering.conversation import Names, Protect, call_object
+from dovetail.prompt.messages import Names, Protect, call_object
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import resolve, write
 

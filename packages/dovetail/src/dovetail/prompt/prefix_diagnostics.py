@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dovetail.stability.diagnosis import Diagnosis, Part, Reason
-from dovetail.stability.prefix import common_bytes
+from dovetail.prompt.diagnosis import Diagnosis, Part, Reason
+from dovetail.prompt.prefix import common_bytes
 
 _LINES = 16  # kept of one session: an agent with its sub-agents
 _OTHERS = 8  # sessions that a first prompt is compared with

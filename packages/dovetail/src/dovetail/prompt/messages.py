@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.ledger.store import call_key
-from dovetail.rendering.environment import Written
-from dovetail.rendering.facts import Facts
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.template import Written
 from dovetail_model import (
     Block,
     DocumentBlock,

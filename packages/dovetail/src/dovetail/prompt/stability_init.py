@@ -1,12 +1,12 @@
 """What must not reach the token prefix, and who changed it if it did."""
 
-from dovetail.stability.arrange import arrange
-from dovetail.stability.clean import Stability
-from dovetail.stability.diagnosis import REASONS, Diagnosis, Reason, describe, headers
-from dovetail.stability.doctor import Doctor, Sighting
-from dovetail.stability.preamble import strip_preamble
-from dovetail.stability.stabilizer import Stabilizer
-from dovetail.stability.volatile import DEFAULT_PATTERNS, BadPattern
+from dovetail.prompt.arrange import arrange
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.diagnosis import REASONS, Diagnosis, Reason, describe, headers
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.preamble import strip_preamble
+from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, BadPattern
 from dovetail_model import Request
 
 __all__ = [

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.rendering.conversation import Message, content_of, tool_call
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import Message, content_of, tool_call
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 
 Follower = Literal["tool", "user", "system"]
 HangsOn = Literal["nothing", "calls", "history"]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
 
-from dovetail.stability.preamble import strip_preamble
-from dovetail.stability.volatile import DEFAULT_PATTERNS, Volatile
+from dovetail.prompt.preamble import strip_preamble
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, Volatile
 from dovetail_model import Block, TextBlock, Turn
 
 _REMEMBERED = 64  # system texts: a few per harness and version

@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, meta
 
-from dovetail.rendering.environment import Clock, compile_template, environment
+from dovetail.prompt.template import Clock, compile_template, environment
 
 Messages = Sequence[Mapping[str, Any]]
 

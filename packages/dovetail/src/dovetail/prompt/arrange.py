@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Sequence
 
 import msgspec
 
-from dovetail.stability.exchange import Exchange, plain_id
+from dovetail.prompt.turn_order import Exchange, plain_id
 from dovetail_model import Block, Request, Role, TextBlock, ToolResultBlock, Turn
 
 _STEERING: dict[Role, Role] = {"system": "system", "developer": "system"}

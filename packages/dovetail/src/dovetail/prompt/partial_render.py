@@ -9,10 +9,10 @@ the user's text.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.rendering.conversation import Message, content_of, tool_call
-from dovetail.rendering.facts import Facts
-from dovetail.rendering.splice import STUB_TOOL, nonce
-from dovetail.rendering.template import ChatTemplate, RenderError
+from dovetail.prompt.facts import Facts
+from dovetail.prompt.messages import Message, content_of, tool_call
+from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.splice import STUB_TOOL, nonce
 
 
 class Resumption:
