@@ -9,8 +9,8 @@ from benchmarks.prepare import inside, over_http
 from benchmarks.prepare.dialects import DIALECTS
 from benchmarks.prepare.session import LOOP, Session
 
-from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
+from dovetail.models.loader import Model
 
 SMALL, LARGE = 3, 60  # steps
 MOST_CALLS = 4_000  # of functions, in a tool step of the Messages API: 2,300 in 2026

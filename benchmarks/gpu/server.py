@@ -22,11 +22,11 @@ from benchmarks.gpu.actor import Actor, Notebook, Script
 from benchmarks.gpu.claude import MODEL, session_id
 from benchmarks.gpu.orders import Serve
 from benchmarks.gpu.scenes import make_scene
-from dovetail.catalog import Model, load_model
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http import App
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import serve, server, until_started
+from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import settle
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

@@ -12,10 +12,10 @@ from benchmarks.measure import quiet
 from benchmarks.prepare.dialects import DIALECTS
 from benchmarks.prepare.session import Session
 from benchmarks.report import ROOT, Result, table
-from dovetail.catalog import Model, load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, load_model
 from dovetail.preparation import Preparer
 
 INTRO = """\

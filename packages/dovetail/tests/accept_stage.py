@@ -11,7 +11,6 @@ from typing import Any
 from watch_stage import PLAIN
 
 from dovetail.accept.tasks import TASKS
-from dovetail.catalog import load_model
 from dovetail.engines.completion_server import CompletionsServer, ServedModel
 from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
@@ -20,6 +19,7 @@ from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

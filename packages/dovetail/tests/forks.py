@@ -15,18 +15,18 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.catalog import Model, Parsers, Speech
 from dovetail.ledger.entry import IDS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.recognition import Replay
+from dovetail.models.files import Source
+from dovetail.models.loader import Model, Parsers, Speech
+from dovetail.models.template_probe import probe
 from dovetail.preparation import Prepared, Preparer, Settings
 from dovetail.prompt.messages import Names
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
-from dovetail.rendering.probe import probe
-from dovetail.rendering.sources import Source
 from dovetail_model import (
     Block,
     Fold,

@@ -22,13 +22,13 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail.catalog import Model, load_model
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.http import App, HttpOptions
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, load_model
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

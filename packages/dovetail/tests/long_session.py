@@ -14,10 +14,10 @@ from matrix import KEY, OFF, common_prefix
 from models_at_hand import PAIRS, Pair, model
 from playing import Played, Player
 
-from dovetail.catalog import Model
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.preparation import Preparer, Settings
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.stability_init import Stability

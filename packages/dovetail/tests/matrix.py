@@ -18,10 +18,10 @@ from models_at_hand import Pair, model
 from playing import Played, Player
 from session_script import SCRIPT, question, result, scribe
 
-from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.preparation import Preparer, Settings
 from dovetail.prompt.prompt import How
 from dovetail.prompt.renderer import Renderer

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from dovetail.catalog import Model, load_model
+from dovetail.models.loader import Model, load_model
 
 ROOT = Path(__file__).parents[3]
 TOKENIZERS = ROOT / ".cache" / "tokenizers"

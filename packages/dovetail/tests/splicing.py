@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
+from dovetail.models.stop_tokens import KNOWN
+from dovetail.models.template_probe import probe
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.partial_render import Resumption
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.splice import Splicer, Stops
-from dovetail.rendering.probe import probe
-from dovetail.rendering.terminators import KNOWN
 from dovetail_parsers import markers, resolve
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))

@@ -11,10 +11,10 @@ from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, pa
 from dovetail.ledger.entry import pack
 from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.restoration import REBUILT
+from dovetail.models.files import CHATML
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.renderer import Renderer
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.sources import CHATML
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
 

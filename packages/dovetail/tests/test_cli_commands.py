@@ -10,7 +10,7 @@ from served import WEIGHTS, qwen_folder
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.weights import BUILT_IN
+from dovetail.models.weights import BUILT_IN
 
 RAW = "<think>\nHm.\n</think>\n\nLook.\n\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -17,10 +17,10 @@ from forks import (
 from models_at_hand import PAIRS, Pair, model, require
 from playing import Player
 
-from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.preparation import Prepared, Preparer
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (

@@ -23,7 +23,7 @@ from forks import (
 from histories import play_histories
 from models_at_hand import PAIRS, Pair, model, require
 
-from dovetail.catalog import Model
+from dovetail.models.loader import Model
 from dovetail.preparation import Prepared
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock, Turn
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from models_at_hand import PAIRS, Pair, model, require
 
-from dovetail.catalog import Model
+from dovetail.models.loader import Model
 from dovetail_model import (
     OutputBlock,
     ReasoningBlock,

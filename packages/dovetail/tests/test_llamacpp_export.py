@@ -18,11 +18,11 @@ from http_stage import serving
 from llamacpp_at_hand import CONTEXT, WEIGHTS, collect, need_weights, request
 from probable_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_kept, check_shown
 
-from dovetail.catalog import Model, load_model
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import Call, fetch
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool

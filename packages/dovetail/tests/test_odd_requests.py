@@ -12,10 +12,10 @@ from forks import (
 )
 from models_at_hand import PAIRS, Pair, model, require
 
-from dovetail.catalog import Model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.preparation import Preparer
 from dovetail_model import (
     InvalidRequest,

@@ -10,13 +10,13 @@ from agent_clients import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
 from models_at_hand import PAIRS, TOKENIZERS, model, require
 from playing import Player
 
-from dovetail.catalog import Model, load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, load_model
+from dovetail.models.renderers import Renderers
 from dovetail.preparation import Preparer, Settings
 from dovetail.prompt.turn_writer import TurnWriter
-from dovetail.renderers import Renderers
 from dovetail_model import (
     Identity,
     InvalidRequest,

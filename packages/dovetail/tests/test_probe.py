@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
+from dovetail.models.files import CHATML
+from dovetail.models.template_probe import probe
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.rendering.probe import probe
-from dovetail.rendering.sources import CHATML
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")

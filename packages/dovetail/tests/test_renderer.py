@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from dovetail.models.files import CHATML
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.renderer import Renderer
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.sources import CHATML
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
+from dovetail.models.files import CHATML
+from dovetail.models.self_test import Pairing, SelfTest, self_test
+from dovetail.models.template_probe import probe
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe import probe
-from dovetail.rendering.selftest import Pairing, SelfTest, self_test
-from dovetail.rendering.sources import CHATML
 from dovetail_parsers import resolve
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))

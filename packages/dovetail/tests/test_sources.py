@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
+from dovetail.models.files import CHATML, SourceError, folder_source, gguf_source
+from dovetail.models.template_probe import probe
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.tool_fallback import (
@@ -15,8 +17,6 @@ from dovetail.prompt.tool_fallback import (
     fallback_tools,
     needs_fallback,
 )
-from dovetail.rendering.probe import probe
-from dovetail.rendering.sources import CHATML, SourceError, folder_source, gguf_source
 from dovetail_parsers import parse
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.models.thinking import USUAL, merged, switches
 from dovetail.prompt.facts import Facts
-from dovetail.rendering.thinking import USUAL, merged, switches
 from dovetail_model import Thinking
 
 MODE = Facts(

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from heard import heard
 
-from dovetail.catalog import Model, Parsers, Speech
 from dovetail.demo.model import TEMPLATE, demo_model
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, Parsers, Speech
+from dovetail.models.template_probe import probe
 from dovetail.preparation import Preparer
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe import probe
 from dovetail.routing import Pool
 from dovetail.service import Served
 from dovetail_model import (

@@ -17,13 +17,13 @@ import pytest
 from models_at_hand import TOKENIZERS
 from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
-from dovetail.catalog import load_model
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.child import grammar as module
 from dovetail.engines.transformers.child.grammar import Constraints, Guide, spelled
 from dovetail.engines.transformers.child.prefix_cache import Prefixes
+from dovetail.models.loader import load_model
 from dovetail_model import (
     ClientError,
     InvalidRequest,

@@ -19,7 +19,6 @@ from probable_sessions import ASKED_OR_KEPT, SHAPE, Overhearing, Session, check_
 from tiny_qwen3 import tiny_qwen3
 from torch_at_hand import PYTHON, Forward, forward, need_torch
 
-from dovetail.catalog import Model, load_model
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
@@ -28,6 +27,7 @@ from dovetail.engines.transformers.child.sampling import Draw
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model, load_model
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

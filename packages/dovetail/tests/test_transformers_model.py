@@ -21,13 +21,13 @@ from http_stage import serving
 from probable_sessions import Overhearing
 from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
-from dovetail.catalog import load_model
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import load_model
 from dovetail.preparation import Preparer
 from dovetail.routing import Pool
 from dovetail.service import Served, Service

@@ -12,13 +12,13 @@ from scripted_stage import END, TOKENIZER, ids, request
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenEngine
-from dovetail.engines.files import find_files
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.discovery import PROBES
+from dovetail.models.engines_files import find_files
+from dovetail.models.weights import WeightsError
 from dovetail.net.http_client import Endpoint
-from dovetail.weights import WeightsError
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
 REMOTE = RemoteModel(MODEL)

@@ -15,8 +15,8 @@ from agent_clients import MessagesAgent
 from http_stage import CALL, NAME, Stage, head, run, tiny_model
 from watch_stage import endpoint, plain_server
 
-from dovetail.catalog import Model
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.models.loader import Model
 from dovetail.prompt import arrange
 from dovetail.watch.analyst import Analyst
 from dovetail.watch.exchange import Exchange

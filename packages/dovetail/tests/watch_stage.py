@@ -10,12 +10,12 @@ from ssl import SSLContext
 
 from http_stage import NAME, Stage, StageEngine, tiny_model
 
-from dovetail.catalog import Model
 from dovetail.http import App
 from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.preparation import Preparer, Settings
 from dovetail.prompt.stability_init import Stability

@@ -18,11 +18,11 @@ from models_at_hand import Pair
 from models_at_hand import model as model_of
 from playing import Played, Player
 
-from dovetail.catalog import Model
 from dovetail.ledger.entry import unpack
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import Model
 from dovetail.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Names
 from dovetail.prompt.turn_writer import TurnWriter

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.catalog import Model
 from dovetail.engines.engine import Constraint, Syntax
+from dovetail.models.loader import Model
 from dovetail.preparation import Prepared
 from dovetail_model import Unsupported
 from dovetail_parsers import guide

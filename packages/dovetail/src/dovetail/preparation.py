@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from dovetail.beside import beside
-from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import Entry, new_entry_id
 from dovetail.ledger.keyring import Keyring
@@ -20,6 +19,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
 from dovetail.ledger.restoration import Restorer
 from dovetail.ledger.seal import Sealer
+from dovetail.models.loader import Model
+from dovetail.models.renderers import Renderers
+from dovetail.models.thinking import merged, switches
 from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.prefix import common_ids
 from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
@@ -27,8 +29,6 @@ from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.renderer import loop_start
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.stability_init import Stability, Stabilizer
-from dovetail.renderers import Renderers
-from dovetail.rendering.thinking import merged, switches
 from dovetail_model import (
     Block,
     DocumentBlock,

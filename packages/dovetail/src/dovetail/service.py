@@ -9,10 +9,10 @@ from functools import cached_property
 
 import msgspec
 
-from dovetail.catalog import Model
 from dovetail.engines.engine import MessageEngine
 from dovetail.guidance import Demand, Guidance, Place
 from dovetail.ledger.seal import Sealer
+from dovetail.models.loader import Model
 from dovetail.preparation import Prepared, Prepares
 from dovetail.prompt.stability_init import Stabilizer
 from dovetail.responses import Kept

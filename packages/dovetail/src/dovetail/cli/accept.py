@@ -21,12 +21,12 @@ from dovetail.accept.figures import Figures
 from dovetail.accept.report import as_json, html, terminal
 from dovetail.accept.subject import AcceptError, Subject, Wish, examine
 from dovetail.accept.tasks import TASKS, Task
-from dovetail.catalog import CatalogError
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
+from dovetail.models.loader import CatalogError
+from dovetail.models.weights import WeightsError
 from dovetail.telemetry.log import configure
 from dovetail.watch.lens import Notation
-from dovetail.weights import WeightsError
 from dovetail_model import DovetailError, Sampling
 
 Engine = Literal["auto", "vllm", "sglang", "openai"]

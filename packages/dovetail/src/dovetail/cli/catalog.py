@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.catalog import CatalogError
 from dovetail.cli.failing import fail
 from dovetail.cli.settings import with_settings
 from dovetail.codex_catalog import ProfileError, aliased, read_profile
@@ -14,10 +13,11 @@ from dovetail.codex_catalog import catalog as codex_catalog
 from dovetail.engines.registry import EngineSetupError
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.served import ask
+from dovetail.models.loader import CatalogError
+from dovetail.models.weights import WeightsError
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings
 from dovetail.setup import build
-from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
 
 HARNESS = "codex"

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.catalog import CatalogError, Model
 from dovetail.cli.loading import load
+from dovetail.models.loader import CatalogError, Model
+from dovetail.models.self_test import Outcome
+from dovetail.models.weights import WeightsError
 from dovetail.prompt.facts import Facts
-from dovetail.rendering.selftest import Outcome
-from dovetail.weights import WeightsError
 
 
 def inspect(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dovetail.catalog import Model, load_model
+from dovetail.models.loader import Model, load_model
+from dovetail.models.weights import find_model
 from dovetail.setup import own_template
-from dovetail.weights import find_model
 
 
 def load(

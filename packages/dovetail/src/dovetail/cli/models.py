@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.models.weights import BUILT_IN, Weights
 from dovetail.settings.installation import data_folder
-from dovetail.weights import BUILT_IN, Weights
 from dovetail_parsers import families
 
 Rows = list[dict[str, Any]]

@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dovetail.catalog import CatalogError, Model
 from dovetail.cli.loading import load
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.models.loader import CatalogError, Model
+from dovetail.models.weights import WeightsError
 from dovetail.preparation import Prepared, Preparer
 from dovetail.settings.config import Config
 from dovetail.setup import TURNS, open_keyring, open_ledger
-from dovetail.weights import WeightsError
 from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 

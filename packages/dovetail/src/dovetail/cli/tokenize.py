@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dovetail.catalog import CatalogError
 from dovetail.cli.loading import load
-from dovetail.weights import WeightsError
+from dovetail.models.loader import CatalogError
+from dovetail.models.weights import WeightsError
 
 
 def tokenize(

@@ -13,11 +13,12 @@ import typer
 import uvloop
 from rich.console import Console
 
-from dovetail.catalog import CatalogError
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
 from dovetail.http.serving.server import server, until_started
+from dovetail.models.loader import CatalogError
+from dovetail.models.weights import WeightsError, find_model
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail.setup import build
@@ -26,7 +27,6 @@ from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, 
 from dovetail.watch.recording import RecordingError, recorded, write_private
 from dovetail.watch.screen import screen
 from dovetail.watch.watching import Options, Watching
-from dovetail.weights import WeightsError, find_model
 from dovetail_model import DovetailError
 
 SWITCH = 0.0005  # seconds that the observer may hold up the relay at a time

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from dovetail.catalog import Model, Parsers, Speech
+from dovetail.models.files import Source
+from dovetail.models.loader import Model, Parsers, Speech
+from dovetail.models.template_probe import probe
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe import probe
-from dovetail.rendering.sources import Source
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.models.weights import BUILT_IN
 from dovetail.settings.config import Config
 from dovetail.settings.sources import PREFIX, SECRET, Settings
 from dovetail.setup import DEFAULT_MODEL
-from dovetail.weights import BUILT_IN
 
 _NOT_FILES = ("flag", "environment")
 

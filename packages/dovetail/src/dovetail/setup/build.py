@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.catalog import Model, load_model
-from dovetail.engines.files import find_files
 from dovetail.engines.registry import UPSTREAMS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
+from dovetail.models.engines_files import find_files
+from dovetail.models.loader import Model, load_model
+from dovetail.models.weights import find_model
 from dovetail.preparation import Preparer, Settings
 from dovetail.prompt.stability_init import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.routing import Pool
@@ -21,7 +22,6 @@ from dovetail.settings.installation import data_folder
 from dovetail.setup.engines import make_pool, make_upstream
 from dovetail.setup.kept import open_kept, open_keyring, open_ledger
 from dovetail.setup.remote import Remote, find_remote
-from dovetail.weights import find_model
 from dovetail_model import Sampling
 
 DEFAULT_MODEL = "smollm2"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.catalog import Model
 from dovetail.engines.engine import MessageEngine
 from dovetail.engines.registry import (
     EngineSetup,
@@ -13,6 +12,7 @@ from dovetail.engines.registry import (
     create_engine,
     create_upstream,
 )
+from dovetail.models.loader import Model
 from dovetail.routing import Pool
 from dovetail.settings.config import Config
 from dovetail.setup.remote import Remote

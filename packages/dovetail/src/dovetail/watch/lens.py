@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.catalog import CatalogError, Model, Parsers, Speech, load_model
-from dovetail.hub import HUB_ID, cached_model
+from dovetail.models.files import Source
+from dovetail.models.hub import HUB_ID, cached_model
+from dovetail.models.loader import CatalogError, Model, Parsers, Speech, load_model
+from dovetail.models.template_probe import probe
 from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe import probe
-from dovetail.rendering.sources import Source
 from dovetail_model import EngineError, Sampling
 from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import ByteTokenizer

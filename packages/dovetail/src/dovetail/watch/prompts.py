@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dovetail.catalog import Model
 from dovetail.ledger.entry import IDS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.turn_digest import digest, see
+from dovetail.models.loader import Model
+from dovetail.models.renderers import Renderers
 from dovetail.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Conversation, Names, tool_definitions
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.stability_init import Diagnosis, Doctor, Sighting
 from dovetail.prompt.tool_fallback import as_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter
-from dovetail.renderers import Renderers
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
 from dovetail_tokenizers import Guard
 

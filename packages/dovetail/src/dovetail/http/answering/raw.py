@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.beside import beside
-from dovetail.catalog import Model
 from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS, new_entry_id
 from dovetail.ledger.recognition import Recalled
+from dovetail.models.loader import Model
 from dovetail.preparation import CallIds, Prepared
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail.prompt.stability_init import Diagnosis, Sighting

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dovetail.catalog import Model, Speech
+from dovetail.models.loader import Model, Speech
+from dovetail.models.template_probe import probe
+from dovetail.models.template_probe.switches import SWITCHES
 from dovetail.prompt.renderer import Renderer
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.rendering.probe import probe
-from dovetail.rendering.probe.thoughts import SWITCHES
 
 _MOST = 32  # settings that are remembered
 

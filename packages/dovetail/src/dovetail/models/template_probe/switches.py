@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.rendering.probe.bench import Bench, shared
-from dovetail.rendering.probe.policy import keeps_at_user
+from dovetail.models.template_probe.context import Bench, shared
+from dovetail.models.template_probe.history_policy import keeps_at_user
 
 Switches = Mapping[str, Any]
 

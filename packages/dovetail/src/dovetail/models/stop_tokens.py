@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from dovetail.models.template_probe.context import bench
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe.bench import bench
 
 #: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
 #: thoughts with it.

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dovetail.models.template_probe import history_policy as policy
+from dovetail.models.template_probe import message_forms as forms
+from dovetail.models.template_probe import switches as thoughts
+from dovetail.models.template_probe.context import Bench, bench
+from dovetail.models.template_probe.warnings import warnings
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.rendering.probe import forms, policy, thoughts
-from dovetail.rendering.probe.bench import Bench, bench
-from dovetail.rendering.probe.warnings import warnings
 
 __all__ = ["probe"]
 

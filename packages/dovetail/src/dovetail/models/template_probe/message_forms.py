@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 from typing import Any, Literal
 
+from dovetail.models.template_probe.context import Bench, Message
 from dovetail.prompt.facts import Kept
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.rendering.probe.bench import Bench, Message
 
 _CONTENT: tuple[Literal["string", "parts"], ...] = ("string", "parts")
 

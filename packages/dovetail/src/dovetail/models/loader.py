@@ -14,16 +14,16 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from dovetail.model_files import ModelFiles, read_files
+from dovetail.models.files import Source, SourceError
+from dovetail.models.model_files import ModelFiles, read_files
+from dovetail.models.self_test import Pairing, SelfTest, self_test
+from dovetail.models.stop_tokens import terminators
+from dovetail.models.template_probe import probe
+from dovetail.models.thinking import switches as thinking_switches
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.tool_fallback import TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
-from dovetail.rendering.probe import probe
-from dovetail.rendering.selftest import Pairing, SelfTest, self_test
-from dovetail.rendering.sources import Source, SourceError
-from dovetail.rendering.terminators import terminators
-from dovetail.rendering.thinking import switches as thinking_switches
 from dovetail_model import Sampling, Thinking
 from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import Tokenizer, load

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from dovetail.hub import HUB_ID, from_hub
+from dovetail.models.hub import HUB_ID, from_hub
 from dovetail.settings.installation import data_folder
 
 #: Called with the bytes so far, and of how many, if that is known.

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.weights import WeightsError, find_model
+from dovetail.models.weights import WeightsError, find_model
 
 #: Either of them can be made into a tokenizer; weights are not needed.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")

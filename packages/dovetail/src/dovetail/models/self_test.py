@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from dovetail.models.template_probe.context import shared, with_thought
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.tool_fallback import as_plain_messages, needs_fallback
-from dovetail.rendering.probe.bench import shared, with_thought
 from dovetail_model import Message as Answer
 from dovetail_parsers import markers, opens_thought, parse
 

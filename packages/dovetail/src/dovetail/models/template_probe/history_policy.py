@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.rendering.probe.bench import Bench, Message, shared, with_thought
+from dovetail.models.template_probe.context import Bench, Message, shared, with_thought
 
 #: Fields of a message that may hold its thought.
 FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.rendering.sources import Source, SourceError, folder_source, gguf_source, read_json
+from dovetail.models.files import Source, SourceError, folder_source, gguf_source, read_json
 from dovetail_model import Sampling
 from dovetail_tokenizers import read_gguf_metadata
 
