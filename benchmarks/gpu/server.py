@@ -28,9 +28,9 @@ from dovetail.http.options import http_options
 from dovetail.http.serving.server import serve, server, until_started
 from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import settle
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 from dovetail.settings.config import Config
 from dovetail.setup import open_keyring, open_ledger
 from dovetail.setup.build import default_sampling, settings

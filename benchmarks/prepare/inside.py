@@ -16,7 +16,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
 
 INTRO = """\
 Milliseconds of processor time, the best of several turns, for sessions that clients grow step by

@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.prepare.dialects import Dialect
 from benchmarks.prepare.matter import TOOL, Matter
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail_model import Request
 from dovetail_protocols import Memory
 from dovetail_tokenizers import Tokenizer

@@ -21,9 +21,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 
 MODEL = "some-org/some-model"
 

@@ -10,9 +10,9 @@ from http_stage import Stage, StageEngine, service, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
+from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept
 from dovetail.responses.memory import MemoryResponses
-from dovetail.service import Service
 from dovetail.workers import joined
 
 

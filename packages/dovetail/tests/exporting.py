@@ -12,7 +12,7 @@ from playing import Played, Player
 
 from dovetail.ledger.export_init import Export, Sample
 from dovetail.ledger.ledger import Ledger
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 
 
 @dataclass

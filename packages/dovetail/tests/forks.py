@@ -23,7 +23,7 @@ from dovetail.ledger.recognition import Replay
 from dovetail.models.files import Source
 from dovetail.models.loader import Model, Parsers, Speech
 from dovetail.models.template_probe import probe
-from dovetail.preparation import Prepared, Preparer, Settings
+from dovetail.pipeline.preparation import Prepared, Preparer, Settings
 from dovetail.prompt.messages import Names
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter

@@ -1,7 +1,7 @@
 """The answer of the pipeline, kept batch by batch."""
 
-from dovetail.pipeline import answer
-from dovetail.service import Offered
+from dovetail.pipeline.execution import answer
+from dovetail.pipeline.registry import Offered
 from dovetail_model import Event, Request
 
 

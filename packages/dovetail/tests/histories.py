@@ -22,7 +22,7 @@ from forks import (
 )
 from splice_oracle import Oracle, text_of
 
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail_model import (
     TextBlock,
     ToolCallBlock,

@@ -18,7 +18,7 @@ from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.stability_init import Stability
 from dovetail.prompt.turn_writer import TurnWriter

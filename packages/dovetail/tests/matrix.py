@@ -22,7 +22,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.prompt import How
 from dovetail.prompt.renderer import Renderer
 

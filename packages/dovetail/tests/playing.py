@@ -11,8 +11,8 @@ from itertools import count
 
 from agent_clients import Agent, Heard
 
-from dovetail.generation import Generation
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.generation import Generation
+from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Names
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, Turn

@@ -15,7 +15,7 @@ from models_at_hand import Pair, model
 from playing import OddSpelling
 
 from dovetail.ledger.turn_digest import canonical
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail.prompt.messages import Names
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn

@@ -14,7 +14,7 @@ from typing import Any
 from forks import Grove, Said, grove, parts, small_model
 
 from dovetail.ledger.seal import entry_id_of
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.S)

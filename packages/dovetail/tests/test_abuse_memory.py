@@ -7,7 +7,7 @@ from http_stage import NAME, run, serving
 
 from dovetail.ledger.history_match import Found, Step, Walk, Walks
 from dovetail.ledger.turn_digest import Digests
-from dovetail.stop_text import ALL, LONGEST, StopText
+from dovetail.pipeline.stop_text import ALL, LONGEST, StopText
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -9,9 +9,9 @@ from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, service, serving
 
 from dovetail.http.stateful import background as background_module
+from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses
-from dovetail.service import Service
 from dovetail.settings.config import Config
 from dovetail.setup.kept import open_kept
 from dovetail.storage import StoreError

@@ -9,12 +9,12 @@ from http_stage import NAME, run, serving, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail import beside as module
-from dovetail.beside import HUGE, WORTH_A_THREAD, beside
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.preparation import Preparer
+from dovetail.pipeline.beside import HUGE, WORTH_A_THREAD, beside
+from dovetail.pipeline.execution import beside as module
+from dovetail.pipeline.preparation import Preparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
 from dovetail_tokenizers import HfTokenizer
 

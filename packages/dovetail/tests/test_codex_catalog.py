@@ -25,10 +25,10 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.registry import Relayed, Served, Service
 from dovetail.prompt.stability_init import Stability, Stabilizer
 from dovetail.routing import Pool
-from dovetail.service import Relayed, Served, Service
 
 LIST = "/v1/models?client_version=0.166.0"
 SLASHED = "openai/openai/gpt-5.5"

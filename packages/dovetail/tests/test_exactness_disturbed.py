@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.sqlite_store import SqliteStore
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 AGENT = pytest.mark.parametrize("kind", [ClaudeCode, Codex, ChatAgent], ids=lambda k: k.name)

@@ -22,7 +22,7 @@ from dovetail.ledger.entry import IDS, Entry, pack, unpack
 from dovetail.ledger.export_init import Export, Missing, Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)

@@ -14,10 +14,10 @@ from dovetail.ledger.export_init import Export, Sample
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.pipeline import answer
-from dovetail.preparation import Preparer
+from dovetail.pipeline.execution import answer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served
 from dovetail.routing import Pool
-from dovetail.service import Served
 from dovetail_model import (
     Event,
     Identity,

@@ -24,7 +24,7 @@ from histories import play_histories
 from models_at_hand import PAIRS, Pair, model, require
 
 from dovetail.models.loader import Model
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock, Turn
 
 Loader = Callable[[], Model]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from models_at_hand import PAIRS, Pair, model, require
 from playing import OddSpelling
 
-from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import BROKEN, Entry, unpack
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recognition import Recalled
 from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
 from dovetail.ledger.turn_digest import link, see
+from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import (
     CallClose,

@@ -14,8 +14,8 @@ from itertools import count, cycle, islice
 import pytest
 from models_at_hand import PAIRS, model, require
 
-from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.recognition import Recalled
+from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import Request, ToolSpec
 

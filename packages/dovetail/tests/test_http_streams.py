@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
-from dovetail import speaker
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
 from dovetail.http.answering import outlet
 from dovetail.http.answering.stream import Streaming
+from dovetail.pipeline.execution import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
 MESSAGE = [{"role": "user", "content": "Hi"}]

@@ -24,9 +24,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import Call, fetch
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 from dovetail_model import InvalidRequest
 
 LISTED = 500  # of the likeliest tokens, among which nearly every drawn one is

@@ -16,7 +16,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
 from dovetail_model import (
     InvalidRequest,
     ReasoningBlock,

@@ -15,7 +15,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
 from dovetail.models.renderers import Renderers
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Identity,

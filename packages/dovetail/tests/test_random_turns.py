@@ -14,7 +14,7 @@ from wild_output import Tally, check_claims, check_raw, play
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
 from dovetail.prompt.turn_writer import TurnWriter
 
 SEEDS = {agent: 100 + at for at, agent in enumerate(AGENTS)}

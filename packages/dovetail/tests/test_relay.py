@@ -14,8 +14,8 @@ from http_stage import NAME, Stage, run, serving
 from dovetail.engines.engine import Abilities, Health
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
+from dovetail.pipeline.registry import Relayed, Service
 from dovetail.prompt.stability_init import Stability, Stabilizer
-from dovetail.service import Relayed, Service
 from dovetail_model import (
     CallArgs,
     CallClose,

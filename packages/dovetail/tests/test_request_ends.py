@@ -17,9 +17,9 @@ from dovetail.http.access.key_file import Key
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 from dovetail.telemetry.record import Inside, RequestEnd
 from dovetail.telemetry.trace.line import BLOCK, line_of
 from dovetail_model import EngineUnavailable

@@ -12,10 +12,10 @@ from responses_stage import THOUGHT, TOOL, ask, said
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.access.key_file import Key
+from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses import store as kept_module
 from dovetail.responses.memory import MemoryResponses
-from dovetail.service import Service
 from dovetail_model import EngineError
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])

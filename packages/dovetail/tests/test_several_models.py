@@ -12,8 +12,8 @@ from served import dovetail, qwen_folder, served
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
+from dovetail.pipeline.registry import Served
 from dovetail.routing import Pool
-from dovetail.service import Served
 from dovetail.settings.config import Config
 from dovetail.setup import build, remote
 from dovetail_model import Hints, Request, TextBlock, Turn

@@ -12,10 +12,10 @@ from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_scr
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.pipeline import answer
-from dovetail.preparation import Preparer
+from dovetail.pipeline.execution import answer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served
 from dovetail.routing import Pool
-from dovetail.service import Served
 from dovetail_model import (
     EngineError,
     EngineUnavailable,

@@ -11,10 +11,10 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Offered, Relayed, Served
 from dovetail.prompt.stability_init import Stability, Stabilizer
 from dovetail.routing import Pool
-from dovetail.service import Offered, Relayed, Served
 from dovetail_model import (
     Event,
     Finish,

@@ -18,10 +18,10 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, Parsers, Speech
 from dovetail.models.template_probe import probe
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.routing import Pool
-from dovetail.service import Served
 from dovetail_model import (
     Fold,
     Identity,

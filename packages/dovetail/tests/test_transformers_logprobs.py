@@ -28,9 +28,9 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 from dovetail_model import ClientError, Sampling, TokenLogprob
 
 pytestmark = [pytest.mark.transformers, pytest.mark.long, pytest.mark.timeout(600)]

@@ -31,9 +31,9 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.http_client import Endpoint
-from dovetail.preparation import Preparer
+from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 
 OURS = tuple(
     str(Path(module.__file__ or "").parent)

@@ -17,10 +17,10 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.registry import Served, Service
 from dovetail.prompt.stability_init import Stability
 from dovetail.routing import Pool
-from dovetail.service import Served, Service
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay, Sees
 from dovetail.watch.tee import Tee

@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Names
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn

@@ -6,10 +6,10 @@ import secrets
 import typer
 from rich.console import Console
 
-from dovetail.audience import Viewer
 from dovetail.cli.settings import with_settings
-from dovetail.pipeline import answer
-from dovetail.service import Offered
+from dovetail.pipeline.execution import answer
+from dovetail.pipeline.registry import Offered
+from dovetail.pipeline.sinks import Viewer
 from dovetail.settings.sources import Settings
 from dovetail.setup import SETUP_FAULTS, build
 from dovetail_model import (

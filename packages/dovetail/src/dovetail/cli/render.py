@@ -16,7 +16,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import CatalogError, Model
 from dovetail.models.weights import WeightsError
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.settings.config import Config
 from dovetail.setup import TURNS, open_keyring, open_ledger
 from dovetail_model import DovetailError

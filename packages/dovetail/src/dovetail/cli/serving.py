@@ -20,7 +20,7 @@ from dovetail.http.serving.server import serve as run_server
 from dovetail.http.serving.server import server, until_started
 from dovetail.net.settling import settle
 from dovetail.net.tls import Certificate
-from dovetail.service import Service
+from dovetail.pipeline.registry import Service
 from dovetail.settings.config import Config
 from dovetail.setup import DEFAULT_MODEL, SETUP_FAULTS, build
 from dovetail.telemetry.metrics import Metrics

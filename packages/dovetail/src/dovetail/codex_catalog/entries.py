@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from dovetail.codex_catalog.levels import DESCRIPTIONS, default_level, levels
-from dovetail.service import Offered, Relayed, Served
+from dovetail.pipeline.registry import Offered, Relayed, Served
 
 Json = dict[str, Any]
 

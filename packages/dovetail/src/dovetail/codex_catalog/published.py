@@ -9,7 +9,7 @@ import msgspec
 
 from dovetail.codex_catalog.entries import entry
 from dovetail.codex_catalog.profile import aliased
-from dovetail.service import Offered, Service
+from dovetail.pipeline.registry import Offered, Service
 
 Json = dict[str, Any]
 Profile = Mapping[str, Any]

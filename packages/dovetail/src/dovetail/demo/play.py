@@ -6,17 +6,17 @@ from importlib.resources import as_file, files
 
 from rich.console import Console
 
-from dovetail.audience import Viewer
 from dovetail.demo.model import demo_model
 from dovetail.demo.screen import Screen
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, read_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.pipeline import Watch, answer
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.execution import Watch, answer
+from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.registry import Served
+from dovetail.pipeline.sinks import Viewer
 from dovetail.routing import Pool
-from dovetail.service import Served
 from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
 

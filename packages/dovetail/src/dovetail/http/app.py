@@ -28,7 +28,7 @@ from dovetail.http.tokens import Tokens
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import Gone
 from dovetail.net.trace_context import Spans, traced
-from dovetail.service import Service
+from dovetail.pipeline.registry import Service
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Recorder

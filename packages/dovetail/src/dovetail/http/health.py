@@ -11,7 +11,7 @@ from dovetail.http.access.auth import Keys
 from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
 from dovetail.http.serving.draining import Draining
-from dovetail.service import Service
+from dovetail.pipeline.registry import Service
 from dovetail_model import Unauthenticated
 
 _VERSION = version("dovetail")

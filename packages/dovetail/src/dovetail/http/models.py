@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.codex_catalog import Catalog
 from dovetail.http.exchange import JSON, Exchange, end_of
-from dovetail.service import Offered, Service
+from dovetail.pipeline.registry import Offered, Service
 from dovetail_model import InvalidRequest
 
 _MOST = 1000

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from dovetail.pipeline.registry import Service
 from dovetail.routing import Pool
-from dovetail.service import Service
 
 
 class ReplicaNumbers(Collector):

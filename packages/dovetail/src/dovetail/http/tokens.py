@@ -4,12 +4,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.beside import beside
 from dovetail.http.body import read_body
 from dovetail.http.exchange import Exchange
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline import count_tokens, tokens_of
-from dovetail.service import Served, Service
+from dovetail.pipeline.beside import beside
+from dovetail.pipeline.execution import count_tokens, tokens_of
+from dovetail.pipeline.registry import Served, Service
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
 from dovetail_protocols import CHAT, decode_count, encode_count
 

@@ -13,10 +13,10 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.engines_files import find_files
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
-from dovetail.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.registry import Offered, Relayed, Served, Service
 from dovetail.prompt.stability_init import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.routing import Pool
-from dovetail.service import Offered, Relayed, Served, Service
 from dovetail.settings.config import Config
 from dovetail.settings.installation import data_folder
 from dovetail.setup.engines import make_pool, make_upstream

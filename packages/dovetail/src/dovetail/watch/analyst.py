@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail.prompt import arrange
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.stability_init import Diagnosis

@@ -19,7 +19,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.turn_digest import digest, see
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
-from dovetail.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Conversation, Names, tool_definitions
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.stability_init import Diagnosis, Doctor, Sighting

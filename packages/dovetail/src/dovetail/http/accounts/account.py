@@ -12,10 +12,10 @@ from dovetail.http.accounts.standing import results_of, short, short_or_none, tr
 from dovetail.http.accounts.timeline import Timeline
 from dovetail.http.exchange import Exchange
 from dovetail.http.held import release
-from dovetail.pipeline import Watch
-from dovetail.preparation import Prepared
+from dovetail.pipeline.execution import Watch
+from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.registry import Offered
 from dovetail.prompt.stability_init import describe, headers
-from dovetail.service import Offered
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import GAPS, Gaps, Metrics
 from dovetail.telemetry.record import Inside, Recorder, RequestEnd

@@ -3,8 +3,8 @@
 from time import perf_counter
 
 from dovetail.http.accounts.standing import prefix_of
-from dovetail.pipeline import Watch
-from dovetail.preparation import Prepared
+from dovetail.pipeline.execution import Watch
+from dovetail.pipeline.preparation import Prepared
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Prefix
 from dovetail_model import Usage

@@ -3,7 +3,7 @@
 from itertools import islice
 
 from dovetail.net.trace_context import read_traceparent
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail.telemetry.record import Prefix
 from dovetail_model import Request, ToolResultBlock
 

@@ -12,7 +12,6 @@ from dovetail.http.access.gate import Gate
 from dovetail.http.access.limits import TooMany
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import MOST as MOST_KEPT
-from dovetail.http.answering.raw import raw
 from dovetail.http.answering.stream import SSE, Streaming
 from dovetail.http.answering.whole import Whole
 from dovetail.http.body import read_body
@@ -25,9 +24,10 @@ from dovetail.http.stateful.following import pieces, show
 from dovetail.http.stateful.keeping import Conversation, Keeping
 from dovetail.net.disconnect import Lifeline
 from dovetail.net.exchange import Gone
-from dovetail.pipeline import answer, tokens_of
-from dovetail.service import Offered, Served, Service
-from dovetail.speaker import read_ahead
+from dovetail.pipeline.choice_runner import read_ahead
+from dovetail.pipeline.execution import answer, tokens_of
+from dovetail.pipeline.raw import raw
+from dovetail.pipeline.registry import Offered, Served, Service
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import (
     ContextOverflow,

@@ -15,10 +15,10 @@ from dovetail.http.routes import Route
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.keeping import Conversation
 from dovetail.http.stateful.run import Key
-from dovetail.pipeline import count_tokens
+from dovetail.pipeline.execution import count_tokens
+from dovetail.pipeline.registry import Service
 from dovetail.responses import KeptResponse
 from dovetail.responses.store import is_sound
-from dovetail.service import Service
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,

@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.engines.engine import Constraint, Syntax
 from dovetail.models.loader import Model
-from dovetail.preparation import Prepared
+from dovetail.pipeline.preparation import Prepared
 from dovetail_model import Unsupported
 from dovetail_parsers import guide
 

@@ -9,14 +9,14 @@ from math import nan
 
 import msgspec
 
-from dovetail.audience import Audience
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.outward import outward
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
-from dovetail.generation import Generation
-from dovetail.guidance import Place
-from dovetail.preparation import Prepared
-from dovetail.service import Served
+from dovetail.pipeline.generation import Generation
+from dovetail.pipeline.guided_decoding import Place
+from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.registry import Served
+from dovetail.pipeline.sinks import Audience
 from dovetail_model import (
     DovetailError,
     EngineError,

@@ -9,13 +9,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from dovetail.audience import Audience
 from dovetail.engines.outward import outward
 from dovetail.ledger.entry import Span, new_entry_id
 from dovetail.ledger.sealed import Sealed
-from dovetail.service import Relayed
-from dovetail.speaker import HOLD, Watch
-from dovetail.streams import held
+from dovetail.pipeline.choice_runner import HOLD, Watch
+from dovetail.pipeline.concurrency import held
+from dovetail.pipeline.registry import Relayed
+from dovetail.pipeline.sinks import Audience
 from dovetail_model import (
     Block,
     CallOpen,

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from dovetail.extents import Extents
 from dovetail.ledger.entry import BROKEN, IDS, LOGPROBS, Entry, Span, session_name
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import Sealed, Tail
 from dovetail.ledger.turn_digest import link, see
+from dovetail.pipeline.block_offsets import Extents
 from dovetail.prompt.prefix import common_ids
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn

@@ -11,11 +11,11 @@ from functools import cached_property
 
 import msgspec
 
-from dovetail.extents import Delta, Extents
 from dovetail.ledger.entry import IDS, Entry
+from dovetail.pipeline.block_offsets import Delta, Extents
+from dovetail.pipeline.stop_text import StopText
+from dovetail.pipeline.turn_record import Origin, Owner, TurnRecord
 from dovetail.prompt.prompt import Prompt
-from dovetail.stop_text import StopText
-from dovetail.turn_record import Origin, Owner, TurnRecord
 from dovetail_model import (
     CallOpen,
     Event,

@@ -8,15 +8,15 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
-from dovetail.beside import beside
-from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import IDS, new_entry_id
 from dovetail.ledger.recognition import Recalled
 from dovetail.models.loader import Model
-from dovetail.preparation import CallIds, Prepared
+from dovetail.pipeline.beside import beside
+from dovetail.pipeline.generation import Generation, Owner, Voice
+from dovetail.pipeline.preparation import CallIds, Prepared
+from dovetail.pipeline.registry import Served
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail.prompt.stability_init import Diagnosis, Sighting
-from dovetail.service import Served
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 

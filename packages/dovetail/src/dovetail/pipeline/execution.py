@@ -6,12 +6,12 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
 
 from collections.abc import Callable, Sequence
 
-from dovetail.audience import Audience
-from dovetail.preparation import Prepared
-from dovetail.relay import Relay
-from dovetail.service import Offered, Relayed, Served
-from dovetail.speaker import Speaker, Watch
-from dovetail.streams import together
+from dovetail.pipeline.choice_runner import Speaker, Watch
+from dovetail.pipeline.concurrency import together
+from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.registry import Offered, Relayed, Served
+from dovetail.pipeline.sinks import Audience
+from dovetail.pipeline.upstream_runner import Relay
 from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported
 
 __all__ = ["Watch", "answer", "count_tokens", "tokens_of"]

@@ -10,10 +10,10 @@ from functools import cached_property
 import msgspec
 
 from dovetail.engines.engine import MessageEngine
-from dovetail.guidance import Demand, Guidance, Place
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
-from dovetail.preparation import Prepared, Prepares
+from dovetail.pipeline.guided_decoding import Demand, Guidance, Place
+from dovetail.pipeline.preparation import Prepared, Prepares
 from dovetail.prompt.stability_init import Stabilizer
 from dovetail.responses import Kept
 from dovetail.responses.memory import MemoryResponses

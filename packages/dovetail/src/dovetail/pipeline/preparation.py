@@ -11,8 +11,6 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from dovetail.beside import beside
-from dovetail.generation import Generation, Owner, Voice
 from dovetail.ledger.entry import Entry, new_entry_id
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -22,6 +20,8 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
 from dovetail.models.thinking import merged, switches
+from dovetail.pipeline.beside import beside
+from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.prefix import common_ids
 from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
