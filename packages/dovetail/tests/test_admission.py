@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dovetail.http.access.admission import Admission
+from dovetail.access.admission import Admission
 from dovetail_model import Hints, Overloaded, RateLimited
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from http_stage import NAME, run, serving
 
-from dovetail.http.access.key_file import read_keys
+from dovetail.access.key_file import read_keys
 from dovetail.settings.sources import load
 
 ROOT = Path(__file__).parents[3]

@@ -13,9 +13,9 @@ from background_stage import Gate
 from http_stage import ALIAS, Stage, head, read_reply, run, serving
 from socket_stage import ask, event, socket_to, until
 
+from dovetail.access.key_file import Key
 from dovetail.cli import serving as command
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.key_file import Key
 from dovetail.http.held import held
 from dovetail.settings.config import Config
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.http.access import auth
-from dovetail.http.access.auth import Caller, Keys, candidates, exposure
-from dovetail.http.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
-from dovetail.http.access.limits import Limits
+from dovetail.access import auth
+from dovetail.access.auth import Caller, Keys, candidates, exposure
+from dovetail.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
+from dovetail.access.limits import Limits
 from dovetail.settings import file_version as stamps
 from dovetail_model import Unauthenticated
 

@@ -11,9 +11,9 @@ import openai
 import pytest
 from http_stage import NAME, Stage, run, service, serving
 
+from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, Health, TokenDelta
 from dovetail.http import App, HttpOptions, Keys
-from dovetail.http.access.key_file import Key
 from dovetail_model import EngineError, EngineUnavailable
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]

@@ -7,9 +7,9 @@ import pytest
 from served import dovetail
 from typer.testing import CliRunner, Result
 
+from dovetail.access.auth import Keys
+from dovetail.access.limits import Limits
 from dovetail.cli.keys import app
-from dovetail.http.access.auth import Keys
-from dovetail.http.access.limits import Limits
 from dovetail_model import Unauthenticated
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.http.access.limits import NO_LIMITS, Book, Limits, MemoryBook, Quota, TooMany, Visit
-from dovetail.http.access.shared_book import SharedBook, create_book
+from dovetail.access.limits import NO_LIMITS, Book, Limits, MemoryBook, Quota, TooMany, Visit
+from dovetail.access.shared_limits import SharedBook, create_book
 from dovetail_model import Usage
 
 KEY, OTHER = bytes([1]) * 32, bytes([2]) * 32

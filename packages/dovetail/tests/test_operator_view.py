@@ -13,9 +13,9 @@ from http_stage import NAME, StageEngine, head, read_reply, run, serving, tiny_m
 from openai import AsyncStream
 from openai.types.responses import Response
 
+from dovetail.access.auth import Keys
+from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions
-from dovetail.http.access.auth import Keys
-from dovetail.http.access.key_file import Key
 from dovetail.net import http_protocol as connection
 from dovetail.routing import Pool
 from dovetail.telemetry.log import configure

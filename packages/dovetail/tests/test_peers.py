@@ -10,9 +10,9 @@ import pytest
 from http_stage import ALIAS, head, read_reply, run, service, serving
 from socket_stage import asked, socket_to
 
+from dovetail.access.auth import Keys
+from dovetail.access.limits import Limits
 from dovetail.http import App, HttpOptions
-from dovetail.http.access.auth import Keys
-from dovetail.http.access.limits import Limits
 from dovetail.http.options import http_options
 from dovetail.http.serving.server import server
 from dovetail.net.client_address import Peers

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from http_stage import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
 
+from dovetail.access.auth import Keys
+from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
-from dovetail.http.access.auth import Keys
-from dovetail.http.access.key_file import Key
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore

@@ -9,8 +9,8 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
+from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.key_file import Key
 from dovetail.http.exchange import Exchange
 from dovetail.http.stateful.background import Background
 from dovetail.http.stateful.responses import Responses

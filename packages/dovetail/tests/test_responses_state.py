@@ -9,9 +9,9 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
+from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.key_file import Key
 from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses import store as kept_module

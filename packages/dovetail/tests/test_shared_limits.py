@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from served import NAME, qwen_folder, served
 
-from dovetail.http.access.limits import Limits, Quota, TooMany
-from dovetail.http.access.shared_book import SharedBook, SharedBookError, create_book
+from dovetail.access.limits import Limits, Quota, TooMany
+from dovetail.access.shared_limits import SharedBook, SharedBookError, create_book
 from dovetail_model import Usage
 
 KEY = bytes([7]) * 32
@@ -23,8 +23,8 @@ AT_ONCE = Limits(concurrent=4)
 _HEAD = """
 import sys, time
 from pathlib import Path
-from dovetail.http.access.limits import Limits, Quota, TooMany
-from dovetail.http.access.shared_book import SharedBook
+from dovetail.access.limits import Limits, Quota, TooMany
+from dovetail.access.shared_limits import SharedBook
 from dovetail_model import Usage
 book = SharedBook(Path(sys.argv[1]), int(sys.argv[2]))
 quota = Quota(book, lambda: 1e9)
@@ -33,7 +33,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 """
 MANY = """
-from dovetail.http.access import shared_book
+from dovetail.access import shared_limits as shared_book
 shared_book._PATIENCE = 60.0  # on a busy machine, too, nobody goes on without the lock
 let_in = 0
 for _ in range(300):

@@ -13,8 +13,8 @@ from background_stage import Gate, siblings, until
 from http_stage import NAME, Stage, head, run
 from socket_stage import until as it_is_so
 
+from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.key_file import Key
 from dovetail.http.stateful import background as background_module
 from dovetail.http.stateful.following import Others, pieces
 from dovetail.responses import KeptResponse

@@ -9,9 +9,9 @@ import pytest
 from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import answer, ask, asked, event, socket_to, text_of
 
+from dovetail.access.limits import Limits
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.limits import Limits
 from dovetail.http.answering import outlet
 from dovetail_model import EngineUnavailable
 

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from dovetail.access.key_file import Key, KeyFileError, parse_keys, read_keys
+from dovetail.access.limits import Limits
 from dovetail.cli.failing import fail
-from dovetail.http.access.key_file import Key, KeyFileError, parse_keys, read_keys
-from dovetail.http.access.limits import Limits
 
 PREFIX = "dvt_"  # by which a key that leaked can be found
 _UNSAID = -1  # a limit of which a line says nothing: the settings have it

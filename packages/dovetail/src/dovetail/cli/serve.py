@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from dovetail.access.auth import exposure
 from dovetail.cli.failing import fail
 from dovetail.cli.serving import (
     Front,
@@ -22,7 +23,6 @@ from dovetail.cli.serving import (
     warn,
 )
 from dovetail.cli.settings import with_settings
-from dovetail.http.access.auth import exposure
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.registry import HARNESSES
 from dovetail.settings.config import Config

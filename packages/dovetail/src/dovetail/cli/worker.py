@@ -6,9 +6,9 @@ from contextlib import AbstractAsyncContextManager
 
 import typer
 
+from dovetail.access.shared_limits import SharedBook
 from dovetail.cli.failing import fail
 from dovetail.cli.serving import Front, bind, build_service, certificate_of, run_here, warn
-from dovetail.http.access.shared_book import SharedBook
 from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.telemetry.log import configure

@@ -1,6 +1,6 @@
 """The HTTP side: a raw ASGI application over the service."""
 
-from dovetail.http.access.auth import Keys
+from dovetail.access.auth import Keys
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 

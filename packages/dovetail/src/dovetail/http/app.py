@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from dovetail.access.auth import STRANGER, require_admin
 from dovetail.codex_catalog import Catalog
-from dovetail.http.access.auth import STRANGER, require_admin
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import Capture
 from dovetail.http.answering.generate import Generator

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from dovetail.http.access.auth import STRANGER
+from dovetail.access.auth import STRANGER
 from dovetail.http.ids import new_id
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.responses import Local

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.access.auth import Keys
 from dovetail.engines.engine import health_of
-from dovetail.http.access.auth import Keys
 from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
 from dovetail.http.serving.draining import Draining

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dovetail.access.auth import Keys
+from dovetail.access.key_file import KeyFileError
+from dovetail.access.limits import Book, Limits, MemoryBook
 from dovetail.codex_catalog import read_profile
-from dovetail.http.access.auth import Keys
-from dovetail.http.access.key_file import KeyFileError
-from dovetail.http.access.limits import Book, Limits, MemoryBook
 from dovetail.net.client_address import Peers
 from dovetail.settings.config import Config
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dovetail.http.access.shared_book import create_book
+from dovetail.access.shared_limits import create_book
 from dovetail.http.serving.renewal import in_terminal
 from dovetail.settings.config import Config
 from dovetail.workers.folder import new_folder

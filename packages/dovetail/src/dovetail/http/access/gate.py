@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dovetail.http.access.auth import Keys
+from dovetail.access.auth import Keys
+from dovetail.access.limits import Book, Quota, TooMany
 from dovetail.http.access.limit_headers import limit_headers
-from dovetail.http.access.limits import Book, Quota, TooMany
 from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
 from dovetail.telemetry.metrics import Metrics

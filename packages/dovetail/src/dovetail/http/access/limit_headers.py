@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from dovetail.http.access.limits import Standing
+from dovetail.access.limits import Standing
 from dovetail_protocols import MESSAGES, Codec
 
 

@@ -7,9 +7,9 @@ from typing import cast
 
 import msgspec
 
-from dovetail.http.access.admission import Admission
+from dovetail.access.admission import Admission
+from dovetail.access.limits import TooMany
 from dovetail.http.access.gate import Gate
-from dovetail.http.access.limits import TooMany
 from dovetail.http.accounts.account import Account
 from dovetail.http.accounts.capture import MOST as MOST_KEPT
 from dovetail.http.answering.stream import SSE, Streaming

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from dovetail.http.access.auth import Keys
+from dovetail.access.auth import Keys
 from dovetail.net.tls import Certificate
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.http.access.limits import is_idle
+from dovetail.access.limits import is_idle
 
 PLACES = 1 << 14
 _MAGIC = b"dovetlm1"

@@ -11,8 +11,8 @@ from hashlib import blake2b, sha256
 from ipaddress import ip_address
 from pathlib import Path
 
-from dovetail.http.access.key_file import Key, KeyFileError, NoKeys, read_keys
-from dovetail.http.access.limits import NO_LIMITS, Limits
+from dovetail.access.key_file import Key, KeyFileError, NoKeys, read_keys
+from dovetail.access.limits import NO_LIMITS, Limits
 from dovetail.settings.file_version import Stamp, is_fresh, stamp
 from dovetail_model import Forbidden, Unauthenticated
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dovetail.http.access.limits import NO_LIMITS, Limits
+from dovetail.access.limits import NO_LIMITS, Limits
 
 MOST_KEYS = 10_000
 MOST_BYTES = 4 << 20
