@@ -8,7 +8,7 @@ import pytest
 from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, service, serving
 
-from dovetail.http.stateful import background as background_module
+from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses

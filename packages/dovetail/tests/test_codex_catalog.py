@@ -15,11 +15,11 @@ from models_at_hand import PAIRS, model, require
 from served import dovetail, qwen_folder, served
 
 from dovetail.codex_catalog import Catalog, ProfileError, aliased, catalog, entry, read_profile
-from dovetail.codex_catalog.levels import default_level, levels
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities
 from dovetail.engines.registry import UpstreamSetup, create_upstream
 from dovetail.http import HttpOptions
+from dovetail.http.levels import default_level, levels
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore

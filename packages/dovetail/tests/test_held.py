@@ -16,7 +16,7 @@ from socket_stage import ask, event, socket_to, until
 from dovetail.access.key_file import Key
 from dovetail.cli import serving as command
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.held import held
+from dovetail.http.memory import held
 from dovetail.settings.config import Config
 
 LIMIT = 200_000

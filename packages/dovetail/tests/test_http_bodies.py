@@ -17,7 +17,7 @@ from dovetail.http import HttpOptions
 from dovetail.http.body import read_body
 from dovetail.http.errors import TooSlow
 from dovetail.http.exchange import Exchange
-from dovetail.http.held import release
+from dovetail.http.memory import release
 from dovetail.net.asgi import Message
 from dovetail.net.exchange import Gone
 from dovetail_model import DovetailError, TooLarge

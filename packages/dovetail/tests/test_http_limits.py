@@ -22,7 +22,7 @@ from dovetail.access.key_file import Key
 from dovetail.access.limits import Limits, MemoryBook, Standing
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.access.limit_headers import limit_headers
+from dovetail.http.limit_headers import limit_headers
 from dovetail.telemetry.log_throttle import LINES, Hush
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES

@@ -10,9 +10,9 @@ from http_stage import NAME, run, serving
 
 from dovetail.http import HttpOptions
 from dovetail.http.exchange import Exchange
-from dovetail.http.stateful import background as background_module
-from dovetail.http.stateful.following import pieces, show
-from dovetail.http.stateful.run import Frames
+from dovetail.http.responses import background as background_module
+from dovetail.http.responses.following import pieces, show
+from dovetail.http.responses.run import Frames
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses
 

@@ -12,8 +12,8 @@ from responses_stage import THOUGHT, TOOL, ask, said
 from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.exchange import Exchange
-from dovetail.http.stateful.background import Background
-from dovetail.http.stateful.responses import Responses
+from dovetail.http.responses.background import Background
+from dovetail.http.responses.endpoints import Responses
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Overloaded
 

@@ -15,8 +15,8 @@ from socket_stage import until as it_is_so
 
 from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.stateful import background as background_module
-from dovetail.http.stateful.following import Others, pieces
+from dovetail.http.responses import background as background_module
+from dovetail.http.responses.following import Others, pieces
 from dovetail.responses import KeptResponse
 from dovetail.responses.memory import MemoryResponses
 from dovetail.storage import StoreError

@@ -19,7 +19,7 @@ import zstandard
 from http_stage import NAME, run, serving
 
 from dovetail.http import HttpOptions
-from dovetail.http.accounts import capture as capturing
+from dovetail.http import capture as capturing
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Inside, RequestEnd

@@ -11,8 +11,7 @@ from socket_stage import answer, ask, asked, event, socket_to, text_of
 
 from dovetail.access.limits import Limits
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, Keys
-from dovetail.http.answering import outlet
+from dovetail.http import HttpOptions, Keys, outlet
 from dovetail_model import EngineUnavailable
 
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]

@@ -12,9 +12,11 @@ from socket_stage import answer, ask, asked, closed, event, refusal, socket_to, 
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, held
+from dovetail.http import HttpOptions
+from dovetail.http import memory as held
 from dovetail.http.serving import server
-from dovetail.http.sockets import carrier, open_socket
+from dovetail.http.websocket import protocol as carrier
+from dovetail.http.websocket import session as open_socket
 
 ASKED = f'"model":"{NAME}","input":"Hi"'
 

@@ -12,7 +12,7 @@ from socket_stage import HANDSHAKE, asked, event, refusal, socket_to, text_of, u
 
 from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.sockets import sockets
+from dovetail.http.websocket import endpoint as sockets
 
 CREATE = '{"type":"response.create",'
 ASKED = f'"model":"{NAME}","input":"Hi"'

@@ -7,7 +7,7 @@ from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 
 from dovetail.http import HttpOptions, Keys
-from dovetail.http.sockets import sockets
+from dovetail.http.websocket import endpoint as sockets
 from dovetail.responses import Local, Room
 from dovetail.responses.response import KeptResponse, weight
 from dovetail.routing import Pool

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dovetail.cli.failing import fail
 from dovetail.http.app import App
-from dovetail.http.held import held
+from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
 from dovetail.http.serving.renewal import renewing
 from dovetail.http.serving.server import serve as run_server

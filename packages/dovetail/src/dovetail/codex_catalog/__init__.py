@@ -4,9 +4,9 @@ Without an entry Codex treats a model as unknown: it cuts tool output at 10,000 
 apply_patch and guesses the window.
 """
 
-from dovetail.codex_catalog.entries import entry
-from dovetail.codex_catalog.profile import ProfileError, aliased, read_profile
-from dovetail.codex_catalog.published import Catalog, Published, catalog
+from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
+from dovetail.http.entries import entry
+from dovetail.http.published import Catalog, Published, catalog
 
 __all__ = [
     "Catalog",

@@ -6,25 +6,25 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.access.auth import STRANGER, require_admin
 from dovetail.codex_catalog import Catalog
-from dovetail.http.accounts.account import Account
-from dovetail.http.accounts.capture import Capture
-from dovetail.http.answering.generate import Generator
+from dovetail.http.capture import Capture
+from dovetail.http.collectors import ReplicaNumbers
+from dovetail.http.drain import Draining
 from dovetail.http.errors import refuse, status_of, told
 from dovetail.http.exchange import Exchange
+from dovetail.http.generation import Generator
 from dovetail.http.health import Probes
-from dovetail.http.held import NoRoom, held
+from dovetail.http.memory import NoRoom, held
 from dovetail.http.models import CATALOG_TAG, Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
-from dovetail.http.replicas import ReplicaNumbers
+from dovetail.http.responses.background import Background
+from dovetail.http.responses.endpoints import Responses
+from dovetail.http.responses.run import Key
 from dovetail.http.routes import Handler, Route, Routes, dialect
-from dovetail.http.serving.draining import Draining
-from dovetail.http.sockets import SOCKET_PATH, Sockets
-from dovetail.http.stateful.background import Background
-from dovetail.http.stateful.responses import Responses
-from dovetail.http.stateful.run import Key
 from dovetail.http.stores import StoreNumbers
 from dovetail.http.tokens import Tokens
+from dovetail.http.tracker import Account
+from dovetail.http.websocket import SOCKET_PATH, Sockets
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import Gone
 from dovetail.net.trace_context import Spans, traced

@@ -10,7 +10,7 @@ import zstandard
 
 from dovetail.http.errors import HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
-from dovetail.http.held import hold
+from dovetail.http.memory import hold
 from dovetail.net.exchange import Gone
 from dovetail_model import TooLarge
 

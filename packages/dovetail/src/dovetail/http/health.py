@@ -8,9 +8,9 @@ import msgspec
 
 from dovetail.access.auth import Keys
 from dovetail.engines.engine import health_of
-from dovetail.http.accounts.account import Account
+from dovetail.http.drain import Draining
 from dovetail.http.exchange import Exchange
-from dovetail.http.serving.draining import Draining
+from dovetail.http.tracker import Account
 from dovetail.pipeline.registry import Service
 from dovetail_model import Unauthenticated
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from dovetail.http.accounts.account import Account
 from dovetail.http.errors import NoUpgrade, UnknownRoute, WrongMethod
 from dovetail.http.exchange import Exchange
+from dovetail.http.tracker import Account
 from dovetail_protocols import MESSAGES, RESPONSES, Codec
 
 Handler = Callable[[Exchange, Account], Awaitable[None]]

@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from dovetail.http.app import App
-from dovetail.http.stateful.following import pieces
-from dovetail.http.stateful.run import Key
+from dovetail.http.responses.following import pieces
+from dovetail.http.responses.run import Key
 from dovetail.workers.numbers import Numbers
 from dovetail.workers.siblings import BrokenOff, Question, Siblings, begun
 from dovetail_model import RateLimited

@@ -12,14 +12,14 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from dovetail.http.accounts.account import Account
-from dovetail.http.accounts.capture import MOST as MOST_KEPT
+from dovetail.http.capture import MOST as MOST_KEPT
+from dovetail.http.drain import Draining
 from dovetail.http.errors import status_of, told
 from dovetail.http.exchange import Exchange
-from dovetail.http.serving.draining import Draining
-from dovetail.http.stateful.following import Alone, Others, pieces, show
-from dovetail.http.stateful.keeping import Keeping
-from dovetail.http.stateful.run import Frames, Key, Run
+from dovetail.http.responses.conversation import Keeping
+from dovetail.http.responses.following import Alone, Others, pieces, show
+from dovetail.http.responses.run import Frames, Key, Run
+from dovetail.http.tracker import Account
 from dovetail.net.exchange import Gone
 from dovetail.responses import Kept, KeptResponse
 from dovetail.telemetry.metrics import Metrics

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dovetail.http.exchange import Exchange
-from dovetail.http.sockets.asked import Asked
-from dovetail.http.sockets.carrier import CARRIER
-from dovetail.http.sockets.wire import Lines, error_message, lane_of, messages, streams
+from dovetail.http.websocket.messages import Asked
+from dovetail.http.websocket.protocol import CARRIER
+from dovetail.http.websocket.wire import Lines, error_message, lane_of, messages, streams
 from dovetail.net.asgi import Message, Scope, Send
 from dovetail.net.direct import DIRECT
 from dovetail.responses import Local

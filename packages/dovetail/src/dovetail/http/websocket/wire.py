@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.http.answering.stream import SSE
+from dovetail.http.response import SSE
 
 Lines = Iterable[tuple[bytes, bytes]]  # headers, as ASGI has them
 

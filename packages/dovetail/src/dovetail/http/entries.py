@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dovetail.codex_catalog.levels import DESCRIPTIONS, default_level, levels
+from dovetail.http.levels import DESCRIPTIONS, default_level, levels
 from dovetail.pipeline.registry import Offered, Relayed, Served
 
 Json = dict[str, Any]

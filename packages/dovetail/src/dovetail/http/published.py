@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.codex_catalog.entries import entry
-from dovetail.codex_catalog.profile import aliased
+from dovetail.http.codex_catalog import aliased
+from dovetail.http.entries import entry
 from dovetail.pipeline.registry import Offered, Service
 
 Json = dict[str, Any]

@@ -1,10 +1,10 @@
 """All open sockets: who gets one, and what becomes of them when the server stops."""
 
+from dovetail.http.drain import Draining, stopping
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import Exchange
-from dovetail.http.serving.draining import Draining, stopping
-from dovetail.http.sockets.answer import Source
-from dovetail.http.sockets.open_socket import Connection, Respond
+from dovetail.http.websocket.answer import Source
+from dovetail.http.websocket.session import Connection, Respond
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.responses import Local, Room
 from dovetail.telemetry.metrics import Metrics

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from dovetail.http.accounts.account import Account
 from dovetail.http.body import read_body
 from dovetail.http.exchange import JSON, Exchange
 from dovetail.http.options import HttpOptions
+from dovetail.http.responses.background import Background
+from dovetail.http.responses.conversation import Conversation
+from dovetail.http.responses.run import Key
 from dovetail.http.routes import Route
-from dovetail.http.stateful.background import Background
-from dovetail.http.stateful.keeping import Conversation
-from dovetail.http.stateful.run import Key
+from dovetail.http.tracker import Account
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import Service
 from dovetail.responses import KeptResponse

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from dovetail.http.stateful.keeping import Keeping
+from dovetail.http.responses.conversation import Keeping
 from dovetail.net.asgi import Message
 from dovetail.responses import KeptResponse
 from dovetail_model import DovetailError

@@ -7,8 +7,8 @@ from typing import cast
 import msgspec
 
 from dovetail.http.exchange import Exchange
-from dovetail.http.held import hold
 from dovetail.http.ids import number_in
+from dovetail.http.memory import hold
 from dovetail.responses import Kept, KeptResponse, Place
 from dovetail.responses.response import Status
 from dovetail.responses.store import is_sound

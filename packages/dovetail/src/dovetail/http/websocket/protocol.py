@@ -12,8 +12,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from dovetail.http.held import held
-from dovetail.http.sockets.wire import framed, lone_message, messages
+from dovetail.http.memory import held
+from dovetail.http.websocket.wire import framed, lone_message, messages
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
 CARRIER = "dovetail.carrier"

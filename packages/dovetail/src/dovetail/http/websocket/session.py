@@ -8,9 +8,9 @@ from contextlib import suppress
 import msgspec
 
 from dovetail.http.exchange import Exchange
-from dovetail.http.held import held
-from dovetail.http.sockets.answer import CLOSED, Source, exchange_of
-from dovetail.http.sockets.asked import Asked, read_message
+from dovetail.http.memory import held
+from dovetail.http.websocket.answer import CLOSED, Source, exchange_of
+from dovetail.http.websocket.messages import Asked, read_message
 from dovetail.net.asgi import Receive
 from dovetail_model import RateLimited
 

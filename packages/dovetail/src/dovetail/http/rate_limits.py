@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 from dovetail.access.auth import Keys
 from dovetail.access.limits import Book, Quota, TooMany
-from dovetail.http.access.limit_headers import limit_headers
-from dovetail.http.accounts.account import Account
 from dovetail.http.exchange import Exchange
+from dovetail.http.limit_headers import limit_headers
+from dovetail.http.tracker import Account
 from dovetail.telemetry.metrics import Metrics
 from dovetail_protocols import Codec
 

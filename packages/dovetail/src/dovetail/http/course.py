@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from dovetail.http.accounts.standing import prefix_of
+from dovetail.http.standing import prefix_of
 from dovetail.pipeline.execution import Watch
 from dovetail.pipeline.preparation import Prepared
 from dovetail.telemetry.metrics import Metrics

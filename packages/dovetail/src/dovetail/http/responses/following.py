@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
-from dovetail.http.answering.stream import HEADERS, SSE
 from dovetail.http.exchange import Exchange, end_of
-from dovetail.http.stateful.run import PIECE, Frames, Key
+from dovetail.http.response import HEADERS, SSE
+from dovetail.http.responses.run import PIECE, Frames, Key
 from dovetail.net.disconnect import Lifeline
 
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')

@@ -9,19 +9,19 @@ import msgspec
 
 from dovetail.access.admission import Admission
 from dovetail.access.limits import TooMany
-from dovetail.http.access.gate import Gate
-from dovetail.http.accounts.account import Account
-from dovetail.http.accounts.capture import MOST as MOST_KEPT
-from dovetail.http.answering.stream import SSE, Streaming
-from dovetail.http.answering.whole import Whole
 from dovetail.http.body import read_body
+from dovetail.http.capture import MOST as MOST_KEPT
+from dovetail.http.drain import Draining
 from dovetail.http.exchange import Exchange, end_of
 from dovetail.http.ids import AnswerIds, call_ids, new_id, new_number
 from dovetail.http.options import HttpOptions
-from dovetail.http.serving.draining import Draining
-from dovetail.http.stateful.background import Background
-from dovetail.http.stateful.following import pieces, show
-from dovetail.http.stateful.keeping import Conversation, Keeping
+from dovetail.http.rate_limits import Gate
+from dovetail.http.response import SSE, Streaming
+from dovetail.http.responses.background import Background
+from dovetail.http.responses.conversation import Conversation, Keeping
+from dovetail.http.responses.following import pieces, show
+from dovetail.http.tracker import Account
+from dovetail.http.whole import Whole
 from dovetail.net.disconnect import Lifeline
 from dovetail.net.exchange import Gone
 from dovetail.pipeline.choice_runner import read_ahead

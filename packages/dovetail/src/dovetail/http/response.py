@@ -7,10 +7,10 @@ until the client has caught up.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dovetail.http.accounts.account import Account
-from dovetail.http.answering.outlet import Outlet
 from dovetail.http.errors import status_of, told
 from dovetail.http.exchange import Exchange, end_of
+from dovetail.http.outlet import Outlet
+from dovetail.http.tracker import Account
 from dovetail.net.disconnect import Lifeline
 from dovetail_model import Event, ReasoningDelta, error_of
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder

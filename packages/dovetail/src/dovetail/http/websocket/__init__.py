@@ -4,6 +4,6 @@ A message becomes an `Exchange` whose answer leaves as messages, so that everyth
 limits, admission, the pipeline, accounts) is the way that HTTP takes too.
 """
 
-from dovetail.http.sockets.sockets import SOCKET_PATH, Sockets
+from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
 
 __all__ = ["SOCKET_PATH", "Sockets"]

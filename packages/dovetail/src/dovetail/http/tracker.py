@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
-from dovetail.http.accounts.course import Course
-from dovetail.http.accounts.standing import results_of, short, short_or_none, traceparent
-from dovetail.http.accounts.timeline import Timeline
+from dovetail.http.course import Course
 from dovetail.http.exchange import Exchange
-from dovetail.http.held import release
+from dovetail.http.memory import release
+from dovetail.http.pipeline_tracker import Timeline
+from dovetail.http.standing import results_of, short, short_or_none, traceparent
 from dovetail.pipeline.execution import Watch
 from dovetail.pipeline.preparation import Prepared
 from dovetail.pipeline.registry import Offered

@@ -2,8 +2,8 @@
 
 import time
 
-from dovetail.http.accounts.account import Account
 from dovetail.http.ids import AnswerIds
+from dovetail.http.tracker import Account
 from dovetail_model import Event, Fold, Request, error_of
 from dovetail_protocols import Codec
 
