@@ -15,7 +15,6 @@ from dovetail.engines.completion_server import CompletionsServer, ServedModel
 from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.http import App
-from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -24,6 +23,7 @@ from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
+from dovetail.server.http_server import server
 
 MODEL = "some-org/some-model"
 

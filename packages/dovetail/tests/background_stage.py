@@ -13,7 +13,7 @@ from dovetail.http import HttpOptions
 from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept
 from dovetail.responses.memory import MemoryResponses
-from dovetail.workers import joined
+from dovetail.server import joined
 
 
 class Gate:

@@ -24,7 +24,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
 from dovetail.http import App, HttpOptions
-from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -32,6 +31,7 @@ from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing import Pool
+from dovetail.server.http_server import server
 from dovetail.telemetry.record import Recorder
 
 NAME = "some-org/some-model"

@@ -12,8 +12,8 @@ from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import Service
 from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses
+from dovetail.server.kept import open_kept
 from dovetail.settings.config import Config
-from dovetail.setup.kept import open_kept
 from dovetail.storage import StoreError
 
 

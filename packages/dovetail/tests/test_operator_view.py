@@ -18,12 +18,12 @@ from dovetail.access.key_file import Key
 from dovetail.http import HttpOptions
 from dovetail.net import http_protocol as connection
 from dovetail.routing import Pool
+from dovetail.server import folder as folders
+from dovetail.server.folder import HELD, PREFIX, hold, new_folder
+from dovetail.server.process import ending
 from dovetail.telemetry.log import configure
 from dovetail.telemetry.log_throttle import LINES
 from dovetail.telemetry.metrics import Metrics
-from dovetail.workers import folder as folders
-from dovetail.workers.folder import HELD, PREFIX, hold, new_folder
-from dovetail.workers.member import ending
 from dovetail_model import EngineUnavailable
 
 LARGE = b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES

@@ -14,8 +14,8 @@ from dovetail.access.auth import Keys
 from dovetail.access.limits import Limits
 from dovetail.http import App, HttpOptions
 from dovetail.http.options import http_options
-from dovetail.http.serving.server import server
 from dovetail.net.client_address import Peers
+from dovetail.server.http_server import server
 from dovetail.settings.sources import load
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.otel.telemetry_init import log_throttle as quiet

@@ -12,8 +12,8 @@ from served import qwen_folder
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.routing import Pool
+from dovetail.server import build
 from dovetail.settings.config import Config
-from dovetail.setup import build
 from dovetail_model import Finish
 from dovetail_protocols import CHAT
 

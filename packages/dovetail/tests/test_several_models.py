@@ -14,8 +14,9 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import Served
 from dovetail.routing import Pool
+from dovetail.server import build
+from dovetail.server import engines as remote
 from dovetail.settings.config import Config
-from dovetail.setup import build, remote
 from dovetail_model import Hints, Request, TextBlock, Turn
 
 TWO = """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from http_stage import run
 
-from dovetail.workers import siblings as siblings_module
-from dovetail.workers.siblings import BrokenOff, Question, Siblings, Tell
+from dovetail.server import worker_peers as siblings_module
+from dovetail.server.worker_peers import BrokenOff, Question, Siblings, Tell
 
 PIECE = 1 << 16
 ASKED = Question("story", "tenant", "id", 7)

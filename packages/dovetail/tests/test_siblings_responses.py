@@ -19,8 +19,8 @@ from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import Others, pieces
 from dovetail.responses import KeptResponse
 from dovetail.responses.memory import MemoryResponses
+from dovetail.server import peer_responses as together
 from dovetail.storage import StoreError
-from dovetail.workers import together
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
 

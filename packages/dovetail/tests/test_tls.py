@@ -22,8 +22,8 @@ from certificates import Authority, serial_of
 from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import Keys
-from dovetail.http.serving.renewal import renewing
 from dovetail.net.tls import Certificate, CertificateError
+from dovetail.server.reload import renewing
 from dovetail.settings import file_version as stamps
 
 

@@ -16,11 +16,11 @@ from certificates import Authority
 from http_stage import Stage, StageEngine, head, read_reply, service, tiny_model
 
 from dovetail.http import App, HttpOptions
-from dovetail.http.serving import handshake
-from dovetail.http.serving.handshake import reason_of
-from dovetail.http.serving.server import server
 from dovetail.net.client_address import Peers
 from dovetail.net.tls import Certificate
+from dovetail.server import handshake
+from dovetail.server.handshake import reason_of
+from dovetail.server.http_server import server
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
     asyncio.new_event_loop,

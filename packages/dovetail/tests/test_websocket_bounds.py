@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import HttpOptions
 from dovetail.http import memory as held
-from dovetail.http.serving import server
 from dovetail.http.websocket import protocol as carrier
 from dovetail.http.websocket import session as open_socket
+from dovetail.server import http_server as server
 
 ASKED = f'"model":"{NAME}","input":"Hi"'
 

@@ -43,7 +43,7 @@ from workers_stage import (
     until,
 )
 
-from dovetail.setup import TURNS
+from dovetail.server.setup_init import TURNS
 
 ENDS = {
     "/v1/messages": b"event: message_stop",
@@ -54,7 +54,7 @@ ENDS = {
 SOCKET = "a WebSocket"
 ALL = (*PATHS, SOCKET)
 LAST = PIECES[-1].encode()
-HOST = "dovetail.workers.host"
+HOST = "dovetail.server.engine_host"
 LONG = pytest.mark.long
 
 

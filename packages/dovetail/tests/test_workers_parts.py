@@ -28,11 +28,11 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.listener import configuration
 from dovetail.routing import Pool
 from dovetail.routing.pool import ABOUT_EQUAL
+from dovetail.server import notify
+from dovetail.server.numbers import Numbers
+from dovetail.server.process import Member
+from dovetail.server.worker_peers import Siblings
 from dovetail.telemetry.metrics import Metrics
-from dovetail.workers import notify
-from dovetail.workers.member import Member
-from dovetail.workers.numbers import Numbers
-from dovetail.workers.siblings import Siblings
 from dovetail_model import EngineUnavailable
 
 SESSIONS = [f"session {at}" for at in range(200)]

@@ -11,10 +11,10 @@ from threading import Thread
 from typing import Any
 
 from dovetail.http.app import App
-from dovetail.http.serving.server import server
 from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.server import build
+from dovetail.server.http_server import server
 from dovetail.settings.config import Config
-from dovetail.setup import build
 from dovetail.verify.scripted import own_server
 
 LINGER = 1.3  # seconds that a lingering server keeps a stream open

@@ -11,7 +11,6 @@ from ssl import SSLContext
 from http_stage import NAME, Stage, StageEngine, tiny_model
 
 from dovetail.http import App
-from dovetail.http.serving.server import server
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -21,6 +20,7 @@ from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Served, Service
 from dovetail.prompt.stability_init import Stability
 from dovetail.routing import Pool
+from dovetail.server.http_server import server
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay, Sees
 from dovetail.watch.tee import Tee

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 
 from dovetail.accept.subject import AcceptError, Subject
 from dovetail.http.app import App
-from dovetail.http.serving.server import serve, server, until_started
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
+from dovetail.server import build
+from dovetail.server.http_server import serve, server, until_started
 from dovetail.settings.config import Config
-from dovetail.setup import build
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Relay
 from dovetail.watch.tee import Tee

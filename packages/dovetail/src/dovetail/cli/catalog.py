@@ -15,9 +15,9 @@ from dovetail.launch.plan import LaunchError
 from dovetail.launch.served import ask
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
+from dovetail.server import build
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings
-from dovetail.setup import build
 from dovetail_model import DovetailError
 
 HARNESS = "codex"

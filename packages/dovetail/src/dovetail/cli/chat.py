@@ -10,8 +10,9 @@ from dovetail.cli.settings import with_settings
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.registry import Offered
 from dovetail.pipeline.sinks import Viewer
+from dovetail.server import build
+from dovetail.server.setup_init import SETUP_FAULTS
 from dovetail.settings.sources import Settings
-from dovetail.setup import SETUP_FAULTS, build
 from dovetail_model import (
     Event,
     Failure,

@@ -17,10 +17,10 @@ from dovetail.cli.failing import fail
 from dovetail.ledger.export_init import Export, Missing, Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
+from dovetail.server.kept import TURNS, open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.installation import data_folder
 from dovetail.settings.sources import ConfigError, load
-from dovetail.setup.kept import TURNS, open_ledger
 from dovetail_model import DovetailError
 
 

@@ -25,12 +25,12 @@ from dovetail.cli.serving import (
 from dovetail.cli.settings import with_settings
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.registry import HARNESSES
+from dovetail.server import Crew, CrewError, notify
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings
 from dovetail.telemetry.log import configure
 from dovetail.telemetry.metrics import VERSION, Metrics
 from dovetail.telemetry.recorders import recorders
-from dovetail.workers import Crew, CrewError, notify
 
 _log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from dovetail.cli.failing import fail
 from dovetail.http.app import App
 from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
-from dovetail.http.serving.renewal import renewing
-from dovetail.http.serving.server import serve as run_server
-from dovetail.http.serving.server import server, until_started
 from dovetail.net.settling import settle
 from dovetail.net.tls import Certificate
 from dovetail.pipeline.registry import Service
+from dovetail.server import build, notify
+from dovetail.server.http_server import serve as run_server
+from dovetail.server.http_server import server, until_started
+from dovetail.server.reload import renewing
+from dovetail.server.setup_init import DEFAULT_MODEL, SETUP_FAULTS
 from dovetail.settings.config import Config
-from dovetail.setup import DEFAULT_MODEL, SETUP_FAULTS, build
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Recorder
-from dovetail.workers import notify
 
 _err = Console(stderr=True)
 _log = logging.getLogger(__name__)

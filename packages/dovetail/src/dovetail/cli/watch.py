@@ -16,12 +16,12 @@ from rich.console import Console
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
-from dovetail.http.serving.server import server, until_started
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError, find_model
 from dovetail.net.http_client import Endpoint
+from dovetail.server import build
+from dovetail.server.http_server import server, until_started
 from dovetail.settings.config import Config
-from dovetail.setup import build
 from dovetail.watch.fix import FixApp
 from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, served_models
 from dovetail.watch.recording import RecordingError, recorded, write_private

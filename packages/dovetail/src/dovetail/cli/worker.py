@@ -11,10 +11,10 @@ from dovetail.cli.failing import fail
 from dovetail.cli.serving import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
 from dovetail.http.options import http_options
+from dovetail.server import BOOK, Order, hold, joined, listen_to_parent, report, take_order
 from dovetail.telemetry.log import configure
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.recorders import recorders
-from dovetail.workers import BOOK, Order, hold, joined, listen_to_parent, report, take_order
 
 
 def main() -> int:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.models.weights import BUILT_IN
+from dovetail.server.setup_init import DEFAULT_MODEL
 from dovetail.settings.config import Config
 from dovetail.settings.sources import PREFIX, SECRET, Settings
-from dovetail.setup import DEFAULT_MODEL
 
 _NOT_FILES = ("flag", "environment")
 

@@ -14,8 +14,8 @@ from dovetail.engines.registry import (
 )
 from dovetail.models.loader import Model
 from dovetail.routing import Pool
+from dovetail.server.engines import Remote
 from dovetail.settings.config import Config
-from dovetail.setup.remote import Remote
 
 
 def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> Pool:

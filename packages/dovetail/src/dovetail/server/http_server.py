@@ -14,11 +14,11 @@ from typing import Any
 import uvicorn
 
 from dovetail.http.drain import Draining
-from dovetail.http.serving.handshake import Handshakes
 from dovetail.http.websocket.protocol import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
 from dovetail.net.client_address import Peers
 from dovetail.net.http_protocol import BoundedHttp, most_connections, raise_file_limit
 from dovetail.net.tls import Certificate
+from dovetail.server.handshake import Handshakes
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.metrics import Metrics
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from dovetail.http.app import App
 from dovetail.http.responses.following import pieces
 from dovetail.http.responses.run import Key
-from dovetail.workers.numbers import Numbers
-from dovetail.workers.siblings import BrokenOff, Question, Siblings, begun
+from dovetail.server.numbers import Numbers
+from dovetail.server.worker_peers import BrokenOff, Question, Siblings, begun
 from dovetail_model import RateLimited
 
 MOST_FOLLOWED = 256  # streams of siblings that are shown by one process

@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from dovetail.access.shared_limits import create_book
-from dovetail.http.serving.renewal import in_terminal
+from dovetail.server.engine_supervisor import Hosts
+from dovetail.server.folder import new_folder
+from dovetail.server.notify import notify
+from dovetail.server.order import BOOK, Order
+from dovetail.server.process import PAUSES, Member, ending
+from dovetail.server.reload import in_terminal
 from dovetail.settings.config import Config
-from dovetail.workers.folder import new_folder
-from dovetail.workers.hosting import Hosts
-from dovetail.workers.member import PAUSES, Member, ending
-from dovetail.workers.notify import notify
-from dovetail.workers.order import BOOK, Order
 
 WORKER = "dovetail.cli.worker"
 SOON = 60.0  # seconds after its start: who falls then is started again ever more slowly

@@ -1,4 +1,4 @@
-"""`python -m dovetail.workers.host`: an engine of this machine, served to the server's workers."""
+"""`python -m dovetail.server.engine_host`: an engine of this machine, served to the server's workers."""
 
 import asyncio
 import signal
@@ -15,10 +15,10 @@ from dovetail.engines.hosted import MODEL
 from dovetail.engines.hosted_init import traits_of
 from dovetail.net.listener import configuration
 from dovetail.net.settling import settle
-from dovetail.setup import SETUP_FAULTS, engine_here
+from dovetail.server.folder import hold
+from dovetail.server.order import HostOrder, listen_to_parent, report, take_order
+from dovetail.server.setup_init import SETUP_FAULTS, engine_here
 from dovetail.telemetry.log import configure
-from dovetail.workers.folder import hold
-from dovetail.workers.order import HostOrder, listen_to_parent, report, take_order
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.registry import REMOTE
+from dovetail.server.order import HostOrder
+from dovetail.server.process import PAUSES, Member, ending
 from dovetail.settings.config import Config
-from dovetail.workers.member import PAUSES, Member, ending
-from dovetail.workers.order import HostOrder
 
-HOST = "dovetail.workers.host"
+HOST = "dovetail.server.engine_host"
 HOSTED = "dovetail.engines.hosted_init:create"
 GRACE = 15.0  # seconds to end
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from dovetail.workers.siblings import Question, Siblings
+from dovetail.server.worker_peers import Question, Siblings
 
 LABEL = "worker"
 WHAT = "numbers"  # is asked of siblings

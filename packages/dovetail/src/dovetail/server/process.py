@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.workers.notify import VARIABLE
+from dovetail.server.notify import VARIABLE
 
 LONGEST_LINE = 1 << 20  # bytes
 #: Seconds before one that fell is started again, by how often it fell; the last repeats.

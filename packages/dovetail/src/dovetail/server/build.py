@@ -17,11 +17,11 @@ from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Offered, Relayed, Served, Service
 from dovetail.prompt.stability_init import DEFAULT_PATTERNS, Stability, Stabilizer
 from dovetail.routing import Pool
+from dovetail.server.engines import Remote, find_remote
+from dovetail.server.kept import open_kept, open_keyring, open_ledger
+from dovetail.server.setup_engines import make_pool, make_upstream
 from dovetail.settings.config import Config
 from dovetail.settings.installation import data_folder
-from dovetail.setup.engines import make_pool, make_upstream
-from dovetail.setup.kept import open_kept, open_keyring, open_ledger
-from dovetail.setup.remote import Remote, find_remote
 from dovetail_model import Sampling
 
 DEFAULT_MODEL = "smollm2"
