@@ -156,7 +156,7 @@ def _serving(arguments: list[str], log: Path) -> Iterator[int]:
     """`dovetail serve` in a process that ends with the block, or with us, and its port."""
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "dovetail.launch.guarded", "serve", *arguments]
+    command = [sys.executable, "-m", "dovetail.launch.server_main", "serve", *arguments]
     pipe = subprocess.PIPE
     with (
         log.open("w") as errors,

@@ -12,10 +12,10 @@ import pytest
 from launch_stage import CATALOG, KEY, MODEL, FakeHarness, order, target
 
 from dovetail.launch.claude import compacts_at
-from dovetail.launch.files import open_private, remove_files, write_files
+from dovetail.launch.harnesses import HARNESSES, harness_of
 from dovetail.launch.plan import KEY_VARIABLE, LaunchError, Order, Plan
-from dovetail.launch.registry import HARNESSES, harness_of
-from dovetail.launch.running import environment_of, past_proxies
+from dovetail.launch.private_files import open_private, remove_files, write_files
+from dovetail.launch.runner import environment_of, past_proxies
 from dovetail.launch.shell import SHOWN_KEY, shell_lines
 
 WAYS = [(name, api) for name, one in HARNESSES.items() for api in one.apis]

@@ -12,7 +12,7 @@ from dovetail.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.codex_catalog import catalog as codex_catalog
 from dovetail.engines.registry import EngineSetupError
 from dovetail.launch.plan import LaunchError
-from dovetail.launch.served import ask
+from dovetail.launch.server_info import ask
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
 from dovetail.server import build

@@ -13,18 +13,18 @@ import typer
 
 from dovetail.cli.settings import with_settings
 from dovetail.codex_catalog import ProfileError
-from dovetail.launch.child import serving
+from dovetail.launch.harnesses import HARNESSES, harness_of
 from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
 from dovetail.launch.plan import Harness, LaunchError, Order, Plan, Target
-from dovetail.launch.registry import HARNESSES, harness_of
-from dovetail.launch.running import (
+from dovetail.launch.runner import (
     environment_of,
     executable_of,
     past_proxies,
     replace_process,
     run,
 )
-from dovetail.launch.served import Server, ask, find
+from dovetail.launch.server_info import Server, ask, find
+from dovetail.launch.server_process import serving
 from dovetail.launch.shell import shell_lines
 from dovetail.settings.installation import data_folder
 from dovetail.settings.sources import Settings

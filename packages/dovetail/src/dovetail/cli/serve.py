@@ -24,7 +24,7 @@ from dovetail.cli.serving import (
 )
 from dovetail.cli.settings import with_settings
 from dovetail.http.options import HttpOptions, http_options
-from dovetail.launch.registry import HARNESSES
+from dovetail.launch.harnesses import HARNESSES
 from dovetail.server import Crew, CrewError, notify
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings

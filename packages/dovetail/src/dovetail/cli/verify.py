@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 
 from dovetail.cli.failing import fail
-from dovetail.launch.child import serving
 from dovetail.launch.plan import LaunchError
+from dovetail.launch.server_process import serving
 from dovetail.net.http_client import Endpoint
 from dovetail.verify.check import Check, Finding
 from dovetail.verify.discovery import Unusable, discover

@@ -3,9 +3,9 @@
 `script_for` writes what the engine plays, `FileRecording` reads what it was given.
 """
 
+from dovetail.launch.scripted_server import OwnServer, own_server
 from dovetail.verify.check import Check
 from dovetail.verify.scripted import calls, order, prompts, replay
-from dovetail.verify.scripted.own import OwnServer, own_server
 from dovetail.verify.scripted.recording import FileRecording
 from dovetail.verify.scripted.script import script_for
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from dovetail.launch.files import open_private
 from dovetail.launch.plan import LaunchError
+from dovetail.launch.private_files import open_private
 from dovetail.settings.sources import CONFIG_VARIABLE
 
 _GREETING = re.compile(r"^serving .* at (\S+)$")
@@ -28,7 +28,7 @@ def serving(
         # A session of its own: a Ctrl-C is meant for the harness.
         process = subprocess.Popen(
             # -P: agents are run in other people's projects, and nothing of these is imported.
-            [sys.executable, "-P", "-m", "dovetail.launch.guarded", "serve", *arguments],
+            [sys.executable, "-P", "-m", "dovetail.launch.server_main", "serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=lines,

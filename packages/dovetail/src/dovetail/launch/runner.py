@@ -9,8 +9,8 @@ from types import FrameType
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from dovetail.launch.files import remove_files, write_files
 from dovetail.launch.plan import Harness, LaunchError, Plan
+from dovetail.launch.private_files import remove_files, write_files
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 #: A harness and what it runs would go on ignoring them: `yes | head` would complain.

@@ -1,4 +1,4 @@
-"""`python -m dovetail.launch.guarded ARGUMENTS`: Dovetail that ends with its parent.
+"""`python -m dovetail.launch.server_main ARGUMENTS`: Dovetail that ends with its parent.
 
 The end of its stdin is its order to end, however the parent came to its end.
 """
