@@ -17,7 +17,7 @@ from dovetail.accept.report import as_json, html, terminal
 from dovetail.accept.rows import ROWS
 from dovetail.accept.subject import Subject, Wish, examine
 from dovetail.accept.tasks import TASKS
-from dovetail.watch.lens import Notation
+from dovetail.watch.reference_model import Notation
 from dovetail_model import Sampling
 
 SAMPLING = Sampling(max_tokens=4096, temperature=0.0, seed=0)

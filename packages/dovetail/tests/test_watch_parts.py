@@ -19,18 +19,18 @@ from dovetail.net.asgi import Message
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import fix as fix_module
 from dovetail.watch import sessions as sessions_module
+from dovetail.watch.analysis import Summary
 from dovetail.watch.exchange import Exchange, codec_of
 from dovetail.watch.fix import FixApp
-from dovetail.watch.lens import Lenses, ServedModel, stand_in
+from dovetail.watch.observer import Tee
 from dovetail.watch.passthrough import pass_on
 from dovetail.watch.recording import Recorder, RecordingError, recorded, write_private
+from dovetail.watch.reference_model import Lenses, ServedModel, stand_in
+from dovetail.watch.report import as_json, line, summary_text
 from dovetail.watch.screen import LiveScreen, PlainScreen, screen
 from dovetail.watch.sessions import Sessions, past
-from dovetail.watch.summary import Summary
-from dovetail.watch.tee import Tee
-from dovetail.watch.telling import as_json, line, summary_text
 from dovetail.watch.verdict import Finding, Prefix, Verdict
-from dovetail.watch.watching import Options, Watching
+from dovetail.watch.watcher import Options, Watching
 from dovetail_model import Identity, Request, TextBlock, Turn
 
 EXCHANGE = Exchange(

@@ -20,10 +20,10 @@ from watch_stage import Seen, Serve, listening, observing, relaying, say
 
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
+from dovetail.watch.capture import Limits, Unobserved, Wiretap
 from dovetail.watch.hostline import HostLine
+from dovetail.watch.observer import Tee
 from dovetail.watch.relay import Direction, Relay
-from dovetail.watch.tee import Tee
-from dovetail.watch.wiretap import Limits, Unobserved, Wiretap
 
 LOOPBACK = ip_address("127.0.0.1")
 ODD = b"".join(bytes([n]) for n in range(256))

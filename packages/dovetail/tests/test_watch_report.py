@@ -18,15 +18,15 @@ from watch_stage import endpoint, plain_server
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
 from dovetail.prompt import arrange
-from dovetail.watch.analyst import Analyst
+from dovetail.watch.analysis import Summary
+from dovetail.watch.analyzer import Analyst
+from dovetail.watch.decoder import understand
 from dovetail.watch.exchange import Exchange
-from dovetail.watch.lens import Lens, Lenses, stand_in
 from dovetail.watch.prompts import NaturalPrompts, without_thoughts
-from dovetail.watch.reading import understand
-from dovetail.watch.summary import Summary
-from dovetail.watch.telling import line, summary_text
+from dovetail.watch.reference_model import Lens, Lenses, stand_in
+from dovetail.watch.report import line, summary_text
 from dovetail.watch.verdict import Prefix, Verdict
-from dovetail.watch.watching import Watching
+from dovetail.watch.watcher import Watching
 from dovetail_protocols import CHAT
 
 THOUGHT = "<think>\nI should look.\n</think>\n\n"

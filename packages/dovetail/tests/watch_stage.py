@@ -21,10 +21,10 @@ from dovetail.pipeline.registry import Served, Service
 from dovetail.prompt.stability_init import Stability
 from dovetail.routing import Pool
 from dovetail.server.http_server import server
+from dovetail.watch.capture import Limits
 from dovetail.watch.exchange import Exchange
+from dovetail.watch.observer import Tee
 from dovetail.watch.relay import Relay, Sees
-from dovetail.watch.tee import Tee
-from dovetail.watch.wiretap import Limits
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.watch.reading import Reader
+from dovetail.watch.decoder import Reader
 from dovetail_model import (
     Block,
     ReasoningBlock,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from dovetail.accept.agent import Run, Step
 from dovetail.accept.prefixes import Prefixes
 from dovetail.accept.toolbox import specs
-from dovetail.watch.lens import Lens
+from dovetail.watch.analysis import median
 from dovetail.watch.losses import calls_as_text
-from dovetail.watch.summary import median
+from dovetail.watch.reference_model import Lens
 from dovetail_model import Request
 
 

@@ -16,8 +16,8 @@ from dovetail.server import build
 from dovetail.server.http_server import serve, server, until_started
 from dovetail.settings.config import Config
 from dovetail.watch.exchange import Exchange
+from dovetail.watch.observer import Tee
 from dovetail.watch.relay import Relay
-from dovetail.watch.tee import Tee
 
 
 @asynccontextmanager

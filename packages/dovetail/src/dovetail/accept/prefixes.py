@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.accept.agent import Run, Step
-from dovetail.watch.analyst import Analyst
+from dovetail.watch.analyzer import Analyst
 from dovetail.watch.exchange import Exchange
-from dovetail.watch.lens import Lenses
+from dovetail.watch.reference_model import Lenses
 from dovetail.watch.verdict import Verdict
 
 

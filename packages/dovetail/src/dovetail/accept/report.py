@@ -25,7 +25,7 @@ from dovetail.report_page import (
     page,
     table,
 )
-from dovetail.watch.telling import MEANING
+from dovetail.watch.report import MEANING
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s$))")
 _HEADLINE = ("tasks solved", "turns exact", "computed again")

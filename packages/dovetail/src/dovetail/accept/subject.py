@@ -9,7 +9,7 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai.discovery import PATIENCE, discover, list_models, window
 from dovetail.models.weights import find_model
 from dovetail.net.http_client import Call, Endpoint, fetch
-from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens
+from dovetail.watch.reference_model import Lens, Lenses, Notation, ServedModel, read_lens
 from dovetail_model import DovetailError
 
 EngineName = Literal["vllm", "sglang", "openai"]

@@ -26,7 +26,7 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
 from dovetail.telemetry.log import configure
-from dovetail.watch.lens import Notation
+from dovetail.watch.reference_model import Notation
 from dovetail_model import DovetailError, Sampling
 
 Engine = Literal["auto", "vllm", "sglang", "openai"]

@@ -23,10 +23,17 @@ from dovetail.server import build
 from dovetail.server.http_server import server, until_started
 from dovetail.settings.config import Config
 from dovetail.watch.fix import FixApp
-from dovetail.watch.lens import Lens, Lenses, Notation, ServedModel, read_lens, served_models
 from dovetail.watch.recording import RecordingError, recorded, write_private
+from dovetail.watch.reference_model import (
+    Lens,
+    Lenses,
+    Notation,
+    ServedModel,
+    read_lens,
+    served_models,
+)
 from dovetail.watch.screen import screen
-from dovetail.watch.watching import Options, Watching
+from dovetail.watch.watcher import Options, Watching
 from dovetail_model import DovetailError
 
 SWITCH = 0.0005  # seconds that the observer may hold up the relay at a time

@@ -1,6 +1,6 @@
 """Calls that the model made and nobody ran: the server left them in its text."""
 
-from dovetail.watch.lens import Lens
+from dovetail.watch.reference_model import Lens
 from dovetail.watch.verdict import Finding
 from dovetail_model import CallOpen, Message, ReasoningBlock, Request, TextBlock
 from dovetail_parsers import Parser

@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.watch.summary import Summary
-from dovetail.watch.telling import line
+from dovetail.watch.analysis import Summary
+from dovetail.watch.report import line
 from dovetail.watch.verdict import Verdict
 
 _LINES = 8  # of the newest exchanges, below the table

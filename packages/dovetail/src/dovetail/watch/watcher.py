@@ -7,16 +7,16 @@ from pathlib import Path
 from threading import Lock
 
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.analyst import Analyst
+from dovetail.watch.analysis import Summary, tally
+from dovetail.watch.analyzer import Analyst
+from dovetail.watch.capture import Limits
 from dovetail.watch.exchange import Exchange
-from dovetail.watch.lens import Lenses
+from dovetail.watch.observer import Tee
 from dovetail.watch.recording import Recorder
+from dovetail.watch.reference_model import Lenses
 from dovetail.watch.relay import Relay
+from dovetail.watch.report import as_json, summary_text
 from dovetail.watch.screen import Screen
-from dovetail.watch.summary import Summary, tally
-from dovetail.watch.tee import Tee
-from dovetail.watch.telling import as_json, summary_text
-from dovetail.watch.wiretap import Limits
 
 
 @dataclass(frozen=True)

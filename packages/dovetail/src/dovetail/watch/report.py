@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.watch.summary import Summary, Sums, median
+from dovetail.watch.analysis import Summary, Sums, median
 from dovetail.watch.verdict import Basis, Code, Finding, Verdict
 
 _MOST_SESSIONS = 50  # in the summary; programs get more

@@ -10,12 +10,12 @@ from dovetail.pipeline.preparation import Prepared
 from dovetail.prompt import arrange
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.stability_init import Diagnosis
-from dovetail.watch.causes import Causes, copy_fault
+from dovetail.watch.decoder import Heard, understand
 from dovetail.watch.exchange import Exchange
-from dovetail.watch.lens import BYTES_OF_A_TOKEN, Lens, Lenses
+from dovetail.watch.findings import Causes, copy_fault
 from dovetail.watch.losses import calls_as_text
 from dovetail.watch.prompts import ExactPrompts, Natural, NaturalPrompts, without_thoughts
-from dovetail.watch.reading import Heard, understand
+from dovetail.watch.reference_model import BYTES_OF_A_TOKEN, Lens, Lenses
 from dovetail.watch.sessions import Past, Session, Sessions, named, past
 from dovetail.watch.verdict import Basis, Finding, Prefix, Verdict
 from dovetail_model import (

@@ -12,9 +12,9 @@ from threading import Lock, Thread
 
 import h11
 
+from dovetail.watch.capture import Limits, Unobserved, Wiretap
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.relay import Direction
-from dovetail.watch.wiretap import Limits, Unobserved, Wiretap
 
 _log = logging.getLogger(__name__)
 
