@@ -10,10 +10,10 @@ from typing import Any
 
 from watch_stage import PLAIN
 
-from dovetail.accept.tasks import TASKS
 from dovetail.engines.completion_server import CompletionsServer, ServedModel
 from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
+from dovetail.eval.tasks import TASKS
 from dovetail.http import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

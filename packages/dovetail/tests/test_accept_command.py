@@ -12,7 +12,7 @@ import pytest
 from accept_stage import MODEL, perfect
 from served import PATIENCE, clean_environment, dovetail, qwen_folder, served
 
-from dovetail.accept.tasks import TASKS
+from dovetail.eval.tasks import TASKS
 
 READ = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 

@@ -10,15 +10,15 @@ from http_stage import run
 from upstream_at_hand import Answer, Asked, chunks, faked, refusal, stream, user
 from watch_stage import listening
 
-from dovetail.accept import speaking
-from dovetail.accept.acceptance import Plan, accept
-from dovetail.accept.apis import APIS
-from dovetail.accept.figures import Figures
-from dovetail.accept.prefixes import Prompt, sums
-from dovetail.accept.report import as_json, notes
-from dovetail.accept.speaking import Speaker
-from dovetail.accept.subject import AcceptError, Subject, Wish, examine
-from dovetail.accept.tasks import TASKS
+from dovetail.eval import client as speaking
+from dovetail.eval.apis import APIS
+from dovetail.eval.client import Speaker
+from dovetail.eval.figures import Figures
+from dovetail.eval.metrics import Prompt, sums
+from dovetail.eval.report import as_json, notes
+from dovetail.eval.runner import Plan, accept
+from dovetail.eval.target import AcceptError, Subject, Wish, examine
+from dovetail.eval.tasks import TASKS
 from dovetail.net.http_client import Endpoint
 from dovetail_model import Identity, Sampling, ToolCallBlock
 

@@ -5,11 +5,11 @@ from http_stage import run
 from llama_server import llama_server
 from llamacpp_at_hand import need_weights
 
-from dovetail.accept.acceptance import Plan, accept
-from dovetail.accept.figures import Figures
-from dovetail.accept.report import notes
-from dovetail.accept.subject import Subject, Wish, examine
-from dovetail.accept.tasks import TASKS
+from dovetail.eval.figures import Figures
+from dovetail.eval.report import notes
+from dovetail.eval.runner import Plan, accept
+from dovetail.eval.target import Subject, Wish, examine
+from dovetail.eval.tasks import TASKS
 from dovetail_model import Sampling
 
 

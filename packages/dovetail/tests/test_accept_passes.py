@@ -10,13 +10,13 @@ from http_stage import run
 from rich.console import Console
 from served import qwen_folder
 
-from dovetail.accept.acceptance import Plan, accept
-from dovetail.accept.agent import Run
-from dovetail.accept.figures import Figures
-from dovetail.accept.report import as_json, html, terminal
-from dovetail.accept.rows import ROWS
-from dovetail.accept.subject import Subject, Wish, examine
-from dovetail.accept.tasks import TASKS
+from dovetail.eval.agent import Run
+from dovetail.eval.figures import Figures
+from dovetail.eval.report import as_json, html, terminal
+from dovetail.eval.rows import ROWS
+from dovetail.eval.runner import Plan, accept
+from dovetail.eval.target import Subject, Wish, examine
+from dovetail.eval.tasks import TASKS
 from dovetail.watch.reference_model import Notation
 from dovetail_model import Sampling
 

@@ -11,9 +11,9 @@ from accept_stage import PERFECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.accept.folder import Folder, ToolFault
-from dovetail.accept.tasks import TASKS
-from dovetail.accept.toolbox import TOOLS, judge, schema, specs
+from dovetail.eval.folder import Folder, ToolFault
+from dovetail.eval.tasks import TASKS
+from dovetail.eval.tools import TOOLS, judge, schema, specs
 from dovetail_parsers import parse
 
 ORDER = {

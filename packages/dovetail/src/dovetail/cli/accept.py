@@ -13,16 +13,16 @@ import typer
 import uvloop
 from rich.console import Console
 
-from dovetail.accept.acceptance import Plan
-from dovetail.accept.acceptance import accept as run
-from dovetail.accept.agent import Run
-from dovetail.accept.apis import APIS
-from dovetail.accept.figures import Figures
-from dovetail.accept.report import as_json, html, terminal
-from dovetail.accept.subject import AcceptError, Subject, Wish, examine
-from dovetail.accept.tasks import TASKS, Task
 from dovetail.cli.failing import fail
 from dovetail.engines.registry import EngineSetupError
+from dovetail.eval.agent import Run
+from dovetail.eval.apis import APIS
+from dovetail.eval.figures import Figures
+from dovetail.eval.report import as_json, html, terminal
+from dovetail.eval.runner import Plan
+from dovetail.eval.runner import accept as run
+from dovetail.eval.target import AcceptError, Subject, Wish, examine
+from dovetail.eval.tasks import TASKS, Task
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
 from dovetail.telemetry.log import configure

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.accept.figures import Done, Figures
-from dovetail.accept.rows import ROWS, Row, value_of
-from dovetail.accept.subject import Subject
-from dovetail.accept.toolbox import shown_in
+from dovetail.eval.figures import Done, Figures
+from dovetail.eval.rows import ROWS, Row, value_of
+from dovetail.eval.target import Subject
+from dovetail.eval.tools import shown_in
 from dovetail.report_page import (
     Content,
     Figure,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.accept.agent import Run, Step
+from dovetail.eval.agent import Run, Step
 from dovetail.watch.analyzer import Analyst
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.reference_model import Lenses

@@ -7,7 +7,7 @@ from time import monotonic, time
 
 import msgspec
 
-from dovetail.accept.apis import Api
+from dovetail.eval.apis import Api
 from dovetail.net.http_client import Call, Endpoint, Patience, send
 from dovetail.watch.exchange import Exchange, Server
 from dovetail_model import (

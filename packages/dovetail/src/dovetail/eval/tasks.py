@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.accept.folder import Folder, ToolFault
+from dovetail.eval.folder import Folder, ToolFault
 
 SYSTEM = """\
 You work on files in one folder. You have tools for it and nothing else: no shell, no network.

@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from dovetail.accept.folder import Folder, ToolFault
-from dovetail.accept.speaking import Answered, Speaker
-from dovetail.accept.tasks import Task
-from dovetail.accept.toolbox import Judged, judge, specs
 from dovetail.engines.openai.errors import Refusal, read_refusal
+from dovetail.eval.client import Answered, Speaker
+from dovetail.eval.folder import Folder, ToolFault
+from dovetail.eval.tasks import Task
+from dovetail.eval.tools import Judged, judge, specs
 from dovetail_model import (
     Identity,
     Request,

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from dovetail.accept.agent import Agent, Run
-from dovetail.accept.apis import APIS
-from dovetail.accept.figures import Figures, calls_of, done, faults_of, times_of
-from dovetail.accept.front import fronted
-from dovetail.accept.prefixes import Prefixes, Prompt, observed, sums, told
-from dovetail.accept.speaking import Speaker
-from dovetail.accept.subject import Subject
-from dovetail.accept.tasks import SYSTEM, Task
+from dovetail.eval.agent import Agent, Run
+from dovetail.eval.apis import APIS
+from dovetail.eval.client import Speaker
+from dovetail.eval.figures import Figures, calls_of, done, faults_of, times_of
+from dovetail.eval.metrics import Prefixes, Prompt, observed, sums, told
+from dovetail.eval.server import fronted
+from dovetail.eval.target import Subject
+from dovetail.eval.tasks import SYSTEM, Task
 from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import Exchange
 from dovetail_model import Sampling

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dovetail.accept.subject import AcceptError, Subject
+from dovetail.eval.target import AcceptError, Subject
 from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.accept.agent import Run, Step
-from dovetail.accept.prefixes import Prefixes
-from dovetail.accept.toolbox import specs
+from dovetail.eval.agent import Run, Step
+from dovetail.eval.metrics import Prefixes
+from dovetail.eval.tools import specs
 from dovetail.watch.analysis import median
 from dovetail.watch.losses import calls_as_text
 from dovetail.watch.reference_model import Lens

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dovetail.accept.folder import Folder, ToolFault
+from dovetail.eval.folder import Folder, ToolFault
 from dovetail_model import ToolSpec
 
 _MOST_BYTES_OF_A_TOKEN = 6  # on average, in text of this kind

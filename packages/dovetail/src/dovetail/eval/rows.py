@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dovetail.accept.figures import Figures
+from dovetail.eval.figures import Figures
 
 UNKNOWN = "unknown"
 
