@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dovetail.demo.play import play
+from dovetail.demo.session import play
 
 
 def demo(
