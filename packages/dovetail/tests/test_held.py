@@ -14,7 +14,7 @@ from http_stage import ALIAS, Stage, head, read_reply, run, serving
 from socket_stage import ask, event, socket_to, until
 
 from dovetail.access.key_file import Key
-from dovetail.cli import serving as command
+from dovetail.cli import server_runner as command
 from dovetail.http import HttpOptions, Keys
 from dovetail.http.memory import held
 from dovetail.settings.config import Config

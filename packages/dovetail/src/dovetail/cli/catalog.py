@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli.failing import fail
-from dovetail.cli.settings import with_settings
+from dovetail.cli.errors import fail
+from dovetail.cli.flags import with_settings
 from dovetail.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.codex_catalog import catalog as codex_catalog
 from dovetail.engines.registry import EngineSetupError

@@ -6,7 +6,7 @@ import secrets
 import typer
 from rich.console import Console
 
-from dovetail.cli.settings import with_settings
+from dovetail.cli.flags import with_settings
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.registry import Offered
 from dovetail.pipeline.sinks import Viewer

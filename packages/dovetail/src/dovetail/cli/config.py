@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.cli.settings import with_settings
+from dovetail.cli.flags import with_settings
 from dovetail.settings.sources import Settings, dump
 
 _WIDEST = 10_000  # characters of a line that no terminal has to fit

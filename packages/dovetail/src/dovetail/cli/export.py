@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 from dovetail.ledger.export_init import Export, Missing, Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats

@@ -13,7 +13,7 @@ import typer
 
 from dovetail.access.key_file import Key, KeyFileError, parse_keys, read_keys
 from dovetail.access.limits import Limits
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 
 PREFIX = "dvt_"  # by which a key that leaked can be found
 _UNSAID = -1  # a limit of which a line says nothing: the settings have it

@@ -12,8 +12,9 @@ from typing import Any
 import typer
 
 from dovetail.access.auth import exposure
-from dovetail.cli.failing import fail
-from dovetail.cli.serving import (
+from dovetail.cli.errors import fail
+from dovetail.cli.flags import with_settings
+from dovetail.cli.server_runner import (
     Front,
     bind,
     build_service,
@@ -22,7 +23,6 @@ from dovetail.cli.serving import (
     run_here,
     warn,
 )
-from dovetail.cli.settings import with_settings
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.harnesses import HARNESSES
 from dovetail.server import Crew, CrewError, notify

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 from dovetail.telemetry.trace import (
     SessionSummary,
     Trace,

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_process import serving
 from dovetail.net.http_client import Endpoint

@@ -13,7 +13,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
 from dovetail.models.loader import CatalogError

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 import typer
 
 from dovetail.access.shared_limits import SharedBook
-from dovetail.cli.failing import fail
-from dovetail.cli.serving import Front, bind, build_service, certificate_of, run_here, warn
+from dovetail.cli.errors import fail
+from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.server import BOOK, Order, hold, joined, listen_to_parent, report, take_order

@@ -11,7 +11,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dovetail.cli.failing import fail
+from dovetail.cli.errors import fail
 from dovetail.http.app import App
 from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
