@@ -20,7 +20,7 @@ from llamacpp_at_hand import WEIGHTS
 from served import qwen_folder, served
 from tools.verify.talking_qwen3 import talking_qwen3
 
-from dovetail.verify.scripted import script_for
+from dovetail_verify.scripted import script_for
 
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 

@@ -11,8 +11,8 @@ import pytest
 from served import Running, dovetail, served
 from verify_faults import faulty_server, turned_away
 
-from dovetail.verify.registry import BLACK_BOX, SCRIPTED
-from dovetail.verify.scripted import own_server
+from dovetail_verify.registry import BLACK_BOX, SCRIPTED
+from dovetail_verify.scripted import own_server
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "a-key"

@@ -10,12 +10,12 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
 from dovetail.net.http_client import Endpoint
-from dovetail.verify.check import Finding, Outcome
-from dovetail.verify.discovery import Unusable, discover
-from dovetail.verify.exchange import Exchange, Frame, Sent, short
-from dovetail.verify.registry import BLACK_BOX, chosen
-from dovetail.verify.run import run
-from dovetail.verify.stage import Stage
+from dovetail_verify.check import Finding, Outcome
+from dovetail_verify.exchange import Exchange, Frame, Sent, short
+from dovetail_verify.registry import BLACK_BOX, chosen
+from dovetail_verify.run import run
+from dovetail_verify.suite import Unusable, discover
+from dovetail_verify.target import Stage
 
 pytestmark = pytest.mark.timeout(120)
 COLD = 0.5  # seconds that a prompt takes which the server has not seen before

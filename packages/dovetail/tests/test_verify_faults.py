@@ -9,11 +9,11 @@ from verify_fault_table import FAULTS
 from verify_faults import Fault, Play, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail.verify.check import Check, Finding, Outcome
-from dovetail.verify.discovery import discover
-from dovetail.verify.registry import BLACK_BOX
-from dovetail.verify.run import run
-from dovetail.verify.stage import Stage
+from dovetail_verify.check import Check, Finding, Outcome
+from dovetail_verify.registry import BLACK_BOX
+from dovetail_verify.run import run
+from dovetail_verify.suite import discover
+from dovetail_verify.target import Stage
 
 pytestmark = pytest.mark.timeout(120)
 CHECKS = {check.id: check for check in BLACK_BOX}

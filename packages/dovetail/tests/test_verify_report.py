@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dovetail.report_page import Figure, Section, badge, details, facts, figures, page, table
-from dovetail.verify.check import Check, Finding, Outcome
-from dovetail.verify.clauses import CLAUSES
-from dovetail.verify.html import as_html
-from dovetail.verify.registry import APIS, BLACK_BOX, SCRIPTED, chosen
-from dovetail.verify.report import HARNESSES, Report, Verdict, as_json
-from dovetail.verify.terminal import progress, tell
+from dovetail_verify.check import Check, Finding, Outcome
+from dovetail_verify.clauses import CLAUSES
+from dovetail_verify.html_page import Figure, Section, badge, details, facts, figures, page, table
+from dovetail_verify.html_report import as_html
+from dovetail_verify.registry import APIS, BLACK_BOX, SCRIPTED, chosen
+from dovetail_verify.report import HARNESSES, Report, Verdict, as_json
+from dovetail_verify.terminal_report import progress, tell
 
 CHECKS = {check.id: check for check in (*BLACK_BOX, *SCRIPTED)}
 DOCS = Path(__file__).parents[3] / "docs" / "verify.md"

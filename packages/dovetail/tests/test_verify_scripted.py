@@ -28,12 +28,12 @@ from verify_spoilers import (
 from dovetail.engines.scripted import parse_script
 from dovetail.engines.scripted.generation_log import Heard
 from dovetail.net.http_client import Endpoint
-from dovetail.verify.check import Check, Finding, Outcome
-from dovetail.verify.registry import chosen
-from dovetail.verify.run import run
-from dovetail.verify.scripted import CHECKS, FileRecording, own_server, script_for
-from dovetail.verify.scripted.scenes import INTERLEAVED, LAST_LINE
-from dovetail.verify.stage import Stage
+from dovetail_verify.check import Check, Finding, Outcome
+from dovetail_verify.registry import chosen
+from dovetail_verify.run import run
+from dovetail_verify.scripted import CHECKS, FileRecording, own_server, script_for
+from dovetail_verify.scripted.scenarios import INTERLEAVED, LAST_LINE
+from dovetail_verify.target import Stage
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -277,6 +277,6 @@ def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
 def test_a_prompt_that_never_came_is_a_failed_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail.verify.scripted.recording.PATIENCE", 0.0)
+    monkeypatch.setattr("dovetail_verify.recording.PATIENCE", 0.0)
     with pytest.raises(Exception, match="0 prompts"):
         asyncio.run(FileRecording(tmp_path / "none").heard("x"))

@@ -9,11 +9,11 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail.verify.check import Finding, Outcome
-from dovetail.verify.discovery import discover
-from dovetail.verify.registry import BLACK_BOX, chosen
-from dovetail.verify.run import run
-from dovetail.verify.stage import Stage
+from dovetail_verify.check import Finding, Outcome
+from dovetail_verify.registry import BLACK_BOX, chosen
+from dovetail_verify.run import run
+from dovetail_verify.suite import discover
+from dovetail_verify.target import Stage
 
 pytestmark = pytest.mark.timeout(120)
 WITH_TOOLS = b'"tools"'

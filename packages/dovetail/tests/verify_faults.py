@@ -15,7 +15,7 @@ from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.server import build
 from dovetail.server.http_server import server
 from dovetail.settings.config import Config
-from dovetail.verify.scripted import own_server
+from dovetail_verify.scripted import own_server
 
 LINGER = 1.3  # seconds that a lingering server keeps a stream open
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.engines.scripted.generation_log import Heard
-from dovetail.verify.exchange import Exchange, Frame
-from dovetail.verify.scripted import FileRecording
-from dovetail.verify.stage import Stage
+from dovetail_verify.exchange import Exchange, Frame
+from dovetail_verify.scripted import FileRecording
+from dovetail_verify.target import Stage
 
 Json = dict[str, Any]
 Change = Callable[[str, str], str]

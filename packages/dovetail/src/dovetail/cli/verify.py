@@ -19,16 +19,16 @@ from dovetail.cli.errors import fail
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_process import serving
 from dovetail.net.http_client import Endpoint
-from dovetail.verify.check import Check, Finding
-from dovetail.verify.discovery import Unusable, discover
-from dovetail.verify.html import as_html
-from dovetail.verify.registry import BLACK_BOX, SCRIPTED, chosen
-from dovetail.verify.report import Report, as_json
-from dovetail.verify.run import run
-from dovetail.verify.scripted import FileRecording, own_server, script_for
-from dovetail.verify.stage import Recording, Stage
-from dovetail.verify.terminal import progress, tell
 from dovetail_model import DovetailError
+from dovetail_verify.check import Check, Finding
+from dovetail_verify.html_report import as_html
+from dovetail_verify.registry import BLACK_BOX, SCRIPTED, chosen
+from dovetail_verify.report import Report, as_json
+from dovetail_verify.run import run
+from dovetail_verify.scripted import FileRecording, own_server, script_for
+from dovetail_verify.suite import Unusable, discover
+from dovetail_verify.target import Recording, Stage
+from dovetail_verify.terminal_report import progress, tell
 
 _INTERRUPTED = 130  # as shells have it for Ctrl-C
 

@@ -13,7 +13,8 @@ from dovetail.eval.figures import Done, Figures
 from dovetail.eval.rows import ROWS, Row, value_of
 from dovetail.eval.target import Subject
 from dovetail.eval.tools import shown_in
-from dovetail.report_page import (
+from dovetail.watch.report import MEANING
+from dovetail_verify.html_page import (
     Content,
     Figure,
     Html,
@@ -25,7 +26,6 @@ from dovetail.report_page import (
     page,
     table,
 )
-from dovetail.watch.report import MEANING
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s$))")
 _HEADLINE = ("tasks solved", "turns exact", "computed again")

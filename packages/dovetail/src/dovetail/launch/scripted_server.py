@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail.verify.scripted.script import parsers, script_for
+from dovetail_verify.scripted.script import parsers, script_for
 
 NAME = "some-org/some-model"  # with a slash in it, as most names have
 FAMILY = "qwen3_coder"

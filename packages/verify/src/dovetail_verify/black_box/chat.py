@@ -1,0 +1,288 @@
+"""Chat Completions: the shape of streams, and requests as agents send them."""
+
+import json
+from typing import Any
+
+from dovetail_verify.black_box.refusals import accepted, said
+from dovetail_verify.black_box.samples import QUESTION, called, stream, streams, whole
+from dovetail_verify.black_box.usage import tokenized
+from dovetail_verify.check import check, require, several
+from dovetail_verify.dialects import CHAT, DESCRIPTION, NAME, PARAMETERS, Json
+from dovetail_verify.exchange import Exchange
+from dovetail_verify.target import Stage
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": NAME, "description": DESCRIPTION, "parameters": PARAMETERS},
+}
+
+
+def _accepted(exchange: Exchange, what: str) -> str:
+    return accepted(exchange, CHAT, what)
+
+
+async def _ask(stage: Stage, messages: list[Json], **more: Any) -> Exchange:
+    body = {"model": stage.model, "messages": messages, "max_tokens": 16, **more}
+    return await stage.post(CHAT.path, body)
+
+
+@check(
+    "chat.whole.shape",
+    "AG-1",
+    title="a whole answer has a choice with a message, a finish_reason and usage",
+    why="SDKs cannot read the answer.",
+)
+async def whole_shape(stage: Stage) -> str:
+    answer = (await whole(stage, CHAT)).json
+    require(answer.get("object") == "chat.completion", f"object is {answer.get('object')!r}")
+    choice = answer["choices"][0]
+    require(choice["message"].get("role") == "assistant", "the message has no role")
+    require(isinstance(choice.get("finish_reason"), str), "there is no finish_reason")
+    usage = answer.get("usage") or {}
+    total = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+    require(usage.get("total_tokens") == total, f"total_tokens is {usage.get('total_tokens')}")
+    return f"{choice['finish_reason']}, {total} tokens"
+
+
+@check(
+    "chat.stream.shape",
+    "AG-1",
+    title="a stream opens with the role, ends with one finish_reason and [DONE]",
+    why="Agents hang, or take the answer for a broken one.",
+)
+async def stream_shape(stage: Stage) -> str:
+    found = [_well_formed(exchange) async for exchange in streams(stage, CHAT)]
+    return "; ".join(found)
+
+
+def _well_formed(exchange: Exchange) -> str:
+    chunks = CHAT.chunks(exchange)
+    require(chunks, "there are no chunks")
+    for chunk in chunks:
+        named = chunk.get("object")
+        require(named == "chat.completion.chunk", f"object of a chunk is {named!r}")
+    roles = [delta["role"] for delta in CHAT.deltas(exchange)[:1] if delta.get("role")]
+    require(roles == ["assistant"], "the first delta has no role")
+    ends = [
+        c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c.get("finish_reason")
+    ]
+    require(len(ends) == 1, f"{len(ends)} finish reasons")
+    last = exchange.frames[-1].data
+    require(last == "[DONE]", f"the stream ends with {last[:80]!r}")
+    return f"{len(chunks)} chunks, {ends[0]}"
+
+
+@check(
+    "chat.stream.usage",
+    "AG-2",
+    title="include_usage adds one last chunk with usage and no choices",
+    why="Agents show no tokens, and cannot tell when to compact.",
+)
+async def stream_usage(stage: Stage) -> str:
+    chunks = CHAT.chunks(await stream(stage, CHAT))
+    usage: Json = chunks[-1].get("usage") or {}
+    require(usage, "the last chunk has no usage")
+    require(chunks[-1]["choices"] == [], "the chunk with usage has choices")
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        require(isinstance(usage.get(name), int), f"usage has no {name}")
+    total = usage["prompt_tokens"] + usage["completion_tokens"]
+    require(usage["total_tokens"] == total, f"total_tokens is {usage['total_tokens']}, not {total}")
+    plain = {**CHAT.body(stage.model, [QUESTION], limit=16), "stream": True}
+    unasked = [c for c in CHAT.chunks(await stage.post(CHAT.path, plain)) if not c["choices"]]
+    require(not unasked, "a chunk without choices came where no usage was asked for")
+    return f"{usage['total_tokens']} tokens"
+
+
+@check(
+    "chat.stream.ids",
+    "AG-8",
+    title="all chunks of a stream have one id and one model",
+    why="SDKs that collect chunks by id make several answers of one.",
+)
+async def stream_ids(stage: Stage) -> str:
+    chunks = CHAT.chunks(await stream(stage, CHAT))
+    ids = {chunk.get("id") for chunk in chunks}
+    require(len(ids) == 1 and all(ids), f"the ids are {sorted(map(str, ids))}")
+    models = {chunk.get("model") for chunk in chunks}
+    require(models == {stage.model}, f"asked for {stage.model!r}, answered as {models}")
+    return str(ids.pop())
+
+
+@check(
+    "chat.call.deltas",
+    "AG-3",
+    title="tool-call deltas have an index; id and name come first and once",
+    why="SDKs that add deltas up get doubled names, or calls without an id.",
+)
+async def call_deltas(stage: Stage) -> str:
+    exchange = await called(stage, CHAT)
+    seen: set[int] = set()
+    count = 0
+    for part in (p for delta in CHAT.deltas(exchange) for p in delta.get("tool_calls") or []):
+        index, function = part.get("index"), part.get("function") or {}
+        require(isinstance(index, int), "a delta without an index")
+        if index not in seen:
+            require(index == len(seen), f"call {index} opens where {len(seen)} was next")
+            require(part.get("id") and function.get("name"), "a call opens without id or name")
+            require(part.get("type") in (None, "function"), f"its type is {part.get('type')!r}")
+        else:
+            require(not function.get("name"), "the name comes a second time")
+        seen.add(index)
+        count += 1
+    json.loads(CHAT.calls(exchange)[0].arguments)
+    return f"{several(len(seen), 'call')} in {several(count, 'delta')}"
+
+
+@check(
+    "chat.accepts.replay",
+    "AG-4",
+    title="reasoning_content, calls and results are accepted in the history",
+    why="The second turn of every tool loop fails.",
+)
+async def replay(stage: Stage) -> str:
+    return _accepted(await _ask(stage, _loop(""), tools=[_TOOL]), "a history with reasoning")
+
+
+@check(
+    "chat.accepts.null",
+    "AG-16",
+    title="a turn of calls alone may have null as its content",
+    why="SDKs replay such turns as they came: the second turn of a tool loop fails.",
+)
+async def null(stage: Stage) -> str:
+    return _accepted(await _ask(stage, _loop(None), tools=[_TOOL]), "null content beside a call")
+
+
+@check(
+    "chat.accepts.developer",
+    "AG-5",
+    title="the developer role is accepted",
+    why="Pi sends its instructions this way: not one request works.",
+)
+async def developer(stage: Stage) -> str:
+    told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    return _accepted(await _ask(stage, told), "a developer message")
+
+
+@check(
+    "chat.accepts.parts",
+    "AG-10",
+    title="content as a list of parts is accepted in every role",
+    why="Agents that send parts are refused.",
+)
+async def parts(stage: Stage) -> str:
+    told: list[Json] = [
+        {"role": "system", "content": [_part("Be brief."), _part("Be kind.")]},
+        {"role": "user", "content": [_part("Name a colour."), _part("A warm one.")]},
+        {"role": "assistant", "content": [_part("Red")]},
+        {"role": "user", "content": [_part("More.")]},
+    ]
+    return _accepted(await _ask(stage, told), "lists of parts")
+
+
+@check(
+    "chat.accepts.unknown",
+    "AG-14",
+    title="unknown fields are accepted",
+    why="Each agent adds fields of its own: it is refused.",
+)
+async def unknown(stage: Stage) -> str:
+    more = {"a_field_of_tomorrow": {"x": 1}, "store": False, "reasoning_effort": "low"}
+    told = [{"role": "user", "content": QUESTION, "a_field_of_tomorrow": 1}]
+    return _accepted(await _ask(stage, told, **more), "unknown fields")
+
+
+@check(
+    "chat.completion_limit",
+    "AG-6",
+    title="max_completion_tokens limits the answer",
+    why="Answers run on to the end of the window.",
+)
+async def completion_limit(stage: Stage) -> str:
+    body = CHAT.body(stage.model, ["Count from one to one hundred in words."])
+    del body["max_tokens"]
+    exchange = (await stage.post(CHAT.path, {**body, "max_completion_tokens": 16})).ok()
+    used = CHAT.used(exchange).output
+    require(used <= 16, f"{used} tokens, and the limit is 16")
+    return f"{used} tokens"
+
+
+@check(
+    "chat.choices",
+    "AG-7",
+    title="n gives so many choices, or is refused with a reason",
+    why="A client that asks for two answers gets one, and fails later.",
+)
+async def choices(stage: Stage) -> str:
+    exchange = await _ask(stage, [{"role": "user", "content": QUESTION}], n=2)
+    if exchange.status != 200:
+        return said(exchange)
+    found = [choice.get("index") for choice in exchange.json["choices"]]
+    require(sorted(found) == [0, 1], f"n is 2, and the choices are {found}")
+    return "two choices"
+
+
+@check(
+    "chat.logprobs",
+    "AG-7",
+    title="logprobs come when they are asked for, or are refused with a reason",
+    why="Evaluations silently work without what they measure.",
+)
+async def logprobs(stage: Stage) -> str:
+    more = {"logprobs": True, "top_logprobs": 1}
+    exchange = await _ask(stage, [{"role": "user", "content": QUESTION}], **more)
+    if exchange.status != 200:
+        return said(exchange)
+    found: list[Json] = (exchange.json["choices"][0].get("logprobs") or {}).get("content") or []
+    require(found, "accepted, and there are no logprobs")
+    require(isinstance(found[0].get("logprob"), int | float), "an entry without logprob")
+    return several(len(found), "token")
+
+
+@check(
+    "chat.usage.tokenized",
+    "TK-1",
+    title="usage counts the prompt as /tokenize does",
+    why="Tools that plan by /tokenize overflow the window.",
+)
+async def usage_tokenized(stage: Stage) -> str:
+    body = {"model": stage.model, "messages": [{"role": "user", "content": QUESTION}]}
+    count = await tokenized(stage, body)
+    used = CHAT.used(await whole(stage, CHAT)).prompt
+    require(count == used, f"/tokenize says {count}, usage {used}")
+    return f"{count} tokens"
+
+
+def _loop(content: str | None) -> list[Json]:
+    """A tool loop as it comes back, with what stands beside the call."""
+    call = {"id": "call_v1", "type": "function", "function": {"name": NAME, "arguments": "{}"}}
+    turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
+    return [
+        {"role": "user", "content": "What is the weather in Paris?"},
+        {**turn, "reasoning_content": "Look."},
+        {"role": "tool", "tool_call_id": "call_v1", "content": "Sun"},
+        {"role": "assistant", "content": "Sun.", "reasoning_content": "Tell it."},
+        {"role": "user", "content": "And tomorrow?"},
+    ]
+
+
+def _part(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+CHECKS = (
+    whole_shape,
+    stream_shape,
+    stream_usage,
+    stream_ids,
+    call_deltas,
+    replay,
+    null,
+    developer,
+    parts,
+    unknown,
+    completion_limit,
+    choices,
+    logprobs,
+    usage_tokenized,
+)

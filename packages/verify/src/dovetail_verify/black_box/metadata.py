@@ -1,0 +1,123 @@
+"""Models, and text to tokens and back."""
+
+from urllib.parse import quote
+
+from dovetail_verify.check import NotApplicable, check, require, several
+from dovetail_verify.dialects import Json
+from dovetail_verify.exchange import Exchange
+from dovetail_verify.target import ANTHROPIC, Stage
+
+_TEXT = "Größe, naïve café — 你好, नमस्ते 👩‍👩‍👧\n\tdef f(x): return x  # done"
+_ABSENT = (404, 405, 501)
+
+
+@check(
+    "models.openai",
+    "AG-13",
+    title="GET /v1/models lists the models in OpenAI's form",
+    why="Agents that let the user choose a model show an empty list.",
+)
+async def openai_list(stage: Stage) -> str:
+    exchange = (await stage.ask("GET", "/v1/models")).ok()
+    require(exchange.json.get("object") == "list", 'there is no "object": "list"')
+    for entry in exchange.json["data"]:
+        require(entry.get("object") == "model", "an entry that is no model")
+    ids = [entry["id"] for entry in exchange.json["data"]]
+    require(stage.model in ids, f"{stage.model!r} is not in the list: {ids}")
+    return several(len(ids), "model")
+
+
+@check(
+    "models.anthropic",
+    "CC-20",
+    title="the list has Anthropic's form for clients that send anthropic-version",
+    why="Claude Code's model discovery finds nothing.",
+)
+async def anthropic_list(stage: Stage) -> str:
+    exchange = (await stage.ask("GET", "/v1/models?limit=1000", headers=_signed(stage))).ok()
+    for entry in exchange.json["data"]:
+        require(entry.get("type") == "model", 'an entry without "type": "model"')
+        require(isinstance(entry.get("display_name"), str), "an entry without display_name")
+    require("has_more" in exchange.json, "the list has no has_more")
+    return several(len(exchange.json["data"]), "model")
+
+
+@check(
+    "models.one",
+    "CC-21",
+    title="GET /v1/models/{id} works, with the slashes of the id as they are and escaped",
+    why="Versions of Claude Code that look their model up at start-up fail.",
+)
+async def one(stage: Stage) -> str:
+    plain, escaped = quote(stage.model, safe="/"), quote(stage.model, safe="")
+    exchanges = [await stage.ask("GET", f"/v1/models/{name}") for name in (escaped, plain)]
+    if all(exchange.status in _ABSENT for exchange in exchanges):
+        raise NotApplicable("API not served: /v1/models/{id}")
+    for exchange in exchanges:
+        path, status = exchange.sent.path, exchange.status
+        require(status == 200, f"{path}: status {status}", sent=f"GET {path}", came=exchange.came)
+        require(exchange.json.get("id") == stage.model, f"its id is {exchange.json.get('id')!r}")
+    return stage.model
+
+
+@check(
+    "models.unknown",
+    "WB-2",
+    title="an unknown model is 404 with an error body",
+    why="A typo looks like a model that exists.",
+)
+async def unknown(stage: Stage) -> str:
+    exchange = await stage.ask("GET", "/v1/models/no-such-org/no-such-model")
+    if exchange.status == 200:
+        return "served as an alias"
+    require(exchange.status == 404, f"status {exchange.status}")
+    require(isinstance(exchange.json.get("error"), dict), "the body has no error object")
+    return "404"
+
+
+@check(
+    "models.codex",
+    "CX-21",
+    title="the list has `models` for Codex's client_version, beside `data`",
+    why="Codex works with fallback metadata: short tool outputs, no apply_patch.",
+)
+async def codex(stage: Stage) -> str:
+    exchange = (await stage.ask("GET", "/v1/models?client_version=0.166.0")).ok()
+    require(isinstance(exchange.json.get("data"), list), "data is gone")
+    found = exchange.json.get("models")
+    require(isinstance(found, list) and found, "there is no list `models`")
+    slugs = [entry.get("slug") for entry in found]
+    require(stage.model in slugs, f"{stage.model!r} is not among {slugs}")
+    return several(len(slugs), "model")
+
+
+@check(
+    "tokens.round_trip",
+    "TK-8",
+    title="/tokenize and /detokenize are inverses",
+    why="Tools that cut text by tokens break it.",
+)
+async def round_trip(stage: Stage) -> str:
+    body = {"model": stage.model, "prompt": _TEXT, "content": _TEXT, "add_special_tokens": False}
+    exchange = await _found(stage, "tokenize", body)
+    tokens = exchange.json.get("tokens")
+    require(isinstance(tokens, list) and tokens, "there are no tokens")
+    back = await _found(stage, "detokenize", {"model": stage.model, "tokens": tokens})
+    text = back.json.get("prompt", back.json.get("content"))
+    require(text == _TEXT, f"came back as {text!r}")
+    return f"{len(tokens)} tokens"
+
+
+async def _found(stage: Stage, name: str, body: Json) -> Exchange:
+    for path in (f"/{name}", f"/v1/{name}"):
+        exchange = await stage.post(path, body)
+        if exchange.status not in _ABSENT:
+            return exchange.ok()
+    raise NotApplicable(f"API not served: /{name}")
+
+
+def _signed(stage: Stage) -> dict[str, str]:
+    return {**ANTHROPIC, **({"x-api-key": stage.key} if stage.key else {})}
+
+
+CHECKS = (openai_list, anthropic_list, one, unknown, codex, round_trip)

@@ -1,0 +1,146 @@
+"""A request and its whole answer, kept as evidence."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dovetail_verify.check import Failed
+
+LONGEST = 600  # characters of a request or an answer that are shown
+_HIDDEN = ("authorization", "x-api-key")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One server-sent event, `at` seconds after the request. `event` is empty without the line."""
+
+    event: str
+    data: str
+    at: float = 0.0
+
+    @cached_property
+    def json(self) -> Any:
+        """The data as JSON; None where they are not."""
+        try:
+            return json.loads(self.data)
+        except ValueError:
+            return None
+
+    @property
+    def type(self) -> str:
+        """The type that the data names, else the name of the event."""
+        value = self.json
+        named = value.get("type") if isinstance(value, dict) else None
+        return named if isinstance(named, str) else self.event
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request. `body` is JSON, or bytes as they are to be sent; `signed` adds the user's key."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    signed: bool = True
+
+    @property
+    def payload(self) -> bytes:
+        if isinstance(self.body, bytes):
+            return self.body
+        return b"" if self.body is None else json.dumps(self.body, ensure_ascii=False).encode()
+
+    def __str__(self) -> str:
+        named = [f"{k}: {v}" for k, v in self.headers.items() if k.lower() not in _HIDDEN]
+        head = " ".join([f"{self.method} {self.path}", *(f"[{header}]" for header in named)])
+        if self.body is None:
+            return head
+        text = self.payload.decode("utf-8", "replace")
+        return f"{head} {short(text)}"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What was sent and what came: head, whole body, and its events where it is a stream.
+
+    `ended` is when the body's end was seen, in seconds after the request.
+    """
+
+    sent: Sent
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    frames: Sequence[Frame] = ()
+    ended: float = 0.0
+
+    @cached_property
+    def json(self) -> Any:
+        """The body as JSON. Fails the check where it is not."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise Failed(f"status {self.status}, and the body is not JSON") from None
+
+    @cached_property
+    def events(self) -> list[Any]:
+        """The JSON of every event that has some, pings left out."""
+        found = [frame.json for frame in self.frames]
+        return [value for value in found if isinstance(value, dict) and value.get("type") != "ping"]
+
+    def of(self, type: str) -> list[Any]:
+        """The events of one type."""
+        return [event for event in self.events if event.get("type") == type]
+
+    def ok(self) -> "Exchange":
+        """Itself, if it was answered with 200. Fails the check otherwise."""
+        if self.status != 200:
+            raise Failed(f"answered with status {self.status}")
+        return self
+
+    @property
+    def came(self) -> str:
+        """The answer as it is shown."""
+        if not self.frames:
+            return f"{self.status} {short(self.body.decode('utf-8', 'replace'))}".strip()
+        return f"{self.status}, {len(self.frames)} events: {short(_shown(self.frames))}"
+
+
+def short(text: str, longest: int = LONGEST) -> str:
+    """A text with its middle left out where it is long."""
+    text = " ".join(text.split())
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def _shown(frames: Sequence[Frame]) -> str:
+    """Events by name, repeated ones counted, with the data of the rare ones."""
+    shown: list[str] = []
+    last, count = "", 0
+    for frame in (*frames, None):
+        name = "" if frame is None else _name(frame)
+        if name == last:
+            count += 1
+            continue
+        if count:
+            shown.append(last if count == 1 else f"{last} ×{count}")
+        last, count = name, 1
+    return ", ".join(shown)
+
+
+def _name(frame: Frame) -> str:
+    """What an event is. A chunk of a chat has no name: what is in it stands for one."""
+    value = frame.json
+    if frame.type or not isinstance(value, dict):
+        return frame.type or short(frame.data, 40)
+    choices = value.get("choices")
+    if not isinstance(choices, list):
+        return short(frame.data, 80)
+    if not choices or not isinstance(choices[0], dict):
+        return "chunk of usage" if value.get("usage") else "empty chunk"
+    inside = [name for name, part in (choices[0].get("delta") or {}).items() if part]
+    ends = choices[0].get("finish_reason")
+    return f"chunk of {', '.join([*inside, *([f'finish {ends}'] if ends else [])]) or 'nothing'}"
