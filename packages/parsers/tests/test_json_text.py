@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_parsers import parse
-from dovetail_parsers.arguments.json_text import JSON, PYTHON, Dialect, JsonText
+from dovetail_parsers.arguments.json_validator import JSON, PYTHON, Dialect, JsonText
 
 GEMMA = Dialect(quote='<|"|>', bare_keys=True)
 

@@ -14,7 +14,8 @@ from test_constraint import BY_NAME
 from vocabulary import encode, vocabulary_of
 
 from dovetail_model import OutputFormat, ToolCallBlock, ToolChoice, ToolSpec
-from dovetail_parsers import Guide, guide, write
+from dovetail_parsers import Guide, guide
+from dovetail_parsers import writer as write
 
 PATCH_GRAMMAR = """
 start: begin_patch hunk+ end_patch

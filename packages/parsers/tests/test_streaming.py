@@ -21,7 +21,8 @@ from dovetail_model import (
     ToolSpec,
     fold,
 )
-from dovetail_parsers import Parser, families, parse, write
+from dovetail_parsers import Parser, families, parse
+from dovetail_parsers import writer as write
 
 TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}}
 

@@ -3,7 +3,7 @@
 from dovetail_parsers.constraint import Guide, guide
 from dovetail_parsers.parser import Parser, markers, opens_thought, parse
 from dovetail_parsers.registry import families, resolve
-from dovetail_parsers.write import write
+from dovetail_parsers.writer import write
 
 __all__ = [
     "Guide",

@@ -6,7 +6,7 @@ from typing import Any
 from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.freeform import Freeform
-from dovetail_parsers.arguments.json_text import escape
+from dovetail_parsers.arguments.json_validator import escape
 from dovetail_parsers.arguments.value import Value
 from dovetail_parsers.spans import Spans
 

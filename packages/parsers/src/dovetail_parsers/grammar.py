@@ -13,7 +13,7 @@ from enum import Flag, IntEnum, auto
 
 from dovetail_model import ReasoningDelta, TextDelta
 from dovetail_parsers.arguments.body import Body
-from dovetail_parsers.scan import Scanner
+from dovetail_parsers.scanner import Scanner
 from dovetail_parsers.spans import Delta
 
 

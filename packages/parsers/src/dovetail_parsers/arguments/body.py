@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.json_text import JsonText
+from dovetail_parsers.arguments.json_validator import JsonText
 
 
 class Progress(Enum):

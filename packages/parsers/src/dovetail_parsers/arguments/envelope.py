@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments.body import Progress, Sink
 from dovetail_parsers.arguments.json_body import JsonArguments, report
-from dovetail_parsers.arguments.json_text import JsonText
+from dovetail_parsers.arguments.json_validator import JsonText
 
 _SPACE = re.compile(r"\s*")
 _HEAD_LIMIT = 4096  # characters of an envelope before its arguments

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments.body import Progress, Sink
 from dovetail_parsers.arguments.json_string import JsonString
-from dovetail_parsers.arguments.json_text import JSON, Dialect, JsonText
+from dovetail_parsers.arguments.json_validator import JSON, Dialect, JsonText
 from dovetail_parsers.arguments.notation import write_dialect
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dovetail_parsers.arguments.json_text import Dialect
+from dovetail_parsers.arguments.json_validator import Dialect
 
 
 class _Spelled(str):

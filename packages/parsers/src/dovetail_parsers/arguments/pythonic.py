@@ -8,7 +8,7 @@ from enum import Enum, auto
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments.body import Progress, Sink
 from dovetail_parsers.arguments.json_body import report
-from dovetail_parsers.arguments.json_text import PYTHON, JsonText
+from dovetail_parsers.arguments.json_validator import PYTHON, JsonText
 from dovetail_parsers.arguments.notation import load, write_python
 
 _SPACE = re.compile(r"\s*")

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress, Sink
-from dovetail_parsers.arguments.json_text import escape, overlap
+from dovetail_parsers.arguments.json_validator import escape, overlap
 from dovetail_parsers.arguments.notation import load, write_raw
 from dovetail_parsers.arguments.value import Value
 

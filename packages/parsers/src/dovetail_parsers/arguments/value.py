@@ -7,7 +7,7 @@ and arrays stream through the validator when nothing but them is allowed.
 
 import re
 
-from dovetail_parsers.arguments.json_text import NUMBER, JsonText, escape
+from dovetail_parsers.arguments.json_validator import NUMBER, JsonText, escape
 
 _MAY_BE_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)?\Z")
 _NAMED = {

@@ -1,5 +1,5 @@
 """The family tables as grammars for guided decoding."""
 
-from dovetail_parsers.constraint.answer import Guide, guide
+from dovetail_parsers.constraint.guided import Guide, guide
 
 __all__ = ["Guide", "guide"]

@@ -5,7 +5,7 @@ Each state is how much of a marker the text read so far could be the beginning o
 
 from dataclasses import dataclass
 
-from dovetail_parsers.constraint.form import Free
+from dovetail_parsers.constraint.nodes import Free
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Free text that is not empty, where a notation can only say what free text does not hold."""
 
-from dovetail_parsers.constraint.form import Chars, Free, Node, any_of, choice, sequence
+from dovetail_parsers.constraint.nodes import Chars, Free, Node, any_of, choice, sequence
 
 
 def filled(never: tuple[str, ...], not_first: str = "") -> Node:

@@ -5,7 +5,7 @@ Names and literals come from users: they are only ever written between quotes, e
 
 from abc import ABC, abstractmethod
 
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
     Form,

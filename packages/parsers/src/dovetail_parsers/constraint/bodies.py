@@ -12,8 +12,9 @@ from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.arguments.tree import Tree
-from dovetail_parsers.constraint.foreign import GRAMMAR
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR
+from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Node,
     Rules,
@@ -23,7 +24,6 @@ from dovetail_parsers.constraint.form import (
     several,
     text,
 )
-from dovetail_parsers.constraint.members import Frame, Member, ordered
 from dovetail_parsers.constraint.notation import JSON, PYTHON, dialect_notation
 from dovetail_parsers.constraint.options import names_none, properties, required
 from dovetail_parsers.constraint.schema import Values

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Many
 
 from dovetail_parsers.constraint.bodies import Tool, arguments_form, calls_form
-from dovetail_parsers.constraint.form import NOTHING, Node, Rules, choice, sequence, several, text
+from dovetail_parsers.constraint.nodes import NOTHING, Node, Rules, choice, sequence, several, text
 from dovetail_parsers.constraint.parameters import parameters_form
 from dovetail_parsers.constraint.walk import Walk, spelled
 from dovetail_parsers.grammar import Channel, Mode, ToolFormat

@@ -5,7 +5,7 @@ A token matches its characters there too, so that free text must not hold a mark
 
 from dovetail_parsers.constraint.beginning import filled
 from dovetail_parsers.constraint.bnf import RuleWriter, quoted
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Form,
     Free,

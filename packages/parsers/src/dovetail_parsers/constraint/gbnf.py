@@ -2,7 +2,7 @@
 
 from dovetail_parsers.constraint.automaton import State, automaton, first_state
 from dovetail_parsers.constraint.bnf import RuleWriter, char_class, each
-from dovetail_parsers.constraint.form import Form, Free, Token
+from dovetail_parsers.constraint.nodes import Form, Free, Token
 
 
 def write_gbnf(form: Form) -> str:

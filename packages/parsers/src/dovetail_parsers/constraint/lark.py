@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
     Form,
@@ -26,7 +26,7 @@ from dovetail_parsers.constraint.form import (
     Token,
     sequence,
 )
-from dovetail_parsers.constraint.form import choice as one_of
+from dovetail_parsers.constraint.nodes import choice as one_of
 
 _ANY = "/(?s:.*)/"
 _SOME = "/(?s:.+)/"

@@ -6,7 +6,7 @@ from typing import Protocol
 from dovetail_model import Unsupported
 from dovetail_parsers.constraint.bodies import Tool
 from dovetail_parsers.constraint.calls import Calls
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Free,
     Marker,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Node,
     Rules,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dovetail_parsers.constraint.bodies import Tool, arguments_form, calls_form
 from dovetail_parsers.constraint.calls import Calls
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Free,
     Node,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail_parsers.arguments.json_text import Dialect
+from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.arguments.notation import write_dialect, write_python
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Free,
     Node,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from dovetail_parsers.arguments.schema import Schema, type_of
 from dovetail_parsers.constraint.bodies import Tool
-from dovetail_parsers.constraint.form import Chars, Node, Rules, choice, sequence, several, text
 from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, sequence, several, text
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import (
     Constant,
@@ -15,11 +15,11 @@ from dovetail_parsers.constraint.options import (
     properties,
     required,
 )
-from dovetail_parsers.constraint.raw import raw_value
+from dovetail_parsers.constraint.raw_value import raw_value
 from dovetail_parsers.constraint.schema import Values
 from dovetail_parsers.constraint.walk import Walk, edge_form, spelled
 from dovetail_parsers.grammar import Act, Channel, Mode
-from dovetail_parsers.write import is_value, value_edge
+from dovetail_parsers.writer import is_value, value_edge
 
 _KINDS = ("string", "number", "boolean", "null", "object", "array")
 _ANY_KEY = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1)

@@ -5,7 +5,7 @@ A pattern with anything else is not enforced.
 """
 
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
     Free,

@@ -1,6 +1,6 @@
 """Whole numbers between bounds, digit by digit."""
 
-from dovetail_parsers.constraint.form import Chars, Node, choice, sequence, several, text
+from dovetail_parsers.constraint.nodes import Chars, Node, choice, sequence, several, text
 
 _MOST_DIGITS = 40  # of a number without an upper bound
 

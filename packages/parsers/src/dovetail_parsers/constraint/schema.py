@@ -8,18 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.constraint.foreign import GRAMMAR, foreign
-from dovetail_parsers.constraint.form import (
-    NOTHING,
-    Node,
-    Rules,
-    choice,
-    marker,
-    optional,
-    sequence,
-    several,
-    text,
-)
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR, foreign
 from dovetail_parsers.constraint.keywords import (
     integer_bounds,
     is_bounded,
@@ -32,6 +21,17 @@ from dovetail_parsers.constraint.keywords import (
     stated,
 )
 from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.nodes import (
+    NOTHING,
+    Node,
+    Rules,
+    choice,
+    marker,
+    optional,
+    sequence,
+    several,
+    text,
+)
 from dovetail_parsers.constraint.notation import FILLED_STRING, INTEGER, NUMBER, POSITIVE, Notation
 from dovetail_parsers.constraint.options import (
     Constant,
@@ -44,7 +44,7 @@ from dovetail_parsers.constraint.options import (
 )
 from dovetail_parsers.constraint.pattern import string_pattern
 from dovetail_parsers.constraint.ranges import integer_between
-from dovetail_parsers.constraint.recursion import Known
+from dovetail_parsers.constraint.schema_cache import Known
 from dovetail_parsers.constraint.style import Quoted, Raw
 
 _MOST_ITEMS = 100  # more are not counted: engines write repetitions out

@@ -7,7 +7,7 @@ refuse before they have a tokenizer, and nest no deeper than those allow. The gr
 import json
 
 from dovetail_parsers.constraint.ebnf import write_ebnf
-from dovetail_parsers.constraint.form import Form
+from dovetail_parsers.constraint.nodes import Form
 
 
 def write_structural_tag(form: Form) -> str:

@@ -4,7 +4,7 @@ import json
 from typing import Protocol
 
 from dovetail_parsers.constraint.beginning import filled
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Free,
     Node,

@@ -9,7 +9,7 @@ spelling: engines disagree on whether a token matches the characters that it sta
 import re
 from collections.abc import Iterable, Mapping
 
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Choice,
     Form,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.arguments.tree import Tree
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.nodes import (
     Free,
     Node,
     Rules,
@@ -14,7 +15,6 @@ from dovetail_parsers.constraint.form import (
     several,
     text,
 )
-from dovetail_parsers.constraint.members import Frame, Member, ordered
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import (
     Constant,
@@ -24,9 +24,9 @@ from dovetail_parsers.constraint.options import (
     properties,
     required,
 )
-from dovetail_parsers.constraint.raw import raw_value
-from dovetail_parsers.constraint.recursion import Known
+from dovetail_parsers.constraint.raw_value import raw_value
 from dovetail_parsers.constraint.schema import DEEPEST, MOST_VALUES, Values
+from dovetail_parsers.constraint.schema_cache import Known
 
 
 def tree_arguments(body: Tree, schema: Schema, rules: Rules) -> Node:

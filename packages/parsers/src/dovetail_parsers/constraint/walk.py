@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from dovetail_model import Unsupported
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     NOTHING,
     Chars,
     Node,
@@ -14,7 +14,7 @@ from dovetail_parsers.constraint.form import (
     text,
 )
 from dovetail_parsers.grammar import Act, Channel, Mode, To
-from dovetail_parsers.write import shortest_way
+from dovetail_parsers.writer import shortest_way
 
 Spell = Callable[[str, int], str]
 

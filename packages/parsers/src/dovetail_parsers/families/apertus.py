@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.shapes import enveloped
+from dovetail_parsers.shared_formats import enveloped
 
 FAMILY = Family(
     name="apertus",

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, ToolFormat
-from dovetail_parsers.shapes import Tagged
+from dovetail_parsers.shared_formats import Tagged
 
 _CLOSER = ("</｜DSML｜parameter>",)
 

@@ -1,7 +1,7 @@
 """Dots: MiniMax-M2's form under its own section tags."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 FAMILY = Family(
     name="dots",

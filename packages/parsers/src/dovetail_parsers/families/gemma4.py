@@ -1,7 +1,7 @@
 """Gemma 4: calls in a notation of its own, strings between tokens; thoughts in a channel."""
 
 from dovetail_parsers.arguments.json_body import JsonBody
-from dovetail_parsers.arguments.json_text import Dialect
+from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
 

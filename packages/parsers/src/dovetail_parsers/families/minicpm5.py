@@ -1,7 +1,7 @@
 """MiniCPM5: one element for each call; a value may stand in a CDATA section."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 FAMILY = Family(
     name="minicpm5",

@@ -1,7 +1,7 @@
 """MiniMax-M2: one section of invocations with named parameters."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 FAMILY = Family(
     name="minimax_m2",

@@ -9,7 +9,7 @@ from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.notation import load, write_raw
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Mode, Route, To, ToolFormat
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 _RECIPIENT = re.compile(r"\bto=([^\s<>{}\"'=,;|]+)")
 _MESSAGE = {"<|start|>": To("header")}

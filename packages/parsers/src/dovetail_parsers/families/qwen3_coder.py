@@ -4,7 +4,7 @@ The wrapper is sometimes left out.
 """
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 VALUE = raw("\n</parameter>", "</parameter>")
 

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 FAMILY = Family(
     name="seed_oss",

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
-from dovetail_parsers.shapes import Tagged, raw
+from dovetail_parsers.shared_formats import Tagged, raw
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from dovetail_parsers.constraint.form import (
+from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
     Node,

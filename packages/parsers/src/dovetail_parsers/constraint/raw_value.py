@@ -4,8 +4,8 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from dovetail_parsers.arguments.notation import write_json
-from dovetail_parsers.constraint.foreign import GRAMMAR, foreign
-from dovetail_parsers.constraint.form import Free, Node, choice, marker, sequence, text
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR, foreign
+from dovetail_parsers.constraint.nodes import Free, Node, choice, marker, sequence, text
 from dovetail_parsers.constraint.options import Constant, Option, Typed
 from dovetail_parsers.constraint.schema import Values
 from dovetail_parsers.constraint.style import Raw

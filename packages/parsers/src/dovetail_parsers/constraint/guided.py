@@ -9,12 +9,12 @@ from typing import Any, Literal
 from dovetail_model import InvalidRequest, OutputFormat, ToolChoice, ToolSpec, Unsupported
 from dovetail_parsers.constraint.bodies import tool_of
 from dovetail_parsers.constraint.ebnf import write_ebnf
-from dovetail_parsers.constraint.form import Form, Node, Rules, sequence
-from dovetail_parsers.constraint.form import choice as one_of
 from dovetail_parsers.constraint.gbnf import write_gbnf
 from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import Layout, TableLayout
 from dovetail_parsers.constraint.messages import FORMATS, MessageLayout
+from dovetail_parsers.constraint.nodes import Form, Node, Rules, sequence
+from dovetail_parsers.constraint.nodes import choice as one_of
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import Typed
 from dovetail_parsers.constraint.schema import Values

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.constraint.form import Node, Ref, Rules
+from dovetail_parsers.constraint.nodes import Node, Ref, Rules
 
 
 class Known:
