@@ -18,7 +18,7 @@ from dovetail.ledger.recognition import Recaller
 from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.prefix_diagnostics import Doctor
 from dovetail.routing import pool
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 from dovetail_tokenizers.long_texts import LongTexts
 
 FEW, SMALL = 256, 1 << 20

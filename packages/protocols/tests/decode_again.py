@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from dovetail_model import DovetailError, Request
-from dovetail_protocols import Memory, beginnings
+from dovetail_protocols import Memory
+from dovetail_protocols import body_prefixes as beginnings
 from dovetail_protocols.chat import ChatCodec
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.messages import MessagesCodec

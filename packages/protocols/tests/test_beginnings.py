@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from test_memory import body, step
 
-from dovetail_protocols import MESSAGES, Codec, Memory, beginnings
-from dovetail_protocols.beginnings import Beginnings, Line
+from dovetail_protocols import MESSAGES, Codec, Memory
+from dovetail_protocols import body_prefixes as beginnings
+from dovetail_protocols.body_prefixes import Beginnings, Line
 
 LINE = Line("messages", "k")
 ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d" * 40, "é")]

@@ -24,7 +24,7 @@ from dovetail_model import (
 )
 from dovetail_protocols import Dialect, chat_request
 from dovetail_protocols.chat import CODEC
-from dovetail_protocols.chat.telling import cut_behind_calls
+from dovetail_protocols.chat.upstream_messages import cut_behind_calls
 
 OURS = Dialect("reasoning_segments", custom_tools=True)
 CALL0 = ToolCallBlock("c0", "look", '{"at": 0}')

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from dovetail_protocols.messages import wire
-from dovetail_protocols.messages.answer import STOP_REASONS
 from dovetail_protocols.messages.content import _DECODERS
 from dovetail_protocols.messages.error import _KINDS
+from dovetail_protocols.messages.message import STOP_REASONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "messages.md"
 NAMES = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text(encoding="utf-8")))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dovetail_model import DovetailError
 from dovetail_protocols.messages import decode_count
+from dovetail_protocols.messages.block_text import _TELLERS
 from dovetail_protocols.messages.content import _DECODERS
-from dovetail_protocols.messages.telling import _TELLERS
 from dovetail_protocols.messages.wire import Request
 
 CODEC = CODECS["messages"]

@@ -12,7 +12,7 @@ import dovetail_model
 from dovetail_model import DovetailError, Failure
 from dovetail_protocols import SseReader
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.items import KINDS
+from dovetail_protocols.responses.input_items import KINDS
 from dovetail_protocols.responses.wire import Body
 
 ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [

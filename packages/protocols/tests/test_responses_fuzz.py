@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail_model import DovetailError, Finish, InvalidRequest
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.items import KINDS
+from dovetail_protocols.responses.input_items import KINDS
 from dovetail_protocols.responses.wire import Body
 
 NAMES = st.sampled_from([

@@ -16,7 +16,8 @@ from dovetail_model import (
     ReasoningDelta,
     SpanEnd,
 )
-from dovetail_protocols import ServerEvent, SseReader, wire
+from dovetail_protocols import ServerEvent, SseReader
+from dovetail_protocols import request_body as wire
 from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.hints import extension
 from dovetail_protocols.identity import identity

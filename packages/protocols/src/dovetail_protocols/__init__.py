@@ -5,7 +5,7 @@ from dovetail_protocols.chat import ChatCodec, ChatReader, chat_request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Ids, StreamEncoder
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
 from dovetail_protocols.responses import CODEC as RESPONSES

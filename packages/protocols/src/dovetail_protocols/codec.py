@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail_model import DovetailError, Event, Message, Request
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 
 Headers = Mapping[str, str]
 """Header names in lower case."""

@@ -7,7 +7,7 @@ tool's frame carries its free text.
 import msgspec
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Hints, ReasoningDelta, SpanEnd
-from dovetail_protocols.quoting import sound
+from dovetail_protocols.json_strings import sound
 from dovetail_protocols.sse import frame
 
 _encode = msgspec.json.encode

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dovetail_model import Block, Turn
-from dovetail_protocols.wire import Body
+from dovetail_protocols.request_body import Body
 
 
 def joined(sent: Body, pieces: Sequence[Turn]) -> Turn:

@@ -7,11 +7,11 @@ from dovetail_model import DovetailError, Message, Request
 from dovetail_protocols import openai_error as _error
 from dovetail_protocols.chat import decode as _decode
 from dovetail_protocols.chat import message as _message
-from dovetail_protocols.chat.asking import chat_request
 from dovetail_protocols.chat.encode import ChatStream
-from dovetail_protocols.chat.read import ChatReader
+from dovetail_protocols.chat.reader import ChatReader
+from dovetail_protocols.chat.upstream_request import chat_request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 
 __all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream", "chat_request"]
 

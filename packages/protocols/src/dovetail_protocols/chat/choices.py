@@ -7,8 +7,8 @@ import msgspec
 
 from dovetail_model import Event, Finish, Usage
 from dovetail_protocols.chat.outcome import broken, usage_answer
+from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
 from dovetail_protocols.openai_error import error_body
-from dovetail_protocols.run import NO_RUN, Run, RunStream
 from dovetail_protocols.sse import comment, frame
 
 DONE = b"data: [DONE]\n\n"

@@ -6,17 +6,17 @@ from typing import Any
 import msgspec
 
 from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
-from dovetail_protocols.beginnings import Line
+from dovetail_protocols.body_prefixes import Line
 from dovetail_protocols.chat.history import History, Said, read
 from dovetail_protocols.chat.sampling import sampling, text
 from dovetail_protocols.chat.thinking import thinking
-from dovetail_protocols.chat.tool import offer
+from dovetail_protocols.chat.tools import offer
 from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields, StreamOptions
 from dovetail_protocols.codec import Headers
+from dovetail_protocols.decode_cache import Memory
 from dovetail_protocols.hints import Extension, extension
 from dovetail_protocols.identity import identity, session_of
-from dovetail_protocols.memory import Memory
-from dovetail_protocols.wire import Body, convert, unknown
+from dovetail_protocols.request_body import Body, convert, unknown
 
 
 class Echo(msgspec.Struct, frozen=True):

@@ -26,9 +26,9 @@ from dovetail_protocols.chat.decode import Echo
 from dovetail_protocols.chat.outcome import FINISH, encode_logprobs
 from dovetail_protocols.chat.segments import Segments
 from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.delta_run import NO_RUN, Run
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.quoting import quoted, sound
-from dovetail_protocols.run import NO_RUN, Run
+from dovetail_protocols.json_strings import quoted, sound
 
 _encode = msgspec.json.encode
 _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'

@@ -9,8 +9,8 @@ from dovetail_model import Block, InvalidRequest, ToolCallBlock, ToolResultBlock
 from dovetail_protocols.chat.content import shown, thoughts
 from dovetail_protocols.chat.segments import interleave, read_segments
 from dovetail_protocols.chat.wire import Call, ChatMessage, FunctionCall
+from dovetail_protocols.request_body import Body, convert
 from dovetail_protocols.turns import joined
-from dovetail_protocols.wire import Body, convert
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from dovetail_protocols.completions import decode as _decode
 from dovetail_protocols.completions import encode as _encode
 from dovetail_protocols.completions.decode import raw_prompt
 from dovetail_protocols.completions.encode import CompletionStream
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 
 __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
 

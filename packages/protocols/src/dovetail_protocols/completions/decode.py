@@ -13,7 +13,7 @@ from dovetail_protocols.codec import Headers
 from dovetail_protocols.completions.wire import CompletionRequest, Prompt
 from dovetail_protocols.hints import extension
 from dovetail_protocols.identity import identity
-from dovetail_protocols.wire import Body, convert
+from dovetail_protocols.request_body import Body, convert
 
 RawPrompt = str | tuple[int, ...]
 

@@ -26,8 +26,8 @@ from dovetail_protocols.chat.outcome import FINISH, finite, usage_answer, whole
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.completions.decode import Echo
 from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
-from dovetail_protocols.quoting import quoted
-from dovetail_protocols.run import NO_RUN, Run
+from dovetail_protocols.delta_run import NO_RUN, Run
+from dovetail_protocols.json_strings import quoted
 
 _encode = msgspec.json.encode
 _ENDS = {**FINISH, "tool_calls": "stop"}

@@ -1,11 +1,11 @@
 """Anthropic Messages, as Claude Code and the official SDKs speak it."""
 
 from dovetail_protocols.codec import Codec
-from dovetail_protocols.messages.answer import encode_count, encode_message
 from dovetail_protocols.messages.decode import decode, decode_count
 from dovetail_protocols.messages.encode import CALL_PREFIX, MessagesStream, stream
 from dovetail_protocols.messages.error import encode_error
-from dovetail_protocols.messages.read import MessagesReader
+from dovetail_protocols.messages.message import encode_count, encode_message
+from dovetail_protocols.messages.reader import MessagesReader
 
 __all__ = [
     "CODEC",

@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from dovetail_model import ToolCallBlock
-from dovetail_protocols.quoting import escaped, sound
+from dovetail_protocols.json_strings import escaped, sound
 
 CUSTOM_HEAD = '{"input":"'
 CUSTOM_TAIL = '"}'

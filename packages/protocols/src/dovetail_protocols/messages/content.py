@@ -21,8 +21,8 @@ from dovetail_model import (
     ToolResultBlock,
 )
 from dovetail_protocols.messages import wire
-from dovetail_protocols.messages.telling import tell, tell_all
-from dovetail_protocols.wire import convert
+from dovetail_protocols.messages.block_text import tell, tell_all
+from dovetail_protocols.request_body import convert
 
 _Decode = Callable[[dict[str, Any], str], tuple[Block, ...]]
 

@@ -22,14 +22,14 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
-from dovetail_protocols.beginnings import Line
+from dovetail_protocols.body_prefixes import Line
 from dovetail_protocols.codec import Headers
+from dovetail_protocols.decode_cache import Memory
 from dovetail_protocols.hints import extension
 from dovetail_protocols.identity import identity, session_of
-from dovetail_protocols.memory import Memory
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content
-from dovetail_protocols.wire import Body, convert, unknown
+from dovetail_protocols.request_body import Body, convert, unknown
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _NESTED: dict[str, type[msgspec.Struct]] = {

@@ -23,13 +23,13 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
 from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.json_strings import escaped, quoted
 from dovetail_protocols.messages import wire
-from dovetail_protocols.messages.answer import BROKEN, MESSAGE_PREFIX, STOP_REASONS, usage_out
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
-from dovetail_protocols.quoting import escaped, quoted
-from dovetail_protocols.run import NO_RUN, Run, RunStream
+from dovetail_protocols.messages.message import BROKEN, MESSAGE_PREFIX, STOP_REASONS, usage_out
 from dovetail_protocols.sse import frame
 
 CALL_PREFIX = "toolu_"

@@ -6,10 +6,9 @@ import msgspec
 
 from dovetail_model import DovetailError, InvalidRequest, Message, Request
 from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids, StreamEncoder
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.decode_cache import Memory
 from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.responses import echo
-from dovetail_protocols.responses.asking import responses_request
 from dovetail_protocols.responses.compaction import (
     CompactionEncoder,
     compacted,
@@ -18,7 +17,8 @@ from dovetail_protocols.responses.compaction import (
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import Echo
 from dovetail_protocols.responses.encode import Encoder, encode_message, overflow_stream
-from dovetail_protocols.responses.joining import (
+from dovetail_protocols.responses.item_list import encode_input_tokens, encode_list, id_of, listed
+from dovetail_protocols.responses.raw_body import (
     items_by_id,
     joined,
     own_items,
@@ -32,8 +32,8 @@ from dovetail_protocols.responses.joining import (
     whole_response,
     with_model,
 )
-from dovetail_protocols.responses.listing import encode_input_tokens, encode_list, id_of, listed
-from dovetail_protocols.responses.read import ResponsesReader
+from dovetail_protocols.responses.reader import ResponsesReader
+from dovetail_protocols.responses.upstream_request import responses_request
 
 __all__ = [
     "CODEC",

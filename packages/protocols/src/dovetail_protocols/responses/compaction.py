@@ -8,8 +8,8 @@ import msgspec
 from dovetail_model import Event, Failure, Finish, Message, Request, TextBlock, TextDelta, Usage
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.responses.encode import Encoder
-from dovetail_protocols.responses.item import Frames, Item
-from dovetail_protocols.responses.listing import listed
+from dovetail_protocols.responses.item_list import listed
+from dovetail_protocols.responses.output_items import Frames, Item
 from dovetail_protocols.responses.response import Outcome, Response, outcome
 from dovetail_protocols.responses.summary import pack
 from dovetail_protocols.responses.wire import CompactionOut

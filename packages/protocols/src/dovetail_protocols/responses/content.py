@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from dovetail_model import DocumentBlock, ImageBlock, TextBlock
-from dovetail_protocols import wire as fields
+from dovetail_protocols import request_body as fields
 from dovetail_protocols.responses import wire
 
 ContentBlock = TextBlock | ImageBlock | DocumentBlock

@@ -12,16 +12,17 @@ from dovetail_model import (
     Thinking,
     Unsupported,
 )
-from dovetail_protocols.beginnings import Line
+from dovetail_protocols.body_prefixes import Line
 from dovetail_protocols.codec import Headers
+from dovetail_protocols.decode_cache import Memory
 from dovetail_protocols.hints import Extension, extension
 from dovetail_protocols.identity import identity, session_of
-from dovetail_protocols.memory import Memory
-from dovetail_protocols.responses import content, items, tools, wire
+from dovetail_protocols.request_body import Body, convert, unknown
+from dovetail_protocols.responses import content, tools, wire
+from dovetail_protocols.responses import input_items as items
 from dovetail_protocols.responses.echo import echo
-from dovetail_protocols.responses.items import Piece
+from dovetail_protocols.responses.input_items import Piece
 from dovetail_protocols.responses.tools import Declared, Offer
-from dovetail_protocols.wire import Body, convert, unknown
 
 
 def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:

@@ -27,8 +27,9 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.responses.item import (
+from dovetail_protocols.responses.output_items import (
     CallItem,
     CustomCallItem,
     Frames,
@@ -38,7 +39,6 @@ from dovetail_protocols.responses.item import (
     logprob,
 )
 from dovetail_protocols.responses.response import Outcome, Response, outcome
-from dovetail_protocols.run import NO_RUN, Run, RunStream
 
 
 class Items:

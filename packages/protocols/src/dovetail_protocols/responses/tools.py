@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
+from dovetail_protocols.request_body import convert
 from dovetail_protocols.responses import wire
-from dovetail_protocols.wire import convert
 
 Mode = Literal["auto", "none", "required"]
 Key = tuple[str | None, str]

@@ -16,9 +16,9 @@ from dovetail_model import (
     error_of,
 )
 from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.json_strings import sound
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import input_json
-from dovetail_protocols.quoting import sound
 
 MESSAGE_PREFIX = "msg_"
 

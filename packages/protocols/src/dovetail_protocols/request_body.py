@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols.beginnings import Line, Rest
-from dovetail_protocols.memory import Memory
+from dovetail_protocols.body_prefixes import Line, Rest
+from dovetail_protocols.decode_cache import Memory
 
 T = TypeVar("T")
 P = TypeVar("P")

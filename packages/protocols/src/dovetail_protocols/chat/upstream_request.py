@@ -3,7 +3,7 @@
 from typing import Any
 
 from dovetail_model import OutputFormat, Request, Sampling, ToolSpec
-from dovetail_protocols.chat.telling import Teller, Write
+from dovetail_protocols.chat.upstream_messages import Teller, Write
 from dovetail_protocols.upstream import (
     Asked,
     Dialect,

@@ -20,9 +20,9 @@ from dovetail_model import (
     ToolResultBlock,
     Turn,
 )
+from dovetail_protocols.request_body import Body, convert
 from dovetail_protocols.responses import content, hosted, summary, wire
 from dovetail_protocols.turns import joined
-from dovetail_protocols.wire import Body, convert
 
 _ROLES: dict[str, Role] = {
     "system": "system",

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from dovetail_protocols.beginnings import Beginnings
+from dovetail_protocols.body_prefixes import Beginnings
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail_model import Event
-from dovetail_protocols.quoting import sound
+from dovetail_protocols.json_strings import sound
 
 _encode = msgspec.json.encode
 

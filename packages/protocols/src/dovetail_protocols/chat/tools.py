@@ -7,7 +7,7 @@ import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
 from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
-from dovetail_protocols.wire import Body, convert
+from dovetail_protocols.request_body import Body, convert
 
 Tools = tuple[ToolSpec, ...]
 

@@ -26,7 +26,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.openai_error import kind_of
 from dovetail_protocols.responses.frame import Ending, Frame, FrameItem
-from dovetail_protocols.responses.in_turn import InTurn
+from dovetail_protocols.responses.sequencer import InTurn
 from dovetail_protocols.sse import ServerEvent, SseReader
 
 _decode = msgspec.json.Decoder(Frame).decode

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols.wire import checked
+from dovetail_protocols.request_body import checked
 
 _NAME = b'"previous_response_id"'
 _REFERENCE = b'"item_reference"'

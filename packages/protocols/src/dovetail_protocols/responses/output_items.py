@@ -9,9 +9,9 @@ import itertools
 import msgspec
 
 from dovetail_model import CallArgs, CallOpen, Event, ReasoningDelta, TextDelta, TokenLogprob
-from dovetail_protocols.quoting import quoted, sound
+from dovetail_protocols.delta_run import Run
+from dovetail_protocols.json_strings import quoted, sound
 from dovetail_protocols.responses import wire
-from dovetail_protocols.run import Run
 from dovetail_protocols.sse import frame
 
 _encode = msgspec.json.encode
