@@ -19,7 +19,7 @@ from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.prefix_diagnostics import Doctor
 from dovetail.routing import pool
 from dovetail_protocols.decode_cache import Memory
-from dovetail_tokenizers.long_texts import LongTexts
+from dovetail_tokenizers.long_text_cache import LongTexts
 
 FEW, SMALL = 256, 1 << 20
 _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (

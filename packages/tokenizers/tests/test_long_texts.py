@@ -16,7 +16,7 @@ from test_encode import synthetic
 from test_words import KINDS, PIECES, cut_by_library
 
 from dovetail_tokenizers import Guard, HfTokenizer, patterns
-from dovetail_tokenizers.long_texts import FAR, LONG, PIECE, LongTexts, pieces
+from dovetail_tokenizers.long_text_cache import FAR, LONG, PIECE, LongTexts, pieces
 from dovetail_tokenizers.words import Patterns, Words
 
 ASCII = [chr(code) for code in range(0x20, 0x7F)]

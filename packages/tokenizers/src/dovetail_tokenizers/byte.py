@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.text import encode_parts, join_text, well_formed
+from dovetail_tokenizers.encoding import encode_parts, join_text, well_formed
 
 BYTES = 256
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.literals import first_of, longest_of
-from dovetail_tokenizers.long_texts import LONG
+from dovetail_tokenizers.long_text_cache import LONG
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20

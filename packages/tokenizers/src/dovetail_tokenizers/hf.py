@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dovetail_tokenizers.control import ControlTable, Edges
-from dovetail_tokenizers.long_texts import LONG, LongTexts, Way
+from dovetail_tokenizers.encoding import encode_parts, join_text, require, well_formed
+from dovetail_tokenizers.long_text_cache import LONG, LongTexts, Way
 from dovetail_tokenizers.spelling import byte_alphabet, spelling_reader
-from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
 from dovetail_tokenizers.words import Words, cutting
 
 if TYPE_CHECKING:

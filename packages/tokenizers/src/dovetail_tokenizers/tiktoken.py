@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.long_texts import LongTexts
-from dovetail_tokenizers.text import encode_parts, join_text, require, well_formed
+from dovetail_tokenizers.encoding import encode_parts, join_text, require, well_formed
+from dovetail_tokenizers.long_text_cache import LongTexts
 
 if TYPE_CHECKING:
     import tiktoken

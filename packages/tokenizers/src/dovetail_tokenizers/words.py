@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, get_args
 
 from dovetail_tokenizers.control import WHITE
 from dovetail_tokenizers.literals import longest_of
-from dovetail_tokenizers.long_texts import FAR, LongTexts, pieces
+from dovetail_tokenizers.long_text_cache import FAR, LongTexts, pieces
 from dovetail_tokenizers.patterns import (
     DEEPSEEK3,
     GPT2,
