@@ -1,1 +1,0 @@
-"""What is known of each request, and who is told of it."""

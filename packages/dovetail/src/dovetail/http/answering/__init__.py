@@ -1,1 +1,0 @@
-"""The way of an answer from the pipeline to the client."""

@@ -1,1 +1,0 @@
-"""The server under the application: connections, TLS, drain."""

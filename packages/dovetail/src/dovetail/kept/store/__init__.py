@@ -1,1 +1,0 @@
-"""Where responses are kept: memory, SQLite, Redis."""

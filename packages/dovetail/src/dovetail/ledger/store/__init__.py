@@ -1,1 +1,0 @@
-"""Where entries are kept: SQLite in the data folder, memory, or Redis for several frontends."""

@@ -1,1 +1,0 @@
-"""Chat templates that are used instead of a model's own, where that one does it harm."""
