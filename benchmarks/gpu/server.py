@@ -23,16 +23,16 @@ from benchmarks.gpu.claude import MODEL, session_id
 from benchmarks.gpu.orders import Serve
 from benchmarks.gpu.scenes import make_scene
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.http import App
+from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import settle
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server.build import default_sampling, settings
 from dovetail.server.http_server import serve, server, until_started
-from dovetail.server.setup_init import open_keyring, open_ledger
+from dovetail.server.kept import open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_tokenizers import Tokenizer
 

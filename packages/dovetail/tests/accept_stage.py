@@ -10,11 +10,12 @@ from typing import Any
 
 from watch_stage import PLAIN
 
-from dovetail.engines.completion_server import CompletionsServer, ServedModel
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.eval.tasks import TASKS
-from dovetail.http import App
+from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -22,7 +23,7 @@ from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server.http_server import server
 
 MODEL = "some-org/some-model"

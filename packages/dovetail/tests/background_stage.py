@@ -9,11 +9,11 @@ from typing import Any
 from http_stage import Stage, StageEngine, service, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import Service
-from dovetail.responses import Kept
 from dovetail.responses.memory import MemoryResponses
-from dovetail.server import joined
+from dovetail.responses.store import Kept
+from dovetail.server.peer_responses import joined
 
 
 class Gate:

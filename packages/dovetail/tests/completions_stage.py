@@ -9,7 +9,8 @@ from typing import Any
 import uvicorn
 from scripted_stage import END, RETURN, TOKENIZER, engine
 
-from dovetail.engines.completion_server import CompletionsServer, ServedModel
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.registry import EngineSetup, create_engine, discover
 from dovetail.engines.scripted import ScriptedEngine

@@ -10,7 +10,8 @@ from itertools import pairwise
 from agent_clients import Agent
 from playing import Played, Player
 
-from dovetail.ledger.export_init import Export, Sample
+from dovetail.ledger.export import Export
+from dovetail.ledger.export_sample import Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.pipeline.preparation import Prepared
 

@@ -23,14 +23,15 @@ from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
-from dovetail.http import App, HttpOptions
+from dovetail.http.app import App
+from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server.http_server import server
 from dovetail.telemetry.record import Recorder
 

@@ -19,8 +19,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.prompt.clean import Stability
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.prompt.stability_init import Stability
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from http_stage import NAME, run, serving
 from socket_stage import Event, answer, asked, socket_to, text_of
 from websockets.exceptions import ConnectionClosed
 
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 
 OPTIONS = HttpOptions(max_body_bytes=1 << 18)
 

@@ -16,9 +16,10 @@ from http_stage import CALL, NAME, Reply, Stage, run, serving
 from socket_stage import asked as asked_over_socket
 from socket_stage import socket_to
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.access.limits import Limits
-from dovetail.http import HttpOptions, Keys
+from dovetail.http.options import HttpOptions
 
 ASKED, THOUGHT = "KESTREL", "MAGPIE"
 WORDS = (ASKED, THOUGHT)

@@ -21,7 +21,7 @@ from abuse_wire import (
 from http_stage import NAME, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 
 STREAMED = b'{"model":"%b","stream":true,"messages":[{"role":"user","content":"Hi"}]}'

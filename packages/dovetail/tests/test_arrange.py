@@ -9,8 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dovetail.prompt import arrange
-from dovetail.prompt.clean import Cleaner
-from dovetail.prompt.stability_init import Stability, Stabilizer, stabilize
+from dovetail.prompt.clean import Cleaner, Stability
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.stability_init import stabilize
 from dovetail.prompt.turn_order import plain_id
 from dovetail_model import (
     Block,

@@ -10,11 +10,12 @@ from http_stage import NAME, run, service, serving
 
 from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import Service
-from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.response import KeptResponse
+from dovetail.responses.store import Kept
 from dovetail.server.kept import open_kept
 from dovetail.settings.config import Config
-from dovetail.storage import StoreError
+from dovetail.storage.fault import StoreError
 
 
 class Late(MemoryResponses):

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from models_at_hand import PAIRS, model, require
 from served import dovetail, qwen_folder, served
 
-from dovetail.codex_catalog import Catalog, ProfileError, aliased, catalog, entry, read_profile
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities
 from dovetail.engines.registry import UpstreamSetup, create_upstream
-from dovetail.http import HttpOptions
+from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
+from dovetail.http.entries import entry
 from dovetail.http.levels import default_level, levels
+from dovetail.http.options import HttpOptions
+from dovetail.http.published import Catalog, catalog
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -27,8 +29,9 @@ from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Relayed, Served, Service
-from dovetail.prompt.stability_init import Stability, Stabilizer
-from dovetail.routing import Pool
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.routing.pool import Pool
 
 LIST = "/v1/models?client_version=0.166.0"
 SLASHED = "openai/openai/gpt-5.5"

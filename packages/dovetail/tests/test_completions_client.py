@@ -13,8 +13,8 @@ import uvloop
 from completions_stage import MODEL, made_up_server, open_stream, scripted_server, status, stream
 from scripted_stage import END, RETURN, ids, request
 
-from dovetail.engines.completions import CompletionsClient
 from dovetail.engines.completions.body import body
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
 from dovetail.engines.token_ids import Spelling
 from dovetail.engines.token_stream import pulled

@@ -11,16 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.prompt.diagnosis import REASONS, Diagnosis, Reason, describe, headers
 from dovetail.prompt.prefix import common_bytes
-from dovetail.prompt.stability_init import (
-    REASONS,
-    Diagnosis,
-    Doctor,
-    Reason,
-    Sighting,
-    describe,
-    headers,
-)
+from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
 
 
 def decode(ids: Sequence[int]) -> str:

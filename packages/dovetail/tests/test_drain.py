@@ -13,7 +13,7 @@ import pytest
 from http_stage import NAME, Plan, Reply, Stage, StageEngine, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 
 USER = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,8 @@ from models_at_hand import PAIRS, Pair, model, require
 from session_script import SCRIPT, scribe
 
 from dovetail.ledger.entry import IDS, Entry, pack, unpack
-from dovetail.ledger.export_init import Export, Missing, Sample
+from dovetail.ledger.export import Export, Missing
+from dovetail.ledger.export_sample import Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.preparation import Preparer

@@ -10,14 +10,15 @@ from heard import Heard
 from dovetail.demo.model import demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.entry import session_name
-from dovetail.ledger.export_init import Export, Sample
+from dovetail.ledger.export import Export
+from dovetail.ledger.export_sample import Sample
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import (
     Event,
     Identity,

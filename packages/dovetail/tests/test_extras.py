@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.setup_init import open_ledger
+from dovetail.server.kept import open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.extras import how_to_install
 

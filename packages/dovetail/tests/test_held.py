@@ -13,10 +13,11 @@ from background_stage import Gate
 from http_stage import ALIAS, Stage, head, read_reply, run, serving
 from socket_stage import ask, event, socket_to, until
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.cli import server_runner as command
-from dovetail.http import HttpOptions, Keys
 from dovetail.http.memory import held
+from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 
 LIMIT = 200_000

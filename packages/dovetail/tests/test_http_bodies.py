@@ -13,11 +13,11 @@ from http_stage import NAME, Reply, Stage, head, read_reply, run, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.http import HttpOptions
 from dovetail.http.body import read_body
 from dovetail.http.errors import TooSlow
 from dovetail.http.exchange import Exchange
 from dovetail.http.memory import release
+from dovetail.http.options import HttpOptions
 from dovetail.net.asgi import Message
 from dovetail.net.exchange import Gone
 from dovetail_model import DovetailError, TooLarge

@@ -18,11 +18,12 @@ import pytest
 from http_stage import NAME, Stage, head, run, serving
 from socket_stage import asked, socket_to
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.access.limits import Limits, MemoryBook, Standing
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, Keys
 from dovetail.http.limit_headers import limit_headers
+from dovetail.http.options import HttpOptions
 from dovetail.telemetry.log_throttle import LINES, Hush
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES

@@ -11,9 +11,11 @@ import openai
 import pytest
 from http_stage import NAME, Stage, run, service, serving
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, Health, TokenDelta
-from dovetail.http import App, HttpOptions, Keys
+from dovetail.http.app import App
+from dovetail.http.options import HttpOptions
 from dovetail_model import EngineError, EngineUnavailable
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]

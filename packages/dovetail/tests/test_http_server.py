@@ -3,7 +3,7 @@
 import pytest
 from http_stage import head, read_reply, run, service, serving
 
-from dovetail.http import App
+from dovetail.http.app import App
 from dovetail.net import http_protocol as connection
 from dovetail.net.asgi import Message
 

@@ -12,7 +12,8 @@ import pytest
 from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, outlet
+from dovetail.http import outlet
+from dovetail.http.options import HttpOptions
 from dovetail.http.response import Streaming
 from dovetail.pipeline.execution import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded

@@ -14,13 +14,15 @@ import pytest
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.responses import Kept, KeptResponse, Local
 from dovetail.responses import store as kept_module
 from dovetail.responses.backend import Store, decode, encode
+from dovetail.responses.connection_cache import Local
 from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.redis import RedisResponses
+from dovetail.responses.response import KeptResponse
 from dovetail.responses.sqlite import SqliteResponses
-from dovetail.storage import StoreError
+from dovetail.responses.store import Kept
+from dovetail.storage.fault import StoreError
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
 AGE = 1000.0

@@ -26,7 +26,7 @@ from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import Call, fetch
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import InvalidRequest
 
 LISTED = 500  # of the likeliest tokens, among which nearly every drawn one is

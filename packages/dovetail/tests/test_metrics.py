@@ -10,8 +10,8 @@ import pytest
 from http_stage import CALL, NAME, run, serving
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.http import HttpOptions
-from dovetail.prompt.stability_init import REASONS
+from dovetail.http.options import HttpOptions
+from dovetail.prompt.diagnosis import REASONS
 from dovetail.telemetry.log import JsonLines, Logfmt, configure, request_fields
 from dovetail.telemetry.metrics import GAPS, Metrics
 from dovetail.telemetry.record import Prefix, RequestEnd

@@ -15,9 +15,9 @@ from openai.types.responses import Response
 
 from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server import folder as folders
 from dovetail.server.folder import HELD, PREFIX, hold, new_folder
 from dovetail.server.process import ending

@@ -12,8 +12,8 @@ from socket_stage import asked, socket_to
 
 from dovetail.access.auth import Keys
 from dovetail.access.limits import Limits
-from dovetail.http import App, HttpOptions
-from dovetail.http.options import http_options
+from dovetail.http.app import App
+from dovetail.http.options import HttpOptions, http_options
 from dovetail.net.client_address import Peers
 from dovetail.server.http_server import server
 from dovetail.settings.sources import load

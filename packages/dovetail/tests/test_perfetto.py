@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
 from dovetail.telemetry.record import Call, Thought
-from dovetail.telemetry.trace import Trace, TraceLine, summarize, timeline
+from dovetail.telemetry.trace.line import TraceLine
+from dovetail.telemetry.trace.perfetto import timeline
+from dovetail.telemetry.trace.reader import Trace
+from dovetail.telemetry.trace.summary import summarize
 from dovetail_model import Usage
 
 Json = dict[str, Any]

@@ -2,7 +2,9 @@
 
 import pytest
 
-from dovetail.prompt.stability_init import Stability, stabilize, strip_preamble
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.preamble import strip_preamble
+from dovetail.prompt.stability_init import stabilize
 from dovetail_model import Block, Request, TextBlock, Turn
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.197.4f2; cc_entrypoint=sdk-cli;"

@@ -15,7 +15,8 @@ from dovetail.engines.engine import Abilities, Health
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.registry import Relayed, Service
-from dovetail.prompt.stability_init import Stability, Stabilizer
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.normalization import Stabilizer
 from dovetail_model import (
     CallArgs,
     CallClose,

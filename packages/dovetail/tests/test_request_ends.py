@@ -13,13 +13,13 @@ from http_stage import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
 from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
+from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.telemetry.record import Inside, RequestEnd
 from dovetail.telemetry.trace.line import BLOCK, line_of
 from dovetail_model import EngineUnavailable

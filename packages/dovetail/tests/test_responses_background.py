@@ -8,13 +8,14 @@ import pytest
 from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, serving
 
-from dovetail.http import HttpOptions
 from dovetail.http.exchange import Exchange
+from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import pieces, show
 from dovetail.http.responses.run import Frames
-from dovetail.responses import Kept, KeptResponse
 from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.response import KeptResponse
+from dovetail.responses.store import Kept
 
 
 def test_it_is_polled_until_it_is_done() -> None:

@@ -9,9 +9,10 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
-from dovetail.http import HttpOptions, Keys
 from dovetail.http.exchange import Exchange
+from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import Background
 from dovetail.http.responses.endpoints import Responses
 from dovetail.telemetry.metrics import Metrics

@@ -9,13 +9,15 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, Keys
+from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import Service
-from dovetail.responses import Kept, KeptResponse
 from dovetail.responses import store as kept_module
 from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.response import KeptResponse
+from dovetail.responses.store import Kept
 from dovetail_model import EngineError
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])

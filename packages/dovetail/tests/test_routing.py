@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
 from dovetail.engines.token_stream import pulled
-from dovetail.routing import Pool
 from dovetail.routing import pool as pool_module
 from dovetail.routing import replica as worker
+from dovetail.routing.pool import Pool
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
 
 

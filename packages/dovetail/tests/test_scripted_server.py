@@ -18,7 +18,8 @@ from openai import AsyncOpenAI
 from real_tokenizers import folder
 from scripted_stage import END, RETURN, TOKENIZER, engine, ids
 
-from dovetail.engines.completion_server import CompletionsServer, ServedModel
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.process import ProcessOptions, served_model

@@ -11,7 +11,7 @@ from served import qwen_folder
 
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server import build
 from dovetail.settings.config import Config
 from dovetail_model import Finish

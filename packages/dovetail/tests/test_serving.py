@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_stage import END, RETURN, TOKENIZER, ids, request
 
-from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
     Abilities,
     Constraint,
@@ -30,7 +31,7 @@ from dovetail.engines.engine import (
 from dovetail.engines.token_stream import pulled
 from dovetail.net.direct import Direct
 from dovetail.net.http_client import Call, Endpoint, fetch
-from dovetail.net.listener import configuration
+from dovetail.net.listener import Address, configuration, listen
 from dovetail_model import (
     ClientError,
     DovetailError,

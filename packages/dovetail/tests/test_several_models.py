@@ -13,7 +13,7 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import Served
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server import build
 from dovetail.server import engines as remote
 from dovetail.settings.config import Config

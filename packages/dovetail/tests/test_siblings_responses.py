@@ -13,14 +13,15 @@ from background_stage import Gate, siblings, until
 from http_stage import NAME, Stage, head, run
 from socket_stage import until as it_is_so
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
-from dovetail.http import HttpOptions, Keys
+from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import Others, pieces
-from dovetail.responses import KeptResponse
 from dovetail.responses.memory import MemoryResponses
+from dovetail.responses.response import KeptResponse
 from dovetail.server import peer_responses as together
-from dovetail.storage import StoreError
+from dovetail.storage.fault import StoreError
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
 

@@ -13,8 +13,8 @@ from abuse_wire import BODY, CHUNKED, LENGTH, connections, get, post, until, wir
 from http_stage import NAME, Plan, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
 from dovetail.http import memory as held
+from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)

@@ -15,7 +15,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import (
     EngineError,
     EngineUnavailable,

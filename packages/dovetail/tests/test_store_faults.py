@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from dovetail.http.stores import StoreNumbers
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteStore
-from dovetail.responses import Kept
 from dovetail.responses.redis import RedisResponses
+from dovetail.responses.store import Kept
 from dovetail.storage.faults import SPAN, Faults
 
 

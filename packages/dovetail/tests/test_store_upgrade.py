@@ -15,7 +15,8 @@ import pytest
 from ledger_entries import turn
 
 from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.export_init import Export, Sample
+from dovetail.ledger.export import Export
+from dovetail.ledger.export_sample import Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.schema import VERSION
 from dovetail.ledger.sqlite_store import SqliteStore

@@ -16,8 +16,8 @@ from wire_stage import read_request, server
 
 from dovetail.net.http_client import Call, fetch
 from dovetail.net.trace_context import SpanRef, current, handed_on, read_traceparent, traced
+from dovetail.telemetry.otel import TelemetryError, open_telemetry
 from dovetail.telemetry.otel.attributes import MOST_PARTS, attributes, parts
-from dovetail.telemetry.otel.telemetry_init import TelemetryError, open_telemetry
 from dovetail.telemetry.record import Call as ToolCall
 from dovetail.telemetry.record import RequestEnd, Thought
 from dovetail_model import Usage

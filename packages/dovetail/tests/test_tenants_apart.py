@@ -13,8 +13,9 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Offered, Relayed, Served
-from dovetail.prompt.stability_init import Stability, Stabilizer
-from dovetail.routing import Pool
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.routing.pool import Pool
 from dovetail_model import (
     Event,
     Finish,

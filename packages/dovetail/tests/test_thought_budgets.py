@@ -21,7 +21,7 @@ from dovetail.models.template_probe import probe
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import (
     Fold,
     Identity,

@@ -15,7 +15,8 @@ import uvloop
 from certificates import Authority
 from http_stage import Stage, StageEngine, head, read_reply, service, tiny_model
 
-from dovetail.http import App, HttpOptions
+from dovetail.http.app import App
+from dovetail.http.options import HttpOptions
 from dovetail.net.client_address import Peers
 from dovetail.net.tls import Certificate
 from dovetail.server import handshake

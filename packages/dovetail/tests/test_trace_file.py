@@ -18,14 +18,15 @@ import pytest
 import zstandard
 from http_stage import NAME, run, serving
 
-from dovetail.http import HttpOptions
 from dovetail.http import capture as capturing
+from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Inside, RequestEnd
 from dovetail.telemetry.recorders import recorders
-from dovetail.telemetry.trace import TraceError, TraceWriter, read_traces
 from dovetail.telemetry.trace.line import prefix_blocks
+from dovetail.telemetry.trace.reader import TraceError, read_traces
+from dovetail.telemetry.trace.trace_writer import TraceWriter
 from dovetail.telemetry.trace.writer import TraceFile
 
 LINE = b"x" * 99 + b"\n"

@@ -12,7 +12,7 @@ from perfetto_format import faults
 from served import NAME, Running, dovetail, qwen_folder, served
 from websockets.sync.client import connect
 
-from dovetail.telemetry.trace import Trace, read_traces
+from dovetail.telemetry.trace.reader import Trace, read_traces
 
 STEPS = 4
 CALL = (

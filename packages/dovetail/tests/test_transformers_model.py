@@ -30,7 +30,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]

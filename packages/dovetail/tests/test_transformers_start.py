@@ -35,7 +35,9 @@ threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=T
 sys.path[:0] = order["paths"]
 from pathlib import Path
 from dovetail.engines.scripted import ScriptedEngine, parse_script
-from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen, serve
+from dovetail.net.listener import Address, listen, serve
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
 from dovetail_tokenizers import ByteTokenizer
 
 def die():

@@ -15,11 +15,12 @@ from scripted_stage import END, TOKENIZER
 from test_transformers_batching import Manager, engine, output
 from token_stage import counting
 
-from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.http_client import Endpoint
-from dovetail.net.listener import configuration
+from dovetail.net.listener import Address, configuration, listen
 
 PYTHON_CALLS = 9  # for a token; 6 when this was written
 ALL_CALLS = 15  # with those of C; 9 then

@@ -21,7 +21,7 @@ from recording import Recorder, recording
 from served import Running, served
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.vllm import VllmEngine, discover

@@ -4,14 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.stability_init import (
-    DEFAULT_PATTERNS,
-    BadPattern,
-    Stability,
-    Stabilizer,
-    stabilize,
-)
-from dovetail.prompt.volatile_text import Volatile
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.stability_init import stabilize
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, BadPattern, Volatile
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 COUNTERS = [

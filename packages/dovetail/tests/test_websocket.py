@@ -9,9 +9,11 @@ import pytest
 from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import answer, ask, asked, event, socket_to, text_of
 
+from dovetail.access.auth import Keys
 from dovetail.access.limits import Limits
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions, Keys, outlet
+from dovetail.http import outlet
+from dovetail.http.options import HttpOptions
 from dovetail_model import EngineUnavailable
 
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]

@@ -12,8 +12,8 @@ from socket_stage import answer, ask, asked, closed, event, refusal, socket_to, 
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import HttpOptions
 from dovetail.http import memory as held
+from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import protocol as carrier
 from dovetail.http.websocket import session as open_socket
 from dovetail.server import http_server as server

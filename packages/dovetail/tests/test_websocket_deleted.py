@@ -11,9 +11,9 @@ from http_stage import Stage, run, serving
 from socket_stage import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.responses import KeptResponse, Local, Room
 from dovetail.responses import connection_cache as local_module
-from dovetail.responses.response import weight
+from dovetail.responses.connection_cache import Local, Room
+from dovetail.responses.response import KeptResponse, weight
 
 
 def ident(events: list[Event]) -> str:

@@ -10,8 +10,9 @@ import pytest
 from http_stage import NAME, read_reply, run, serving
 from socket_stage import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
 
+from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
-from dovetail.http import HttpOptions, Keys
+from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
 
 CREATE = '{"type":"response.create",'

@@ -6,11 +6,12 @@ import pytest
 from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 
-from dovetail.http import HttpOptions, Keys
+from dovetail.access.auth import Keys
+from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
-from dovetail.responses import Local, Room
+from dovetail.responses.connection_cache import Local, Room
 from dovetail.responses.response import KeptResponse, weight
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 
 BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]

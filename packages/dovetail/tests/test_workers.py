@@ -43,7 +43,7 @@ from workers_stage import (
     until,
 )
 
-from dovetail.server.setup_init import TURNS
+from dovetail.server.kept import TURNS
 
 ENDS = {
     "/v1/messages": b"event: message_stop",

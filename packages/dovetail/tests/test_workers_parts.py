@@ -15,7 +15,8 @@ from http_stage import StageEngine, tiny_model
 from ledger_entries import turn
 from prometheus_client import Gauge
 
-from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.hosted import MODEL
 from dovetail.engines.hosted_init import HostedEngine, HostedOptions, traits_of
@@ -25,10 +26,9 @@ from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.net.listener import configuration
-from dovetail.routing import Pool
-from dovetail.routing.pool import ABOUT_EQUAL
-from dovetail.server import notify
+from dovetail.net.listener import Address, configuration, listen
+from dovetail.routing.pool import ABOUT_EQUAL, Pool
+from dovetail.server.notify import notify
 from dovetail.server.numbers import Numbers
 from dovetail.server.process import Member
 from dovetail.server.worker_peers import Siblings

@@ -33,7 +33,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 
 OURS = tuple(
     str(Path(module.__file__ or "").parent)

@@ -10,7 +10,7 @@ from ssl import SSLContext
 
 from http_stage import NAME, Stage, StageEngine, tiny_model
 
-from dovetail.http import App
+from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -18,8 +18,8 @@ from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Served, Service
-from dovetail.prompt.stability_init import Stability
-from dovetail.routing import Pool
+from dovetail.prompt.clean import Stability
+from dovetail.routing.pool import Pool
 from dovetail.server.http_server import server
 from dovetail.watch.capture import Limits
 from dovetail.watch.exchange import Exchange

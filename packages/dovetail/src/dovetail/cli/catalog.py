@@ -8,9 +8,9 @@ import typer
 
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
-from dovetail.codex_catalog import ProfileError, aliased, read_profile
-from dovetail.codex_catalog import catalog as codex_catalog
 from dovetail.engines.registry import EngineSetupError
+from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
+from dovetail.http.published import catalog as codex_catalog
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import ask
 from dovetail.models.loader import CatalogError

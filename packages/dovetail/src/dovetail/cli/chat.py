@@ -11,7 +11,7 @@ from dovetail.pipeline.execution import answer
 from dovetail.pipeline.registry import Offered
 from dovetail.pipeline.sinks import Viewer
 from dovetail.server import build
-from dovetail.server.setup_init import SETUP_FAULTS
+from dovetail.server.faults import SETUP_FAULTS
 from dovetail.settings.sources import Settings
 from dovetail_model import (
     Event,

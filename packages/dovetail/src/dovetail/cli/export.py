@@ -14,7 +14,8 @@ import msgspec
 import typer
 
 from dovetail.cli.errors import fail
-from dovetail.ledger.export_init import Export, Missing, Sample
+from dovetail.ledger.export import Export, Missing
+from dovetail.ledger.export_sample import Sample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
 from dovetail.server.kept import TURNS, open_ledger

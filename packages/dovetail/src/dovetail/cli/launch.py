@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dovetail.cli.flags import with_settings
-from dovetail.codex_catalog import ProfileError
+from dovetail.http.codex_catalog import ProfileError
 from dovetail.launch.harnesses import HARNESSES, harness_of
 from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
 from dovetail.launch.plan import Harness, LaunchError, Order, Plan, Target

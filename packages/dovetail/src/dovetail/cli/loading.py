@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
-from dovetail.server.setup_init import own_template
+from dovetail.server.build import own_template
 
 
 def load(

@@ -17,7 +17,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import CatalogError, Model
 from dovetail.models.weights import WeightsError
 from dovetail.pipeline.preparation import Prepared, Preparer
-from dovetail.server.setup_init import TURNS, open_keyring, open_ledger
+from dovetail.server.kept import TURNS, open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES

@@ -25,7 +25,8 @@ from dovetail.cli.server_runner import (
 )
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.launch.harnesses import HARNESSES
-from dovetail.server import Crew, CrewError, notify
+from dovetail.server.notify import notify
+from dovetail.server.supervisor import Crew, CrewError
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings
 from dovetail.telemetry.log import configure

@@ -18,11 +18,13 @@ from dovetail.http.options import HttpOptions
 from dovetail.net.settling import settle
 from dovetail.net.tls import Certificate
 from dovetail.pipeline.registry import Service
-from dovetail.server import build, notify
+from dovetail.server import build
+from dovetail.server.build import DEFAULT_MODEL
+from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.http_server import serve as run_server
 from dovetail.server.http_server import server, until_started
+from dovetail.server.notify import notify
 from dovetail.server.reload import renewing
-from dovetail.server.setup_init import DEFAULT_MODEL, SETUP_FAULTS
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import Recorder

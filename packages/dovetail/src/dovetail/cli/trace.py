@@ -11,14 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.errors import fail
-from dovetail.telemetry.trace import (
-    SessionSummary,
-    Trace,
-    TraceError,
-    read_traces,
-    summarize,
-    timeline,
-)
+from dovetail.telemetry.trace.perfetto import timeline
+from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
+from dovetail.telemetry.trace.summary import SessionSummary, summarize
 
 app = typer.Typer(
     help="Look at the traces that `dovetail serve --trace-file` writes.",

@@ -11,7 +11,9 @@ from dovetail.cli.errors import fail
 from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
 from dovetail.http.options import http_options
-from dovetail.server import BOOK, Order, hold, joined, listen_to_parent, report, take_order
+from dovetail.server.folder import hold
+from dovetail.server.order import BOOK, Order, listen_to_parent, report, take_order
+from dovetail.server.peer_responses import joined
 from dovetail.telemetry.log import configure
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.recorders import recorders

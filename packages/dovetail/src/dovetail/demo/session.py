@@ -16,7 +16,7 @@ from dovetail.pipeline.execution import Watch, answer
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.pipeline.registry import Served
 from dovetail.pipeline.sinks import Viewer
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
     Abilities,
     EngineRequest,

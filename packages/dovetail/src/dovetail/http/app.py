@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.access.auth import STRANGER, require_admin
-from dovetail.codex_catalog import Catalog
 from dovetail.http.capture import Capture
 from dovetail.http.collectors import ReplicaNumbers
 from dovetail.http.drain import Draining
@@ -17,6 +16,7 @@ from dovetail.http.memory import NoRoom, held
 from dovetail.http.models import CATALOG_TAG, Models
 from dovetail.http.openapi import document
 from dovetail.http.options import HttpOptions
+from dovetail.http.published import Catalog
 from dovetail.http.responses.background import Background
 from dovetail.http.responses.endpoints import Responses
 from dovetail.http.responses.run import Key
@@ -24,7 +24,7 @@ from dovetail.http.routes import Handler, Route, Routes, dialect
 from dovetail.http.stores import StoreNumbers
 from dovetail.http.tokens import Tokens
 from dovetail.http.tracker import Account
-from dovetail.http.websocket import SOCKET_PATH, Sockets
+from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import Gone
 from dovetail.net.trace_context import Spans, traced

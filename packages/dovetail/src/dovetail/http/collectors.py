@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dovetail.pipeline.registry import Service
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 
 
 class ReplicaNumbers(Collector):

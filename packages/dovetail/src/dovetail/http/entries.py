@@ -44,7 +44,7 @@ def entry(name: str, offered: Offered, priority: int = 1) -> Json:
 @cache
 def instructions() -> str:
     """Our own words to a coding agent. They do not depend on the model: prefixes stay shared."""
-    return files(__package__).joinpath("instructions.md").read_text("utf-8")
+    return files(__package__).joinpath("codex_instructions.md").read_text("utf-8")
 
 
 def _window(length: int) -> Json:

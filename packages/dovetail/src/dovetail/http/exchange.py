@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from dovetail.access.auth import STRANGER
 from dovetail.http.ids import new_id
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.responses import Local
+from dovetail.responses.connection_cache import Local
 
 Headers = Iterable[tuple[str, str]]
 

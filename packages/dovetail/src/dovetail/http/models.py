@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.codex_catalog import Catalog
 from dovetail.http.exchange import JSON, Exchange, end_of
+from dovetail.http.published import Catalog
 from dovetail.pipeline.registry import Offered, Service
 from dovetail_model import InvalidRequest
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from dovetail.access.auth import Keys
 from dovetail.access.key_file import KeyFileError
 from dovetail.access.limits import Book, Limits, MemoryBook
-from dovetail.codex_catalog import read_profile
+from dovetail.http.codex_catalog import read_profile
 from dovetail.net.client_address import Peers
 from dovetail.settings.config import Config
 

@@ -15,7 +15,7 @@ from dovetail.http.standing import results_of, short, short_or_none, traceparent
 from dovetail.pipeline.execution import Watch
 from dovetail.pipeline.preparation import Prepared
 from dovetail.pipeline.registry import Offered
-from dovetail.prompt.stability_init import describe, headers
+from dovetail.prompt.diagnosis import describe, headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import GAPS, Gaps, Metrics
 from dovetail.telemetry.record import Inside, Recorder, RequestEnd

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.models.weights import BUILT_IN
-from dovetail.server.setup_init import DEFAULT_MODEL
+from dovetail.server.build import DEFAULT_MODEL
 from dovetail.settings.config import Config
 from dovetail.settings.sources import PREFIX, SECRET, Settings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.codex_catalog import aliased, read_profile
+from dovetail.http.codex_catalog import aliased, read_profile
 from dovetail.launch.plan import LaunchError, Target
 from dovetail.net.http_client import Call, Endpoint, Patience, send
 from dovetail_model import DovetailError

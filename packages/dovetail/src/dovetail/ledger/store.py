@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.ledger.entry import Entry
-from dovetail.storage import StoreError as StoreError
+from dovetail.storage.fault import StoreError as StoreError
 from dovetail.storage.faults import Faults
 
 DAY = 86_400.0

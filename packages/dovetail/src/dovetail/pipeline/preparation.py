@@ -22,13 +22,14 @@ from dovetail.models.renderers import Renderers
 from dovetail.models.thinking import merged, switches
 from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
+from dovetail.prompt.clean import Stability
 from dovetail.prompt.diagnosis import Diagnosis
+from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.prefix import common_ids
 from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.renderer import loop_start
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.prompt.stability_init import Stability, Stabilizer
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -15,8 +15,9 @@ from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.pipeline.preparation import CallIds, Prepared
 from dovetail.pipeline.registry import Served
+from dovetail.prompt.diagnosis import Diagnosis
+from dovetail.prompt.prefix_diagnostics import Sighting
 from dovetail.prompt.prompt import Head, Prompt
-from dovetail.prompt.stability_init import Diagnosis, Sighting
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 

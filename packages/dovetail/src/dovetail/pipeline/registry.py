@@ -14,10 +14,10 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.pipeline.guided_decoding import Demand, Guidance, Place
 from dovetail.pipeline.preparation import Prepared, Prepares
-from dovetail.prompt.stability_init import Stabilizer
-from dovetail.responses import Kept
+from dovetail.prompt.normalization import Stabilizer
 from dovetail.responses.memory import MemoryResponses
-from dovetail.routing import Pool
+from dovetail.responses.store import Kept
+from dovetail.routing.pool import Pool
 from dovetail.storage.faults import Faults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory

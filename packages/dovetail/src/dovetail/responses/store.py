@@ -17,8 +17,8 @@ from dovetail.responses.backend import Clock, Stats, Store
 from dovetail.responses.connection_cache import Local
 from dovetail.responses.response import KeptResponse, weight
 from dovetail.responses.shelf import Shelf
-from dovetail.storage import StoreError
 from dovetail.storage.bounded_map import Recent
+from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import Faults
 from dovetail.storage.write_queue import Backlog
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge

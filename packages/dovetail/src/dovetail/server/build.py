@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from dovetail import models
 from dovetail.engines.registry import UPSTREAMS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -15,8 +16,10 @@ from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Offered, Relayed, Served, Service
-from dovetail.prompt.stability_init import DEFAULT_PATTERNS, Stability, Stabilizer
-from dovetail.routing import Pool
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
+from dovetail.routing.pool import Pool
 from dovetail.server.engines import Remote, find_remote
 from dovetail.server.kept import open_kept, open_keyring, open_ledger
 from dovetail.server.setup_engines import make_pool, make_upstream
@@ -28,7 +31,7 @@ DEFAULT_MODEL = "smollm2"
 CLAUDE = (
     "claude-*"  # names that Claude Code uses beside the one it is told: of its small model, say
 )
-TEMPLATES = Path(__file__).parents[1] / "templates"
+TEMPLATES = Path(models.__file__).parent / "templates"
 
 #: Sampling under which a built-in model answers well; the files of its weights say nothing.
 ADVISED = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}

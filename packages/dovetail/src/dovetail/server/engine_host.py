@@ -9,15 +9,16 @@ import msgspec
 import uvicorn
 import uvloop
 
-from dovetail.engines.completion_server import Address, CompletionsServer, ServedModel, listen
-from dovetail.engines.completion_server.model import MAX_MODEL_LEN
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import MAX_MODEL_LEN, ServedModel
 from dovetail.engines.hosted import MODEL
 from dovetail.engines.hosted_init import traits_of
-from dovetail.net.listener import configuration
+from dovetail.net.listener import Address, configuration, listen
 from dovetail.net.settling import settle
+from dovetail.server.build import engine_here
+from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.folder import hold
 from dovetail.server.order import HostOrder, listen_to_parent, report, take_order
-from dovetail.server.setup_init import SETUP_FAULTS, engine_here
 from dovetail.telemetry.log import configure
 
 

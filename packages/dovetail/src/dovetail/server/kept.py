@@ -8,10 +8,10 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.ledger.sqlite_store import SqliteStore
 from dovetail.ledger.store import Store
-from dovetail.responses import Kept
 from dovetail.responses import backend as responses
 from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.sqlite import SqliteResponses
+from dovetail.responses.store import Kept
 from dovetail.settings.config import Config
 from dovetail.settings.extras import how_to_install
 

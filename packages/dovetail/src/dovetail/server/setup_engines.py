@@ -13,7 +13,7 @@ from dovetail.engines.registry import (
     create_upstream,
 )
 from dovetail.models.loader import Model
-from dovetail.routing import Pool
+from dovetail.routing.pool import Pool
 from dovetail.server.engines import Remote
 from dovetail.settings.config import Config
 

@@ -1,5 +1,1 @@
 """What the stores of turns and of responses share: a SQLite file, its thread, a Redis server."""
-
-from dovetail.storage.fault import StoreError
-
-__all__ = ["StoreError"]

@@ -4,9 +4,9 @@ import logging
 
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.otel.telemetry_init import open_telemetry
+from dovetail.telemetry.otel import open_telemetry
 from dovetail.telemetry.record import Recorder
-from dovetail.telemetry.trace import TraceWriter
+from dovetail.telemetry.trace.trace_writer import TraceWriter
 from dovetail.telemetry.trace.writer import TraceFile
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from dovetail.pipeline.preparation import Prepared
 from dovetail.prompt import arrange
+from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.prompt.stability_init import Diagnosis
 from dovetail.watch.decoder import Heard, understand
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.findings import Causes, copy_fault

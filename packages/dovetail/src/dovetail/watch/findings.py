@@ -7,7 +7,10 @@ import msgspec
 
 from dovetail.ledger.equivalence import same_arguments
 from dovetail.ledger.turn_digest import see
-from dovetail.prompt.stability_init import Diagnosis, Stability, Stabilizer, strip_preamble
+from dovetail.prompt.clean import Stability
+from dovetail.prompt.diagnosis import Diagnosis
+from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.preamble import strip_preamble
 from dovetail.prompt.turn_writer import interleaved
 from dovetail.watch.verdict import Finding
 from dovetail_model import Block, ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn

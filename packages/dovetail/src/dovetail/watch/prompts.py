@@ -20,9 +20,10 @@ from dovetail.ledger.turn_digest import digest, see
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
 from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.messages import Conversation, Names, tool_definitions
+from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.prompt.stability_init import Diagnosis, Doctor, Sighting
 from dovetail.prompt.tool_fallback import as_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn

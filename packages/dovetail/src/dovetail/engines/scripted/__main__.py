@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.engines.completion_server import Address
 from dovetail.engines.scripted.engine import ScriptedOptions
 from dovetail.engines.scripted.process import ProcessOptions, run
 from dovetail.engines.scripted.script import ScriptError
+from dovetail.net.listener import Address
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

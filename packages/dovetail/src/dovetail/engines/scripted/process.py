@@ -5,17 +5,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dovetail.engines.completion_server import (
-    Address,
-    CompletionsServer,
-    ServedModel,
-    listen,
-    read_model,
-    serve,
-)
-from dovetail.engines.completion_server.model import MAX_MODEL_LEN
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import MAX_MODEL_LEN, ServedModel, read_model
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
 from dovetail.engines.scripted.loader import read_script
+from dovetail.net.listener import Address, listen, serve
 from dovetail_tokenizers import ByteTokenizer
 
 BYTE_CONTROLS = ("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")

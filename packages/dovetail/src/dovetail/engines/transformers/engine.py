@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax
 from dovetail.engines.token_stream import whole
 from dovetail_model import ClientError, EngineTimeout, Sampling

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from dovetail.engines.completions import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.vllm.discovery import PROBES, enforced

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dovetail.engines.completions import error_of_status
+from dovetail.engines.completions.errors import error_of_status
 from dovetail.engines.discovery import RemoteModel
 from dovetail.net.http_client import Call, Endpoint, Patience, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable

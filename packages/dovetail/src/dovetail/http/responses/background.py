@@ -21,7 +21,8 @@ from dovetail.http.responses.following import Alone, Others, pieces, show
 from dovetail.http.responses.run import Frames, Key, Run
 from dovetail.http.tracker import Account
 from dovetail.net.exchange import Gone
-from dovetail.responses import Kept, KeptResponse
+from dovetail.responses.response import KeptResponse
+from dovetail.responses.store import Kept
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response

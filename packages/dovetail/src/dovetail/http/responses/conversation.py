@@ -9,9 +9,9 @@ import msgspec
 from dovetail.http.exchange import Exchange
 from dovetail.http.ids import number_in
 from dovetail.http.memory import hold
-from dovetail.responses import Kept, KeptResponse, Place
-from dovetail.responses.response import Status
-from dovetail.responses.store import is_sound
+from dovetail.responses.connection_cache import Place
+from dovetail.responses.response import KeptResponse, Status
+from dovetail.responses.store import Kept, is_sound
 from dovetail_model import Request, ResponseNotFound, TooLarge
 from dovetail_protocols import (
     ResponsesEcho,

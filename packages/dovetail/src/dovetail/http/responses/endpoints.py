@@ -17,7 +17,7 @@ from dovetail.http.routes import Route
 from dovetail.http.tracker import Account
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import Service
-from dovetail.responses import KeptResponse
+from dovetail.responses.response import KeptResponse
 from dovetail.responses.store import is_sound
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (

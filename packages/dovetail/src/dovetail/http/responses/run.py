@@ -5,7 +5,7 @@ import time
 
 from dovetail.http.responses.conversation import Keeping
 from dovetail.net.asgi import Message
-from dovetail.responses import KeptResponse
+from dovetail.responses.response import KeptResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 

@@ -3,7 +3,3 @@
 A message becomes an `Exchange` whose answer leaves as messages, so that everything between (keys,
 limits, admission, the pipeline, accounts) is the way that HTTP takes too.
 """
-
-from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
-
-__all__ = ["SOCKET_PATH", "Sockets"]

@@ -10,7 +10,7 @@ from dovetail.http.websocket.protocol import CARRIER
 from dovetail.http.websocket.wire import Lines, error_message, lane_of, messages, streams
 from dovetail.net.asgi import Message, Scope, Send
 from dovetail.net.direct import DIRECT
-from dovetail.responses import Local
+from dovetail.responses.connection_cache import Local
 
 #: Headers that belong to the one request that opened the socket.
 _OWN = frozenset(

@@ -6,7 +6,7 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.websocket.answer import Source
 from dovetail.http.websocket.session import Connection, Respond
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.responses import Local, Room
+from dovetail.responses.connection_cache import Local, Room
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES

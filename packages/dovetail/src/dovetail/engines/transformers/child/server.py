@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.completion_server import Address, CompletionsServer, listen, read_model, serve
+from dovetail.engines.completion_server.app import CompletionsServer
+from dovetail.engines.completion_server.model import read_model
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loader import LoadError, load_model, versions
 from dovetail.engines.transformers.options import Order
+from dovetail.net.listener import Address, listen, serve
 from dovetail.net.settling import settle
 
 
