@@ -8,8 +8,7 @@ import json
 from collections.abc import Callable
 
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec
-from dovetail_parsers import Parser, parse
-from dovetail_parsers import writer as write
+from dovetail_parsers import Parser, parse, write
 from dovetail_parsers.family import Family
 
 PERIOD = 500

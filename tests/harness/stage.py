@@ -19,8 +19,7 @@ from served import Running, served
 
 from dovetail.engines.scripted.generation_log import Heard, read_record
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
-from dovetail_parsers import resolve
-from dovetail_parsers import writer as write
+from dovetail_parsers import resolve, write
 
 MODEL = "some-org/some-model"
 WINDOW = 200_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dovetail.prompt import arrange
+from dovetail.prompt.arrange import arrange
 from dovetail.prompt.clean import Cleaner, Stability
 from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.stability_init import stabilize

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
+from dovetail.pipeline import beside as module
 from dovetail.pipeline.beside import HUGE, WORTH_A_THREAD, beside
-from dovetail.pipeline.execution import beside as module
 from dovetail.pipeline.preparation import Preparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
 from dovetail_tokenizers import HfTokenizer

@@ -15,7 +15,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import outlet
 from dovetail.http.options import HttpOptions
 from dovetail.http.response import Streaming
-from dovetail.pipeline.execution import choice_runner as speaker
+from dovetail.pipeline import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
 MESSAGE = [{"role": "user", "content": "Hi"}]

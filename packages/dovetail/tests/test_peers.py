@@ -17,8 +17,8 @@ from dovetail.http.options import HttpOptions, http_options
 from dovetail.net.client_address import Peers
 from dovetail.server.http_server import server
 from dovetail.settings.sources import load
+from dovetail.telemetry import log_throttle as quiet
 from dovetail.telemetry.log_throttle import Hush
-from dovetail.telemetry.otel.telemetry_init import log_throttle as quiet
 from dovetail.telemetry.record import Inside, RequestEnd
 from dovetail.telemetry.trace.line import line_of
 

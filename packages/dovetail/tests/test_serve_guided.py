@@ -12,7 +12,7 @@ from served import qwen_folder
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.routing.pool import Pool
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.settings.config import Config
 from dovetail_model import Finish
 from dovetail_protocols import CHAT

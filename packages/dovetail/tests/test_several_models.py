@@ -14,8 +14,8 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import Served
 from dovetail.routing.pool import Pool
-from dovetail.server import build
 from dovetail.server import engines as remote
+from dovetail.server.build import build
 from dovetail.settings.config import Config
 from dovetail_model import Hints, Request, TextBlock, Turn
 

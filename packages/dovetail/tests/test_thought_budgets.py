@@ -34,8 +34,7 @@ from dovetail_model import (
     Turn,
     Usage,
 )
-from dovetail_parsers import families, resolve
-from dovetail_parsers import writer as write
+from dovetail_parsers import families, resolve, write
 from dovetail_tokenizers import ByteTokenizer
 
 Pair = tuple[str | None, str]

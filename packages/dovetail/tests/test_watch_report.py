@@ -17,7 +17,7 @@ from watch_stage import endpoint, plain_server
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
-from dovetail.prompt import arrange
+from dovetail.prompt.arrange import arrange
 from dovetail.watch.analysis import Summary
 from dovetail.watch.analyzer import Analyst
 from dovetail.watch.decoder import understand

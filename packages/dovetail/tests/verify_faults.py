@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.server.http_server import server
 from dovetail.settings.config import Config
 from dovetail_verify.scripted import own_server

@@ -22,8 +22,7 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import families, guide, parse
-from dovetail_parsers import writer as write
+from dovetail_parsers import families, guide, parse, write
 from dovetail_parsers.family import Family
 
 BY_NAME = {family.name: family for family in families() if family.tools}

@@ -8,8 +8,7 @@ import pytest
 from casebook import TOOLS
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers import Parser, families
-from dovetail_parsers import writer as write
+from dovetail_parsers import Parser, families, write
 from dovetail_parsers.family import Family
 from dovetail_parsers.registry import grammar
 

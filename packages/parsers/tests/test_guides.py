@@ -38,8 +38,7 @@ from dovetail_model import (
     Unsupported,
     fold,
 )
-from dovetail_parsers import guide
-from dovetail_parsers import writer as write
+from dovetail_parsers import guide, write
 
 WALKS = int(os.environ.get("DOVETAIL_WALKS", "1"))
 # a structural tag holds the same rules as the EBNF: one family is enough to see that it does

@@ -14,8 +14,7 @@ from test_constraint import BY_NAME
 from vocabulary import encode, vocabulary_of
 
 from dovetail_model import OutputFormat, ToolCallBlock, ToolChoice, ToolSpec
-from dovetail_parsers import Guide, guide
-from dovetail_parsers import writer as write
+from dovetail_parsers import Guide, guide, write
 
 PATCH_GRAMMAR = """
 start: begin_patch hunk+ end_patch

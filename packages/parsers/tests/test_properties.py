@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Message, OutputBlock, fold
-from dovetail_parsers import Parser, families, parse
-from dovetail_parsers import writer as write
+from dovetail_parsers import Parser, families, parse, write
 from dovetail_parsers.family import Family
 from dovetail_parsers.registry import grammar
 

@@ -21,8 +21,7 @@ from dovetail_model import (
     ToolSpec,
     fold,
 )
-from dovetail_parsers import Parser, families, parse
-from dovetail_parsers import writer as write
+from dovetail_parsers import Parser, families, parse, write
 
 TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}}
 

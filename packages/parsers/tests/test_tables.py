@@ -6,8 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from dovetail_parsers import families, parse
-from dovetail_parsers import writer as write
+from dovetail_parsers import families, parse, write
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Grammar, Mode
 from dovetail_parsers.registry import grammar

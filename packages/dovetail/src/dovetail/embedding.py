@@ -14,7 +14,7 @@ def app(**settings: Any) -> "App":
     """
     from dovetail.http.app import App
     from dovetail.http.options import http_options
-    from dovetail.server import build
+    from dovetail.server.build import build
     from dovetail.settings.sources import load
     from dovetail.telemetry.metrics import Metrics
     from dovetail.telemetry.recorders import recorders

@@ -15,7 +15,7 @@ from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import ask
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.settings.config import Config
 from dovetail.settings.sources import Settings
 from dovetail_model import DovetailError

@@ -10,7 +10,7 @@ from dovetail.cli.flags import with_settings
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.registry import Offered
 from dovetail.pipeline.sinks import Viewer
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.settings.sources import Settings
 from dovetail_model import (

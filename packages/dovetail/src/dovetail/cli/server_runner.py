@@ -18,8 +18,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.net.settling import settle
 from dovetail.net.tls import Certificate
 from dovetail.pipeline.registry import Service
-from dovetail.server import build
-from dovetail.server.build import DEFAULT_MODEL
+from dovetail.server.build import DEFAULT_MODEL, build
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.http_server import serve as run_server
 from dovetail.server.http_server import server, until_started

@@ -19,7 +19,7 @@ from dovetail.http.app import App
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError, find_model
 from dovetail.net.http_client import Endpoint
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.server.http_server import server, until_started
 from dovetail.settings.config import Config
 from dovetail.watch.fix import FixApp

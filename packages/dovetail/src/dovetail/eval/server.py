@@ -12,7 +12,7 @@ from dovetail.eval.target import AcceptError, Subject
 from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
-from dovetail.server import build
+from dovetail.server.build import build
 from dovetail.server.http_server import serve, server, until_started
 from dovetail.settings.config import Config
 from dovetail.watch.exchange import Exchange

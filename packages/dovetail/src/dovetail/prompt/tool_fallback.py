@@ -17,7 +17,7 @@ from typing import Any
 
 from dovetail.prompt.facts import Facts
 from dovetail_model import ToolCallBlock
-from dovetail_parsers import writer as write
+from dovetail_parsers import write
 
 Message = dict[str, Any]
 

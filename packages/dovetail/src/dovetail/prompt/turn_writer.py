@@ -10,8 +10,7 @@ from typing import Any
 
 from dovetail.prompt.messages import Names, Protect, call_object
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
-from dovetail_parsers import resolve
-from dovetail_parsers import writer as write
+from dovetail_parsers import resolve, write
 
 
 class TurnWriter:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.pipeline.preparation import Prepared
-from dovetail.prompt import arrange
+from dovetail.prompt.arrange import arrange
 from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.watch.decoder import Heard, understand

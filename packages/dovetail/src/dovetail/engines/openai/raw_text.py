@@ -28,8 +28,7 @@ from dovetail_model import (
     ToolCallBlock,
     Turn,
 )
-from dovetail_parsers import Parser, resolve
-from dovetail_parsers import writer as write
+from dovetail_parsers import Parser, resolve, write
 from dovetail_protocols import ToolNames
 
 
