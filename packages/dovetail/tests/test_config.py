@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
 from dovetail.settings.config import Config
-from dovetail.settings.sources import ConfigError, dump, load
+from dovetail.settings.sources import ConfigError, dump_config, load_config
 
 FILE = """
 model = "from-file"
@@ -37,7 +37,7 @@ def written(text: str, name: str = "dovetail.toml") -> Path:
 
 
 def test_without_anything_the_defaults_hold() -> None:
-    settings = load({}, {})
+    settings = load_config({}, {})
     assert settings.config == Config()
     assert settings.origins == {}
 
@@ -45,7 +45,7 @@ def test_without_anything_the_defaults_hold() -> None:
 def test_flags_are_stronger_than_the_environment_and_that_than_the_file() -> None:
     written(FILE)
     environment = {"DOVETAIL_HTTP_PORT": "8301", "DOVETAIL_MODEL": "from-environment"}
-    settings = load({"model": "from-flag", "threads": None}, environment)
+    settings = load_config({"model": "from-flag", "threads": None}, environment)
     config = settings.config
     assert (config.model, config.http_port, config.max_body_bytes) == ("from-flag", 8301, 1000)
     assert config.served_model_name == ("a/b", "c")
@@ -60,9 +60,9 @@ def test_flags_are_stronger_than_the_environment_and_that_than_the_file() -> Non
 def test_another_file_can_be_named() -> None:
     written(FILE)
     other = written('model = "other"', "other.toml")
-    assert load({}, {}, other).config.model == "other"
-    assert load({}, {"DOVETAIL_CONFIG": "other.toml"}).config.model == "other"
-    assert load({}, {"DOVETAIL_CONFIG": "other.toml"}, Path("dovetail.toml")).config.model == (
+    assert load_config({}, {}, other).config.model == "other"
+    assert load_config({}, {"DOVETAIL_CONFIG": "other.toml"}).config.model == "other"
+    assert load_config({}, {"DOVETAIL_CONFIG": "other.toml"}, Path("dovetail.toml")).config.model == (
         "from-file"
     )
 
@@ -82,12 +82,12 @@ def test_another_file_can_be_named() -> None:
     ],
 )
 def test_variables(variable: str, text: str, name: str, value: Any) -> None:
-    assert getattr(load({}, {f"DOVETAIL_{variable}": text}).config, name) == value
+    assert getattr(load_config({}, {f"DOVETAIL_{variable}": text}).config, name) == value
 
 
 def test_other_variables_are_not_settings() -> None:
     environment = {"DOVETAIL_HOME": "/x", "DOVETAIL_TEMPLATES": "/y", "PATH": "/bin"}
-    assert load({}, environment).config == Config()
+    assert load_config({}, environment).config == Config()
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_a_mistake_is_named_with_its_place(
     if file is not None:
         written(file)
     with pytest.raises(ConfigError, match=told):
-        load(flags, environment)
+        load_config(flags, environment)
 
 
 def test_keys_are_not_shown() -> None:
-    settings = load({"api_key": ["secret", "other"]}, {})
-    assert dump(settings)["api_key"] == ["***", "***"]
-    assert dump(settings, secrets=True)["api_key"] == ["secret", "other"]
+    settings = load_config({"api_key": ["secret", "other"]}, {})
+    assert dump_config(settings)["api_key"] == ["***", "***"]
+    assert dump_config(settings, secrets=True)["api_key"] == ["secret", "other"]
 
 
 def test_every_setting_is_a_flag_with_help() -> None:
@@ -162,9 +162,9 @@ def test_the_command_shows_values_and_where_they_come_from() -> None:
 
 
 def test_passwords_in_addresses_are_not_shown() -> None:
-    settings = load({"store": "redis://me:secret@host/0"}, {})
-    assert dump(settings)["store"] == "redis://me:***@host/0"
-    assert dump(settings, secrets=True)["store"] == "redis://me:secret@host/0"
+    settings = load_config({"store": "redis://me:secret@host/0"}, {})
+    assert dump_config(settings)["store"] == "redis://me:***@host/0"
+    assert dump_config(settings, secrets=True)["store"] == "redis://me:secret@host/0"
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_passwords_in_addresses_are_not_shown() -> None:
 )
 def test_a_number_that_cannot_be_meant_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"{name} \(flag\): \d+ at (least|most) is wanted"):
-        load({name: value}, {})
+        load_config({name: value}, {})
 
 
 def test_an_empty_key_does_not_open_the_server() -> None:
     """As `--api-key "$KEY"` is where the variable is not set."""
     with pytest.raises(ConfigError, match=r"api_key \(flag\): a key is wanted"):
-        load({"api_key": [""]}, {})
+        load_config({"api_key": [""]}, {})
 
 
 def test_values_are_shown_whole_where_no_terminal_cuts_them() -> None:

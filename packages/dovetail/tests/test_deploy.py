@@ -15,7 +15,7 @@ import yaml
 from http_stage import NAME, run, serving
 
 from dovetail.access.key_file import read_keys
-from dovetail.settings.sources import load
+from dovetail.settings.sources import load_config
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -100,7 +100,7 @@ def test_every_alert_says_what_it_is() -> None:
 
 
 def test_the_settings_are_settings() -> None:
-    config = load({}, {}, DEPLOY / "dovetail.toml").config
+    config = load_config({}, {}, DEPLOY / "dovetail.toml").config
     assert config.workers > 1
     assert config.api_key_file == Path("/run/credentials/dovetail.service/keys")
 
@@ -115,7 +115,7 @@ def test_the_keys_can_be_read() -> None:
 def test_the_unit_fits_the_settings() -> None:
     unit = (DEPLOY / "dovetail.pipeline.registry").read_text()
     told = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
-    config = load({}, {}, DEPLOY / "dovetail.toml").config
+    config = load_config({}, {}, DEPLOY / "dovetail.toml").config
     assert float(told["TimeoutStopSec"]) > config.drain_timeout
     assert told["LoadCredential"].startswith("keys:")
     assert config.trace_file is not None
@@ -150,7 +150,7 @@ def test_what_the_image_copies_is_there() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
     assert lines["USER"] == ["10001"]
-    known = {one.replace("_", "-") for one in load({}, {}).config.__dataclass_fields__} | {"config"}
+    known = {one.replace("_", "-") for one in load_config({}, {}).config.__dataclass_fields__} | {"config"}
     flags = re.findall(r'"--([a-z-]+)"', lines["CMD"][-1])
     assert flags
     assert set(flags) <= known

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.server.kept import open_ledger
 from dovetail.settings.config import Config
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 
 PACKAGES = Path(__file__).parents[2]
 
@@ -22,8 +22,8 @@ def _extras(package: str) -> dict[str, list[str]]:
 
 def test_the_command_survives_a_shell() -> None:
     """Without quotes some shells take the brackets for a pattern."""
-    assert shlex.split(how_to_install("otel")) == ["pip", "install", "dovetail[otel]"]
-    assert "'" in how_to_install("otel")
+    assert shlex.split(install_command("otel")) == ["pip", "install", "dovetail[otel]"]
+    assert "'" in install_command("otel")
 
 
 def test_no_extra_asks_an_index_for_a_sibling() -> None:

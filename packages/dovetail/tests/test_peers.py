@@ -16,7 +16,7 @@ from dovetail.http.app import App
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.net.client_address import Peers
 from dovetail.server.http_server import server
-from dovetail.settings.sources import load
+from dovetail.settings.sources import load_config
 from dovetail.telemetry import log_throttle as quiet
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.record import Inside, RequestEnd
@@ -78,14 +78,14 @@ def test_by_default_nobody_is_believed_and_some_want_no_addresses() -> None:
 
 @pytest.mark.parametrize("given", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", ""])
 def test_what_is_no_proxy_is_told_at_the_start(given: str) -> None:
-    config = load({"trusted_proxy": [given]}, {"DOVETAIL_CONFIG": ""}).config
+    config = load_config({"trusted_proxy": [given]}, {"DOVETAIL_CONFIG": ""}).config
     with pytest.raises(ValueError, match="--trusted-proxy: "):
         http_options(config)
 
 
 def test_proxies_by_environment_are_a_list() -> None:
     variables = {"DOVETAIL_CONFIG": "", "DOVETAIL_TRUSTED_PROXY": "10.0.0.1, 2001:db8:1::/48"}
-    options = http_options(load({}, variables).config)
+    options = http_options(load_config({}, variables).config)
     assert told(options.peers, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
 
 

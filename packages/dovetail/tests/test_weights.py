@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.models import hub, weights
 from dovetail.models.weights import BUILT_IN, Weights, WeightsError, fetch, find_model
-from dovetail.settings.installation import data_folder
+from dovetail.settings.installation import default_data_dir
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
@@ -245,7 +245,7 @@ def test_hub_download(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_data_folder(environment: dict[str, str], folder: str) -> None:
-    assert data_folder(environment) == Path(folder)
+    assert default_data_dir(environment) == Path(folder)
 
 
 @pytest.mark.parametrize(

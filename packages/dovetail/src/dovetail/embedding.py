@@ -15,10 +15,10 @@ def app(**settings: Any) -> "App":
     from dovetail.http.app import App
     from dovetail.http.options import http_options
     from dovetail.server.build import build
-    from dovetail.settings.sources import load
+    from dovetail.settings.sources import load_config
     from dovetail.telemetry.metrics import Metrics
     from dovetail.telemetry.recorders import recorders
 
-    config = load(settings, os.environ).config
+    config = load_config(settings, os.environ).config
     metrics = Metrics()
     return App(build(config), http_options(config), metrics, recorders(config, metrics))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dovetail.access.key_file import Key, KeyFileError, NoKeys, read_keys
 from dovetail.access.limits import NO_LIMITS, Limits
-from dovetail.settings.file_version import Stamp, is_fresh, stamp
+from dovetail.settings.file_version import FileVersion, is_recently_changed, get_file_version
 from dovetail_model import Forbidden, Unauthenticated
 
 LOOK_EVERY = 3.0  # seconds
@@ -77,7 +77,7 @@ class Keys:
         self._lasts = file is not None and file.is_file()
         self._clock = clock
         self._secret = secrets.token_bytes(16)
-        self._read: Stamp | None = None
+        self._read: FileVersion | None = None
         self._next_look = time.monotonic() + LOOK_EVERY
         self._table: dict[bytes, Key] = {}
         try:
@@ -129,7 +129,7 @@ class Keys:
         try:
             found = self._from_file()
         except NoKeys:  # at the start that is a mistake; now the last one has been taken out
-            if not at_once and is_fresh(self._read):
+            if not at_once and is_recently_changed(self._read):
                 return
             found = []
         except KeyFileError as error:
@@ -142,7 +142,7 @@ class Keys:
     def _from_file(self) -> list[Key]:
         if self._file is None:
             return []
-        self._read = stamp(self._file)
+        self._read = get_file_version(self._file)
         return read_keys(self._file, self._limits)
 
     def _take(self, found: Iterable[Key]) -> None:
@@ -154,7 +154,7 @@ class Keys:
         if self._file is None or not self._lasts or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        if stamp(self._file) != self._read:
+        if get_file_version(self._file) != self._read:
             self.read_again(at_once=False)
 
     def _find(self, digest: bytes) -> Key | None:

@@ -17,7 +17,7 @@ from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
 from dovetail.server.build import build
 from dovetail.settings.config import Config
-from dovetail.settings.sources import Settings
+from dovetail.settings.sources import LoadedConfig
 from dovetail_model import DovetailError
 
 HARNESS = "codex"
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 @with_settings
 def catalog(
-    settings: Settings,
+    settings: LoadedConfig,
     harness: Annotated[str, typer.Argument(metavar=HARNESS, help="the harness that reads it")],
     url: Annotated[
         str | None, typer.Option(help="a running Dovetail to ask, instead of MODEL and settings")

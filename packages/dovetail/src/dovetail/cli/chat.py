@@ -12,7 +12,7 @@ from dovetail.pipeline.registry import Offered
 from dovetail.pipeline.sinks import Viewer
 from dovetail.server.build import build
 from dovetail.server.faults import SETUP_FAULTS
-from dovetail.settings.sources import Settings
+from dovetail.settings.sources import LoadedConfig
 from dovetail_model import (
     Event,
     Failure,
@@ -29,7 +29,7 @@ _out = Console(highlight=False, soft_wrap=True)
 
 
 @with_settings
-def chat(settings: Settings) -> None:
+def chat(settings: LoadedConfig) -> None:
     """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
     try:
         service = build(settings.config)

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.flags import with_settings
-from dovetail.settings.sources import Settings, dump
+from dovetail.settings.sources import LoadedConfig, dump_config
 
 _WIDEST = 10_000  # characters of a line that no terminal has to fit
 
 
 @with_settings
-def config(settings: Settings) -> None:
+def config(settings: LoadedConfig) -> None:
     """Print every setting with its value and where it comes from: default, file, environment, flag.
 
     Takes the same flags as `dovetail serve`. Keys are not shown.
@@ -21,7 +21,7 @@ def config(settings: Settings) -> None:
     table = Table(box=None, header_style="bold")
     for title in ("setting", "value", "from"):
         table.add_column(title, overflow="fold")
-    for name, value in dump(settings).items():
+    for name, value in dump_config(settings).items():
         origin = settings.origins.get(name, "")
         table.add_row(name, json.dumps(value, ensure_ascii=False), origin)
     Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)

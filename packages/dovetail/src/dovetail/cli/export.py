@@ -20,8 +20,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
 from dovetail.server.kept import TURNS, open_ledger
 from dovetail.settings.config import Config
-from dovetail.settings.installation import data_folder
-from dovetail.settings.sources import ConfigError, load
+from dovetail.settings.installation import default_data_dir
+from dovetail.settings.sources import ConfigError, load_config
 from dovetail_model import DovetailError
 
 
@@ -57,7 +57,7 @@ def export(  # noqa: PLR0913 - each is a flag
     if (bool(name), every, listing).count(True) != 1:
         raise typer.BadParameter("one of SESSION, --all and --list is wanted")
     try:
-        settings = load({"data_dir": data_dir, "store": store}, os.environ, config).config
+        settings = load_config({"data_dir": data_dir, "store": store}, os.environ, config).config
         asked = _Asked(name, tenant, every, listing)
         asyncio.run(_run(asked, settings, output))
     except BrokenPipeError:
@@ -128,7 +128,7 @@ async def _write(exporting: Export, name: str, file: BinaryIO, told: _Told) -> N
 @asynccontextmanager
 async def _ledger(settings: Config) -> AsyncIterator[Ledger]:
     """The server's ledger. One that does not exist is not made."""
-    folder = settings.data_dir or data_folder()
+    folder = settings.data_dir or default_data_dir()
     if settings.store == "memory":
         raise ValueError("--store memory: such turns are in the server's memory alone")
     if settings.store == "sqlite" and not (folder / TURNS).exists():

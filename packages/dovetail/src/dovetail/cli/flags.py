@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_h
 import typer
 
 from dovetail.settings.config import Config
-from dovetail.settings.sources import CONFIG_VARIABLE, ConfigError, Settings, choices, load
+from dovetail.settings.sources import CONFIG_FILE_ENV, ConfigError, LoadedConfig, literal_values, load_config
 
 #: Other spellings under which users know a flag.
 _SPELLINGS = {
@@ -24,7 +24,7 @@ _File = Annotated[Path | None, typer.Option("--config", help="a TOML file of set
 
 
 def with_settings(
-    command: Callable[Concatenate[Settings, ...], None], *, here: bool = True
+    command: Callable[Concatenate[LoadedConfig, ...], None], *, here: bool = True
 ) -> Callable[..., None]:
     """The command with a flag for each setting; it gets them together with file and environment.
 
@@ -32,12 +32,12 @@ def with_settings(
     `here`: a file in the working folder counts, though nobody named it.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
-    unnamed = {} if here else {CONFIG_VARIABLE: ""}
+    unnamed = {} if here else {CONFIG_FILE_ENV: ""}
 
     def run(config: Path | None = None, **flags: Any) -> None:
         given = {one.name: flags.pop(one.name) for one in own}
         try:
-            settings = load(_given(flags), {**unnamed, **os.environ}, config)
+            settings = load_config(_given(flags), {**unnamed, **os.environ}, config)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
         command(settings, **given)
@@ -82,7 +82,7 @@ def _flag(name: str, kind: Any, help: str) -> Any:
     if get_origin(kind) is tuple:
         return Annotated[list[str] | None, typer.Option(spelled, help=f"{help} (repeatable)")]
     spellings = _SPELLINGS.get(name, (spelled,))
-    known = "|".join(choices(kind)) or None
+    known = "|".join(literal_values(kind)) or None
     return Annotated[_plain(kind) | None, typer.Option(*spellings, help=help, metavar=known)]
 
 

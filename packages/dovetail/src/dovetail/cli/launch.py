@@ -26,8 +26,8 @@ from dovetail.launch.runner import (
 from dovetail.launch.server_info import Server, ask, find
 from dovetail.launch.server_process import serving
 from dovetail.launch.shell import shell_lines
-from dovetail.settings.installation import data_folder
-from dovetail.settings.sources import Settings
+from dovetail.settings.installation import default_data_dir
+from dovetail.settings.sources import LoadedConfig
 
 USUAL_PORTS = (8000, 8001)
 #: Settings that are of use with a server that runs already.
@@ -37,7 +37,7 @@ _OF_ANY_SERVER = frozenset({"api_key", "codex_profile", "data_dir"})
 # Agents are run in folders that come from anywhere: what lies there must not say where prompts go.
 @partial(with_settings, here=False)
 def launch(  # noqa: PLR0913 - each is a flag
-    settings: Settings,
+    settings: LoadedConfig,
     harness: Annotated[
         str | None, typer.Argument(metavar="HARNESS", help=f"what to run: {', '.join(HARNESSES)}")
     ] = None,
@@ -68,7 +68,7 @@ def launch(  # noqa: PLR0913 - each is a flag
         known = harness_of(harness)
         chosen = _api(known, api)
         executable = known.executable if printed else executable_of(known)
-        data = settings.config.data_dir or data_folder()
+        data = settings.config.data_dir or default_data_dir()
         folder = data.expanduser().absolute() / "launch" / known.name
         wish = _Wish(known, url, model, printed)
         with _server(wish, settings, folder) as use:
@@ -101,7 +101,7 @@ class _Use:
 
 
 @contextmanager
-def _server(wish: _Wish, settings: Settings, folder: Path) -> Iterator[_Use]:
+def _server(wish: _Wish, settings: LoadedConfig, folder: Path) -> Iterator[_Use]:
     """The server of the address, or one that is found, or one that is started."""
     key = next(iter(settings.config.api_key), None)
     for_a_server = _asked_of_a_server(settings)
@@ -135,14 +135,14 @@ def _server(wish: _Wish, settings: Settings, folder: Path) -> Iterator[_Use]:
             _tell(f"the server ended before the harness did\n{child.last_words()}")
 
 
-def _running(server: Server, wish: _Wish, settings: Settings) -> _Use:
+def _running(server: Server, wish: _Wish, settings: LoadedConfig) -> _Use:
     profile = settings.config.codex_profile
     if profile is not None:
         server = server.under_profile(profile)
     return _Use(server.target(wish.model), ours=False)
 
 
-def _asked_of_a_server(settings: Settings) -> str | None:
+def _asked_of_a_server(settings: LoadedConfig) -> str | None:
     """A flag that only makes sense for a server to be started."""
     for name, origin in settings.origins.items():
         if origin == "flag" and name not in _OF_ANY_SERVER:
@@ -150,7 +150,7 @@ def _asked_of_a_server(settings: Settings) -> str | None:
     return None
 
 
-def _places(settings: Settings) -> list[str]:
+def _places(settings: LoadedConfig) -> list[str]:
     port = settings.config.http_port
     return [f"http://127.0.0.1:{one}" for one in ((port,) if port else USUAL_PORTS)]
 

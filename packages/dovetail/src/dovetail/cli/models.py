@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.models.weights import BUILT_IN, Weights
-from dovetail.settings.installation import data_folder
+from dovetail.settings.installation import default_data_dir
 from dovetail_parsers import families
 
 Rows = list[dict[str, Any]]
@@ -28,7 +28,7 @@ def models(
 
     Any GGUF file, model folder or hub id can be served besides.
     """
-    rows = _families() if by_family else _built_in(data_dir or data_folder())
+    rows = _families() if by_family else _built_in(data_dir or default_data_dir())
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
         return

@@ -28,7 +28,7 @@ from dovetail.launch.harnesses import HARNESSES
 from dovetail.server.notify import notify
 from dovetail.server.supervisor import Crew, CrewError
 from dovetail.settings.config import Config
-from dovetail.settings.sources import Settings
+from dovetail.settings.sources import LoadedConfig
 from dovetail.telemetry.log import configure
 from dovetail.telemetry.metrics import VERSION, Metrics
 from dovetail.telemetry.recorders import recorders
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @with_settings
-def serve(settings: Settings) -> None:
+def serve(settings: LoadedConfig) -> None:
     """Serve a model to Claude Code, Codex and every client of the three APIs.
 
     MODEL is a built-in name (smollm2), a GGUF file, a Hugging Face folder or a hub id. Settings

@@ -16,7 +16,7 @@ import msgspec
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import MessageEngine, TokenEngine
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 from dovetail_tokenizers import Tokenizer
 
 ENGINES: Mapping[str, str] = {
@@ -119,5 +119,5 @@ def _missing(name: str, module: str, wanted: str) -> str:
     if module == wanted or module.startswith(f"{wanted}."):
         return f"there is no module {module} for the engine {name!r}"
     extra = EXTRAS.get(name)
-    remedy = how_to_install(extra) if extra else f"install {wanted}"
+    remedy = install_command(extra) if extra else f"install {wanted}"
     return f"the engine {name!r} needs the package {wanted}: {remedy}"

@@ -7,33 +7,33 @@ from typing import Any
 from dovetail.models.weights import BUILT_IN
 from dovetail.server.build import DEFAULT_MODEL
 from dovetail.settings.config import Config
-from dovetail.settings.sources import PREFIX, SECRET, Settings
+from dovetail.settings.sources import ENV_PREFIX, SECRET_SETTINGS, LoadedConfig
 
 _NOT_FILES = ("flag", "environment")
 
 
-def arguments_of(settings: Settings, model: str | None) -> list[str]:
+def arguments_of(settings: LoadedConfig, model: str | None) -> list[str]:
     """The arguments of `dovetail serve`. Keys do not stand among them: anybody can see those."""
     arguments = [] if model is None or settings.config.models else [model]
     file = next((one for one in settings.origins.values() if one not in _NOT_FILES), None)
     if file is not None:
         arguments += ["--config", file]
     for name, origin in settings.origins.items():
-        if origin == "flag" and name not in SECRET:
+        if origin == "flag" and name not in SECRET_SETTINGS:
             arguments += _flag(name.replace("_", "-"), getattr(settings.config, name))
     return arguments
 
 
-def port_of(settings: Settings) -> list[str]:
+def port_of(settings: LoadedConfig) -> list[str]:
     """A free port, where none is asked for: others may run beside it."""
     return [] if "http_port" in settings.origins else ["--http-port", "0"]
 
 
-def secrets_of(settings: Settings) -> dict[str, str]:
+def secrets_of(settings: LoadedConfig) -> dict[str, str]:
     """The keys, as variables of its environment."""
-    found = {name: getattr(settings.config, name) for name in SECRET}
+    found = {name: getattr(settings.config, name) for name in SECRET_SETTINGS}
     return {
-        f"{PREFIX}{name.upper()}": value if isinstance(value, str) else ",".join(value)
+        f"{ENV_PREFIX}{name.upper()}": value if isinstance(value, str) else ",".join(value)
         for name, value in found.items()
         if value
     }

@@ -12,7 +12,7 @@ from typing import IO
 
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.private_files import open_private
-from dovetail.settings.sources import CONFIG_VARIABLE
+from dovetail.settings.sources import CONFIG_FILE_ENV
 
 _GREETING = re.compile(r"^serving .* at (\S+)$")
 _LAST_LINES = 15
@@ -33,7 +33,7 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=lines,
             text=True,
-            env={CONFIG_VARIABLE: "", **os.environ, **secrets},
+            env={CONFIG_FILE_ENV: "", **os.environ, **secrets},
             start_new_session=True,
         )
         child = ChildServer(process, log, lines)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from dovetail.models.hub import HUB_ID, from_hub
-from dovetail.settings.installation import data_folder
+from dovetail.settings.installation import default_data_dir
 
 #: Called with the bytes so far, and of how many, if that is known.
 Progress = Callable[[int, int | None], None]
@@ -65,7 +65,7 @@ BUILT_IN: Mapping[str, Weights] = {
 def find_model(name: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """The file or folder of a model: a built-in name, a path, or an id of the hub."""
     if name in BUILT_IN:
-        return fetch(BUILT_IN[name], folder or data_folder(), progress)
+        return fetch(BUILT_IN[name], folder or default_data_dir(), progress)
     path = Path(name).expanduser()
     if path.exists():
         return path

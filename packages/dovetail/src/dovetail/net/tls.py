@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from dovetail.settings.file_version import Stamp, stamp
+from dovetail.settings.file_version import FileVersion, get_file_version
 
 LOOK_EVERY = 5.0  # seconds
 SOON = 14 * 86_400.0  # seconds in which one that ends is told of when it is read
@@ -74,8 +74,8 @@ class Certificate:
             _log.warning(event, extra={"fields": fields})
         return until.timestamp()
 
-    def _stamps(self) -> tuple[Stamp, Stamp]:
-        return stamp(self._cert), stamp(self._key)
+    def _stamps(self) -> tuple[FileVersion, FileVersion]:
+        return get_file_version(self._cert), get_file_version(self._key)
 
 
 def _context() -> ssl.SSLContext:

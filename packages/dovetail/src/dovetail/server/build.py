@@ -24,7 +24,7 @@ from dovetail.server.engines import Remote, find_remote
 from dovetail.server.kept import open_kept, open_keyring, open_ledger
 from dovetail.server.setup_engines import make_pool, make_upstream
 from dovetail.settings.config import Config
-from dovetail.settings.installation import data_folder
+from dovetail.settings.installation import default_data_dir
 from dovetail_model import Sampling
 
 DEFAULT_MODEL = "smollm2"
@@ -49,7 +49,7 @@ class _Shared:
 
 def build(config: Config, progress: Progress | None = None) -> Service:
     """The service that the settings ask for. Its engines are started by `Service.start`."""
-    folder = config.data_dir or data_folder()
+    folder = config.data_dir or default_data_dir()
     shared = _Shared(folder, open_ledger(config, folder), open_keyring(config, folder))
     each = [replace(config, models=(), **table) for table in config.models] or [config]
     offered = [_offer(one, shared, progress) for one in each]
@@ -61,7 +61,7 @@ def build(config: Config, progress: Progress | None = None) -> Service:
 
 def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, Pool]:
     """A model that runs here, and its engine alone: for a process that serves it to others."""
-    path = _files(config, config.data_dir or data_folder(), None, progress)
+    path = _files(config, config.data_dir or default_data_dir(), None, progress)
     model = _load(config, path, None)
     return model, make_pool(config, model, path, None)
 

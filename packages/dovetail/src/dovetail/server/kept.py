@@ -13,7 +13,7 @@ from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.sqlite import SqliteResponses
 from dovetail.responses.store import Kept
 from dovetail.settings.config import Config
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 
 TURNS = "turns.sqlite"  # in the data folder
 RESPONSES = "responses.sqlite"
@@ -61,7 +61,7 @@ def _store(name: str, folder: Path) -> Store:
         return SqliteStore(folder / TURNS)
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
-            raise ValueError(f"--store with a Redis needs more: {how_to_install('redis')}")
+            raise ValueError(f"--store with a Redis needs more: {install_command('redis')}")
         from dovetail.ledger.redis_store import RedisStore
 
         return RedisStore(name)

@@ -18,7 +18,7 @@ def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def _of_model(default: Any, help: str) -> Any:
+def _model_setting(default: Any, help: str) -> Any:
     """A setting that may differ from model to model."""
     return _setting(default, help, per_model=True)
 
@@ -29,12 +29,12 @@ class Config:
     """The settings of one server."""
 
     # What is served
-    model: str | None = _of_model(
+    model: str | None = _model_setting(
         None,
         "a built-in name, a GGUF file, a model folder, or a hub id (default: smollm2); "
         "of a remote engine, the name of its model",
     )
-    served_model_name: tuple[str, ...] = _of_model(
+    served_model_name: tuple[str, ...] = _model_setting(
         (), "names that clients use; the first is the model's own"
     )
     model_alias: tuple[str, ...] = _setting(
@@ -43,65 +43,65 @@ class Config:
     models: tuple[Mapping[str, Any], ...] = _setting(
         (), "several models: a table [[models]] of settings for each, in the file"
     )
-    context_length: int | None = _of_model(
+    context_length: int | None = _model_setting(
         None, "the most tokens of a prompt and its answer together"
     )
 
     # What generates
-    engine: str = _of_model(
+    engine: str = _model_setting(
         "auto",
         "what generates: auto, llamacpp, scripted or transformers here; vllm, sglang or openai at "
         "an --engine-url",
     )
-    engine_url: tuple[str, ...] = _of_model(
+    engine_url: tuple[str, ...] = _model_setting(
         (), "where a remote engine listens; several are replicas of one model"
     )
-    engine_api_key: str | None = _of_model(None, "the key that a remote engine asks for")
-    engine_wait: float = _of_model(0.0, "seconds to wait for a remote engine that is not up yet")
-    engine_option: tuple[str, ...] = _of_model(
+    engine_api_key: str | None = _model_setting(None, "the key that a remote engine asks for")
+    engine_wait: float = _model_setting(0.0, "seconds to wait for a remote engine that is not up yet")
+    engine_option: tuple[str, ...] = _model_setting(
         (), "NAME=VALUE: an option of the engine's own, by the names of its page"
     )
-    tokenizer: str | None = _of_model(
+    tokenizer: str | None = _model_setting(
         None, "folder or hub id with the tokenizer and template of a remote engine's model"
     )
-    upstream_api: Literal["auto", "chat", "responses"] = _of_model(
+    upstream_api: Literal["auto", "chat", "responses"] = _model_setting(
         "auto", "what an openai engine speaks"
     )
-    upstream_raw: bool = _of_model(
+    upstream_raw: bool = _model_setting(
         False, "the openai engine gives unparsed text: our parsers read it"
     )
-    replicas: int = _of_model(1, "how many copies of an engine that runs here")
-    migration_limit: int = _of_model(
+    replicas: int = _model_setting(1, "how many copies of an engine that runs here")
+    migration_limit: int = _model_setting(
         3, "how often an answer may go on on another replica after its own died"
     )
-    recovery_wait: float = _of_model(
+    recovery_wait: float = _model_setting(
         30.0, "seconds that a broken answer waits for its only replica to come back and go on"
     )
-    script: Path | None = _of_model(None, "what the scripted engine plays")
-    threads: int | None = _of_model(None, "threads of the embedded engine")
-    slots: int = _of_model(4, "requests that the embedded engine works on at once")
-    gpu_layers: int | None = _of_model(None, "layers that the embedded engine puts on a GPU")
+    script: Path | None = _model_setting(None, "what the scripted engine plays")
+    threads: int | None = _model_setting(None, "threads of the embedded engine")
+    slots: int = _model_setting(4, "requests that the embedded engine works on at once")
+    gpu_layers: int | None = _model_setting(None, "layers that the embedded engine puts on a GPU")
 
     # How the model is read
-    tool_call_parser: str | None = _of_model(
+    tool_call_parser: str | None = _model_setting(
         None, "how the model writes calls; by default found out from the model"
     )
-    reasoning_parser: str | None = _of_model(
+    reasoning_parser: str | None = _model_setting(
         None, "how the model writes thoughts; by default found out from the model"
     )
-    custom_jinja_template: Path | None = _of_model(
+    custom_jinja_template: Path | None = _model_setting(
         None, "a chat template to use instead of the model's"
     )
-    chat_template_kwargs: Mapping[str, Any] = _of_model(
+    chat_template_kwargs: Mapping[str, Any] = _model_setting(
         {}, "JSON object of switches for the chat template"
     )
-    default_thinking_mode: Literal["enabled", "disabled"] | None = _of_model(
+    default_thinking_mode: Literal["enabled", "disabled"] | None = _model_setting(
         None, "whether to think when a request does not say"
     )
     reasoning_field_name: Literal["reasoning_content", "reasoning"] = _setting(
         "reasoning_content", "where Chat Completions show thoughts"
     )
-    exclude_tools_when_tool_choice_none: bool = _of_model(
+    exclude_tools_when_tool_choice_none: bool = _model_setting(
         False, "hide tools from the model when it may not call any"
     )
 
@@ -128,7 +128,7 @@ class Config:
     seal_key_file: Path | None = _setting(
         None, "keys that seal turns, one a line; by default one is made in the data folder"
     )
-    keep_logprobs: bool = _of_model(
+    keep_logprobs: bool = _model_setting(
         False, "ask the engine for the logprob of each token, and keep them for `dovetail export`"
     )
     responses_max_bytes: int = _setting(
@@ -208,6 +208,6 @@ class Config:
     )
 
     # Sampling, where a request does not say
-    temperature: float | None = _of_model(None, "stronger than the model's own default")
-    top_p: float | None = _of_model(None, "stronger than the model's own default")
-    top_k: int | None = _of_model(None, "stronger than the model's own default")
+    temperature: float | None = _model_setting(None, "stronger than the model's own default")
+    top_p: float | None = _model_setting(None, "stronger than the model's own default")
+    top_k: int | None = _model_setting(None, "stronger than the model's own default")

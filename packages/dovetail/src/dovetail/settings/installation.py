@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def data_folder(environment: Mapping[str, str] | None = None) -> Path:
+def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
     """The folder of weights, keys and turns. It may not exist yet."""
     named = os.environ if environment is None else environment
     if home := named.get("DOVETAIL_HOME"):

@@ -15,17 +15,17 @@ import msgspec
 
 from dovetail.settings.config import Config
 
-PREFIX = "DOVETAIL_"
-FILE = "dovetail.toml"  # read from the working folder where no other is named
-CONFIG_VARIABLE = "DOVETAIL_CONFIG"
-SECRET = ("api_key", "engine_api_key")
-_OTHER_VARIABLES = {
-    CONFIG_VARIABLE, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS",
+ENV_PREFIX = "DOVETAIL_"
+DEFAULT_CONFIG_FILE = "dovetail.toml"  # read from the working folder where no other is named
+CONFIG_FILE_ENV = "DOVETAIL_CONFIG"
+SECRET_SETTINGS = ("api_key", "engine_api_key")
+_RESERVED_ENV = {
+    CONFIG_FILE_ENV, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS",
     "DOVETAIL_VLLM_PYTHON", "DOVETAIL_TORCH_PYTHON", "DOVETAIL_DYNAMO_PYTHON",
 }  # fmt: skip
-_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
-_MOST = 1e18
-_LEAST: Mapping[str, int] = {
+_URL_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
+_MAX_NUMBER = 1e18
+_MIN_VALUES: Mapping[str, int] = {
     "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
     "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
     "max_queued_requests": 0, "migration_limit": 0, "queue_timeout": 0, "rate_limit_requests": 1,
@@ -33,7 +33,7 @@ _LEAST: Mapping[str, int] = {
     "responses_max_bytes": 0, "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1,
     "top_p": 0, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
-_AT_MOST: Mapping[str, int] = {"http_port": 65535, "workers": 256}
+_MAX_VALUES: Mapping[str, int] = {"http_port": 65535, "workers": 256}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -42,20 +42,20 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoadedConfig:
     """The settings and, of each that is not a default, where it comes from."""
 
     config: Config
     origins: Mapping[str, str]
 
 
-def load(
+def load_config(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
-) -> Settings:
+) -> LoadedConfig:
     """All sources together. Flags that are None were not given."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    path = file or _named_file(environment)
+    path = file or _find_config_file(environment)
     sources = [
         (_read_file(path) if path is not None else {}, str(path)),
         (_read_environment(environment), "environment"),
@@ -63,40 +63,40 @@ def load(
     ]
     for found, origin in sources:
         for name, value in found.items():
-            values[name] = _typed(name, value, origin)
+            values[name] = _convert_value(name, value, origin)
             origins[name] = origin
-    _check_tables(values, origins)
-    return Settings(Config(**values), origins)
+    _reject_per_model_flags(values, origins)
+    return LoadedConfig(Config(**values), origins)
 
 
-def dump(settings: Settings, *, secrets: bool = False) -> dict[str, Any]:
+def dump_config(loaded: LoadedConfig, *, secrets: bool = False) -> dict[str, Any]:
     """The settings as JSON values. Keys are not shown unless asked for."""
     return {
-        one.name: _shown(one.name, getattr(settings.config, one.name), secrets)
+        one.name: _to_json_value(one.name, getattr(loaded.config, one.name), secrets)
         for one in fields(Config)
     }
 
 
-def _shown(name: str, value: Any, secrets: bool) -> Any:
-    if name in SECRET and value and not secrets:
+def _to_json_value(name: str, value: Any, secrets: bool) -> Any:
+    if name in SECRET_SETTINGS and value and not secrets:
         return "***" if isinstance(value, str) else ["***" for _ in value]
     if name == "models":
-        return [{key: _shown(key, one, secrets) for key, one in table.items()} for table in value]
+        return [{key: _to_json_value(key, one, secrets) for key, one in table.items()} for table in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
-        return [_shown("", one, secrets) for one in value]
+        return [_to_json_value("", one, secrets) for one in value]
     if isinstance(value, str) and not secrets:
-        return _PASSWORD.sub(r"\1***@", value)
+        return _URL_PASSWORD.sub(r"\1***@", value)
     return value
 
 
-def _named_file(environment: Mapping[str, str]) -> Path | None:
+def _find_config_file(environment: Mapping[str, str]) -> Path | None:
     """The file that counts. A variable that is set and empty says: none."""
-    named = environment.get(CONFIG_VARIABLE)
+    named = environment.get(CONFIG_FILE_ENV)
     if named is not None:
         return Path(named) if named else None
-    return Path(FILE) if Path(FILE).is_file() else None
+    return Path(DEFAULT_CONFIG_FILE) if Path(DEFAULT_CONFIG_FILE).is_file() else None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -123,16 +123,16 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or not text:
+        if not variable.startswith(ENV_PREFIX) or variable in _RESERVED_ENV or not text:
             continue
-        name = variable.removeprefix(PREFIX).lower()
+        name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in _TYPES:
             raise ConfigError(f"{variable}: there is no setting {name!r}")
-        found[name] = _split(name, text)
+        found[name] = _parse_env_value(name, text)
     return found
 
 
-def _split(name: str, text: str) -> Any:
+def _parse_env_value(name: str, text: str) -> Any:
     """A variable's text as the setting's kind: lists by commas, JSON for objects."""
     kind = get_origin(_TYPES[name]) or _TYPES[name]
     if kind is tuple:
@@ -142,9 +142,9 @@ def _split(name: str, text: str) -> Any:
     return text
 
 
-def _typed(name: str, value: Any, origin: str) -> Any:
+def _convert_value(name: str, value: Any, origin: str) -> Any:
     if name == "models":
-        return _tables(value, origin)
+        return _convert_model_tables(value, origin)
     if _TYPES[name] == Mapping[str, Any] and isinstance(value, str):
         try:
             value = json.loads(value)
@@ -155,15 +155,15 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
         value = [value]
     try:
-        typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_path)
+        typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
-        known = [repr(one) for one in choices(_TYPES[name])]
+        known = [repr(one) for one in literal_values(_TYPES[name])]
         told = f"one of {', '.join(known)} is wanted, not {value!r}" if known else str(error)
         raise ConfigError(f"{name} ({origin}): {told}") from error
-    least = _LEAST.get(name)
-    if least is not None and typed is not None and not least <= typed < _MOST:
+    least = _MIN_VALUES.get(name)
+    if least is not None and typed is not None and not least <= typed < _MAX_NUMBER:
         raise ConfigError(f"{name} ({origin}): {least} at least is wanted, not {value!r}")
-    most = _AT_MOST.get(name)
+    most = _MAX_VALUES.get(name)
     if most is not None and typed is not None and typed > most:
         raise ConfigError(f"{name} ({origin}): {most} at most is wanted, not {value!r}")
     if name == "api_key" and "" in typed:  # a variable that was not set must not open the server
@@ -171,19 +171,19 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     return typed
 
 
-def _check_tables(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Beside tables of models, nobody can tell which of them a flag means."""
     if not values.get("models"):
         return
     for name, origin in origins.items():
         # A key does not belong into a file, and may be the same for all.
-        if name in _OF_MODEL - set(SECRET) and origin in ("flag", "environment"):
+        if name in _PER_MODEL - set(SECRET_SETTINGS) and origin in ("flag", "environment"):
             raise ConfigError(
                 f"{name} ({origin}): of no use beside tables [[models]]: each says its own"
             )
 
 
-def _tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
+def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
     """The tables of several models, each with the settings that a model may have of its own."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ConfigError(f"models ({origin}): tables [[models]] in the file are wanted")
@@ -192,24 +192,24 @@ def _tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
         place = f"{origin}, model {number}"
         named = {name.replace("-", "_"): one for name, one in table.items()}
         for name in named:
-            if name not in _OF_MODEL:
+            if name not in _PER_MODEL:
                 raise ConfigError(f"{place}: there is no setting {name!r} of a single model")
-        tables.append({name: _typed(name, one, place) for name, one in named.items()})
+        tables.append({name: _convert_value(name, one, place) for name, one in named.items()})
     return tuple(tables)
 
 
-def choices(kind: Any) -> tuple[Any, ...]:
+def literal_values(kind: Any) -> tuple[Any, ...]:
     """The values of a setting that has only a few."""
     if get_origin(kind) is Literal:
         return get_args(kind)
-    return tuple(one for inner in get_args(kind) for one in choices(inner))
+    return tuple(one for inner in get_args(kind) for one in literal_values(inner))
 
 
-def _path(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
     raise msgspec.ValidationError(f"a path is wanted, not {value!r}")
 
 
 _TYPES: dict[str, Any] = get_type_hints(Config)
-_OF_MODEL = frozenset(one.name for one in fields(Config) if one.metadata["per_model"])
+_PER_MODEL = frozenset(one.name for one in fields(Config) if one.metadata["per_model"])

@@ -15,7 +15,7 @@ from dovetail.engines.llamacpp.capacity import default_threads
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).with_name("child.py")
@@ -43,7 +43,7 @@ class ServerProcess(EngineProcess):
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineUnavailable(
-                f"the engine 'llamacpp' needs the package xllamacpp: {how_to_install('llamacpp')}"
+                f"the engine 'llamacpp' needs the package xllamacpp: {install_command('llamacpp')}"
             )
         key = secrets.token_urlsafe(32)
         wanted = {

@@ -17,7 +17,7 @@ from dovetail.engines.engine import Syntax
 from dovetail.engines.process import EngineProcess, Launch
 from dovetail.engines.transformers.options import Order, TransformersOptions
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 from dovetail_model import EngineUnavailable
 
 CHILD = Path(__file__).parent / "child" / "__main__.py"
@@ -90,7 +90,7 @@ def check_packages() -> None:
         if importlib.util.find_spec(package) is None:
             raise EngineUnavailable(
                 f"the engine 'transformers' needs the package {package}: "
-                f"{how_to_install('transformers')}, or name the interpreter that has it (python)"
+                f"{install_command('transformers')}, or name the interpreter that has it (python)"
             )
 
 

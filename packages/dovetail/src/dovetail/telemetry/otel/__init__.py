@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from dovetail.settings.extras import how_to_install
+from dovetail.settings.extras import install_command
 from dovetail.telemetry.record import Recorder
 
 _PATH = "/v1/traces"
@@ -18,7 +18,7 @@ def open_telemetry(endpoint: str) -> Recorder:
     try:
         from dovetail.telemetry.otel.recorder import Telemetry
     except ImportError as error:
-        raise TelemetryError(f"--otlp-endpoint needs more: {how_to_install('otel')}") from error
+        raise TelemetryError(f"--otlp-endpoint needs more: {install_command('otel')}") from error
     return Telemetry(address)
 
 
