@@ -22,7 +22,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loader import load_model
 from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.net.settling import settle
+from dovetail.net.settling import freeze_gc
 from dovetail_model import Sampling
 
 
@@ -58,7 +58,7 @@ async def run(order: Replay) -> None:
     notes = read_notes(folder)
     engine = load_engine(order)
     await engine.start()
-    settle()
+    freeze_gc()
     try:
         for at, group in _in_turn(order.groups, len(notes)):
             if group is None:

@@ -26,7 +26,7 @@ from dovetail.engines.transformers import TransformersEngine, TransformersOption
 from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.models.loader import Model, load_model
-from dovetail.net.settling import settle
+from dovetail.net.settling import freeze_gc
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing.pool import Pool
@@ -118,7 +118,7 @@ async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
                 config = Config(model=MODEL, data_dir=home, **more)
                 fronts[name] = Front(make_app(model, actor, config, home))
                 await fronts[name].started()
-            settle()  # as `dovetail serve` does
+            freeze_gc()  # as `dovetail serve` does
             facts = (await engine.health()).facts or {}
             ports = {name: front.port for name, front in fronts.items()}
             tell({"ports": ports, "facts": facts, "load_s": loaded})

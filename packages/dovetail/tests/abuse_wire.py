@@ -7,7 +7,7 @@ from typing import Any
 
 from http_stage import NAME, Reply, Stage, read_reply
 
-from dovetail.net.http_protocol import BoundedHttp
+from dovetail.net.http_protocol import BoundedHttpProtocol
 
 BODY = b'{"model":"%b","messages":[{"role":"user","content":"Hi"}]}' % NAME.encode()
 LENGTH = b"content-length: %d\r\n" % len(BODY)
@@ -130,7 +130,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def connections(stage: Stage) -> list[BoundedHttp]:
+def connections(stage: Stage) -> list[BoundedHttpProtocol]:
     """What the server holds open."""
     held = list(stage.running.server_state.connections)
-    return [one for one in held if isinstance(one, BoundedHttp)]
+    return [one for one in held if isinstance(one, BoundedHttpProtocol)]

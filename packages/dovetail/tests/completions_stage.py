@@ -15,7 +15,7 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.registry import EngineSetup, create_engine, discover
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.net.http_client import Endpoint
-from dovetail.net.listener import configuration
+from dovetail.net.listener import uvicorn_config
 
 MODEL = "org/model"
 Answer = Callable[[str, bytes], Awaitable[list[bytes]]]
@@ -29,7 +29,7 @@ async def scripted_server(
     playing = engine(script, (END, RETURN), **options)
     model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
     app = CompletionsServer(playing, model, key=key, bursts=playing.bursts)
-    server = uvicorn.Server(configuration(app))
+    server = uvicorn.Server(uvicorn_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:

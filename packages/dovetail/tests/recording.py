@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.net.incoming import Incoming, PayloadReader
+from dovetail.net.incoming import ResponseParser, SseDataReader
 
 
 @dataclass
@@ -96,7 +96,7 @@ async def _closed(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> N
 async def _pass(
     answer: asyncio.StreamReader, writer: asyncio.StreamWriter, record: Recorded | None
 ) -> None:
-    incoming, events = Incoming(), PayloadReader()
+    incoming, events = ResponseParser(), SseDataReader()
     while data := await answer.read(65536):
         if record is not None:  # before it is passed on: who has the answer may look at once
             for payload in events.feed(incoming.feed(data)):

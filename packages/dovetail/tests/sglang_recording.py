@@ -17,7 +17,7 @@ import msgspec
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sglang.request import body
 from dovetail.engines.token_ids import Spelling
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import Sampling
 
 RECORDING = Path(__file__).parent / "recordings" / "sglang_mocker.jsonl"
@@ -71,7 +71,7 @@ async def record(endpoint: Endpoint, server: str) -> list[bytes]:
     lines = [msgspec.json.encode(Heading(server))]
     for path, asked in _questions():
         method = "POST" if asked else "GET"
-        status, answer = await fetch(endpoint, Call(method, path, asked))
+        status, answer = await fetch(endpoint, ClientRequest(method, path, asked))
         words = answer.decode() if path != HEALTH else ""  # addresses of somebody's machine
         told = Exchange(path, msgspec.Raw(asked or b"null"), status, words)
         lines.append(msgspec.json.encode(told))

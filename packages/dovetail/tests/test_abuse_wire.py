@@ -140,7 +140,7 @@ def test_trailers_are_bounded(endless: bytes) -> None:
 def test_pipelined_requests_are_answered_in_order() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            asked = connection.MAX_PIPELINED + 1
+            asked = connection.MAX_PIPELINED_REQUESTS + 1
             async with await wire_to(stage, b"".join(_numbered(at) for at in range(asked))) as wire:
                 told = [(await wire.reply()).headers["x-request-id"] for _ in range(asked)]
                 assert told == [f"r{at}" for at in range(asked)]

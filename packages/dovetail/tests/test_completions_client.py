@@ -18,7 +18,7 @@ from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
 from dovetail.engines.token_ids import Spelling
 from dovetail.engines.token_stream import pulled
-from dovetail.net.http_client import Endpoint, Patience
+from dovetail.net.http_client import Endpoint, Timeouts
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -280,7 +280,7 @@ def test_a_silent_server() -> None:
             return []
 
         async with made_up_server(answer) as endpoint:
-            patience = Patience(connect=5.0, silence=0.05)
+            patience = Timeouts(connect=5.0, read=0.05)
             with pytest.raises(EngineTimeout, match="was silent"):
                 await heard(endpoint, request(), patience=patience)
             hold.set()

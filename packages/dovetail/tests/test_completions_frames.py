@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dovetail.engines.completions.errors import error_of_status, refuses_priority
 from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.net.incoming import Incoming, PayloadReader
+from dovetail.net.incoming import ResponseParser, SseDataReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -250,7 +250,7 @@ def over_http(payloads: list[bytes]) -> bytes:
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
 def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
     wire, at, piece = over_http(ANSWER), 0, 0
-    answer, events, frames = Incoming(), PayloadReader(), FrameReader(request(), "vLLM")
+    answer, events, frames = ResponseParser(), SseDataReader(), FrameReader(request(), "vLLM")
     heard: list[TokenDelta] = []
     while not (heard and heard[-1].finish):
         size = sizes[piece % len(sizes)]
@@ -268,6 +268,6 @@ def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
 
 
 def test_data_on_several_lines_and_without_a_space() -> None:
-    reader = PayloadReader()
+    reader = SseDataReader()
     assert reader.feed(b"data:a\r\ndata: b\r\n\r\ndata: c\n") == [b"a\nb"]
     assert reader.feed(b"\n") == [b"c"]

@@ -19,7 +19,7 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.memory import release
 from dovetail.http.options import HttpOptions
 from dovetail.net.asgi import Message
-from dovetail.net.exchange import Gone
+from dovetail.net.exchange import ClientDisconnected
 from dovetail_model import DovetailError, TooLarge
 
 Compress = Callable[[bytes], bytes]
@@ -236,7 +236,7 @@ def test_a_client_that_hangs_up_while_it_sends() -> None:
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},
     ]
-    with pytest.raises(Gone):
+    with pytest.raises(ClientDisconnected):
         body_of(exchange(iter(gone)))
 
 

@@ -23,7 +23,7 @@ from llamacpp_at_hand import (
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.engines.token_stream import pulled
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, InvalidRequest, Unsupported
 
 FRANCE = "The capital of France is"
@@ -236,7 +236,7 @@ def test_key_is_asked_for(player: Player) -> None:
     assert "Bearer" not in repr(endpoint)
     for headers in ({}, {"authorization": "Bearer no"}):
         stranger = Endpoint(socket=endpoint.socket, headers=headers)
-        status, _ = player.runner.run(fetch(stranger, Call("POST", "/completion", b"{}")))
+        status, _ = player.runner.run(fetch(stranger, ClientRequest("POST", "/completion", b"{}")))
         assert status == 401
 
 
@@ -244,7 +244,7 @@ async def watch(engine: LlamaCppEngine) -> AsyncIterator[dict[str, bool]]:
     """The slots as llama.cpp sees them, again and again."""
     assert engine.endpoint is not None
     while True:
-        _, content = await fetch(engine.endpoint, Call("GET", "/slots"))
+        _, content = await fetch(engine.endpoint, ClientRequest("GET", "/slots"))
         for slot in json.loads(content):
             yield slot
 

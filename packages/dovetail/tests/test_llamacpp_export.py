@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
-from dovetail.net.http_client import Call, fetch
+from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing.pool import Pool
@@ -56,7 +56,7 @@ async def likely(engine: LlamaCppEngine, prompt: Sequence[int], id: int) -> floa
     """How likely llama.cpp finds a token behind a prompt; None where it does not list it."""
     asked = {"prompt": list(prompt), "n_predict": 1, "n_probs": LISTED, "temperature": 0.0}
     assert engine.endpoint is not None
-    call = Call("POST", "/completion", msgspec.json.encode(asked))
+    call = ClientRequest("POST", "/completion", msgspec.json.encode(asked))
     status, content = await fetch(engine.endpoint, call)
     assert status == 200, content
     (told,) = json.loads(content)["completion_probabilities"]

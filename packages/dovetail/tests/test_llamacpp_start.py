@@ -16,7 +16,7 @@ from dovetail.engines.engine import EngineRequest
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions, create
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import pulled
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import EngineUnavailable
 from dovetail_tokenizers import ByteTokenizer
 
@@ -57,7 +57,7 @@ def test_port_asks_for_a_key_made_anew() -> None:
         assert endpoint is not None
         assert endpoint.host == "127.0.0.1"
         stranger = Endpoint(endpoint.host, endpoint.port)
-        assert (await fetch(stranger, Call("POST", "/completion", b"{}")))[0] == 401
+        assert (await fetch(stranger, ClientRequest("POST", "/completion", b"{}")))[0] == 401
         await served.stop()
         return endpoint
 
@@ -119,7 +119,7 @@ def test_socket_goes_with_the_engine() -> None:
         assert served.endpoint is not None
         assert served.endpoint.socket is not None
         path = served.endpoint.socket
-        await fetch(served.endpoint, Call("GET", "/health"))
+        await fetch(served.endpoint, ClientRequest("GET", "/health"))
         await served.stop()
         return path
 

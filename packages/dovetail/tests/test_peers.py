@@ -14,7 +14,7 @@ from dovetail.access.auth import Keys
 from dovetail.access.limits import Limits
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions, http_options
-from dovetail.net.client_address import Peers
+from dovetail.net.client_address import ClientAddressResolver
 from dovetail.server.http_server import server
 from dovetail.settings.sources import load_config
 from dovetail.telemetry import log_throttle as quiet
@@ -26,10 +26,10 @@ PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
 ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def told(peers: Peers, connected: str, *forwarded: str) -> Any:
+def told(peers: ClientAddressResolver, connected: str, *forwarded: str) -> Any:
     headers = [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded]
     scope = {"client": (connected, 5000), "headers": [(b"host", b"x"), *headers]}
-    peers.settle(scope)
+    peers.set_client(scope)
     client: Any = scope["client"]
     return None if client is None else client[0]
 
@@ -68,12 +68,12 @@ def told(peers: Peers, connected: str, *forwarded: str) -> Any:
     ],
 )
 def test_whom_is_believed_what(connected: str, forwarded: list[str], expected: str) -> None:
-    assert told(Peers(PROXIES), connected, *forwarded) == expected
+    assert told(ClientAddressResolver(PROXIES), connected, *forwarded) == expected
 
 
 def test_by_default_nobody_is_believed_and_some_want_no_addresses() -> None:
-    assert told(Peers(), "127.0.0.1", "203.0.113.9") == "127.0.0.1"
-    assert told(Peers(PROXIES, told=False), "10.0.0.1", "203.0.113.9") is None
+    assert told(ClientAddressResolver(), "127.0.0.1", "203.0.113.9") == "127.0.0.1"
+    assert told(ClientAddressResolver(PROXIES, enabled=False), "10.0.0.1", "203.0.113.9") is None
 
 
 @pytest.mark.parametrize("given", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", ""])
@@ -136,7 +136,7 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
 
 def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
     """What a message says of headers is its client's claim: not that of the proxy."""
-    options = HttpOptions(peers=Peers(["127.0.0.0/8"]))
+    options = HttpOptions(peers=ClientAddressResolver(["127.0.0.0/8"]))
     claims = {"x-forwarded-for": "1.1.1.1", "ws_request_header_x-forwarded-for": "1.1.1.1"}
 
     async def scene() -> None:
@@ -154,7 +154,7 @@ def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
 
 def test_a_log_without_addresses() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(peers=Peers(told=False), keys=Keys(["key"]))) as stage:
+        async with serving(HttpOptions(peers=ClientAddressResolver(enabled=False), keys=Keys(["key"]))) as stage:
             for path in ("/v1/models", "/nowhere"):
                 await stage.ask("GET", path)
                 assert "peer" not in await stage.ended.get()
@@ -166,7 +166,7 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        app = App(service()[0], HttpOptions(keys=Keys(["key"]), peers=Peers(["127.0.0.1"])))
+        app = App(service()[0], HttpOptions(keys=Keys(["key"]), peers=ClientAddressResolver(["127.0.0.1"])))
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(tmp_path / "place"))
             running = server(app, draining=app.draining)

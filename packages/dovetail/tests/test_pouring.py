@@ -7,8 +7,8 @@ import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, Answer, chunk, read_request, saying, server
 
 from dovetail.net import client_connection as line
-from dovetail.net.http_client import Call, send
-from dovetail.net.incoming import PayloadReader
+from dovetail.net.http_client import ClientRequest, send_request
+from dovetail.net.incoming import SseDataReader
 from dovetail_model import DovetailError, EngineTimeout
 
 
@@ -31,10 +31,10 @@ class Poured:
         return len(self.parts) < self._wanted
 
 
-def pouring(answer: Answer, poured: Poured, call: Call = POST) -> None:
+def pouring(answer: Answer, poured: Poured, call: ClientRequest = POST) -> None:
     async def main() -> None:
-        async with server(answer) as endpoint, send(endpoint, call) as reply:
-            await reply.pour(poured.take, poured.wait)
+        async with server(answer) as endpoint, send_request(endpoint, call) as reply:
+            await reply.stream_to(poured.take, poured.wait)
 
     asyncio.run(main())
 
@@ -59,13 +59,13 @@ def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPa
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await saying(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
-        await asyncio.sleep(SHORT.patience.silence / 4)
+        await asyncio.sleep(SHORT.timeouts.read / 4)
         writer.write(chunk(b"y") + b"0\r\n\r\n")
 
     async def main() -> None:
-        async with server(answer) as endpoint, send(endpoint, SHORT) as reply:
-            await asyncio.sleep(SHORT.patience.silence / 2)  # nobody reads yet
-            await reply.pour(poured.take, poured.wait)
+        async with server(answer) as endpoint, send_request(endpoint, SHORT) as reply:
+            await asyncio.sleep(SHORT.timeouts.read / 2)  # nobody reads yet
+            await reply.stream_to(poured.take, poured.wait)
 
     poured = Poured()
     asyncio.run(main())
@@ -119,12 +119,12 @@ def test_silence_while_pouring() -> None:
 def test_who_has_no_room_does_not_make_the_server_silent() -> None:
     class Slow(Poured):
         async def wait(self) -> bool:
-            await asyncio.sleep(3 * SHORT.patience.silence)
+            await asyncio.sleep(3 * SHORT.timeouts.read)
             return await super().wait()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await saying(CHUNKED, chunk(b"a"))(reader, writer)
-        await asyncio.sleep(SHORT.patience.silence / 2)
+        await asyncio.sleep(SHORT.timeouts.read / 2)
         writer.write(chunk(b"b") + b"0\r\n\r\n")
 
     poured = Slow(frozenset([1]))
@@ -135,7 +135,7 @@ def test_who_has_no_room_does_not_make_the_server_silent() -> None:
 def test_events() -> None:
     sse = 'data: {"a":1}\n\n: alive\n\nevent: b\ndata: é漢\n\n'.encode()
     pieces = [CHUNKED, *(chunk(sse[n : n + 3]) for n in range(0, len(sse), 3)), b"0\r\n\r\n"]
-    reader, found = PayloadReader(), list[bytes]()
+    reader, found = SseDataReader(), list[bytes]()
 
     class Reading(Poured):
         def take(self, data: bytes) -> bool:

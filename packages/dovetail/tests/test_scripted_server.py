@@ -23,7 +23,7 @@ from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.process import ProcessOptions, served_model
-from dovetail.net.listener import configuration
+from dovetail.net.listener import uvicorn_config
 
 MODEL = "org/model"
 HELLO = "[{text: 'h<think>é</think>!'}]"
@@ -76,7 +76,7 @@ async def staged(
     playing = engine(script, (END, RETURN), **options)
     model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
     app = CompletionsServer(playing, model, bursts=playing.bursts)
-    server = uvicorn.Server(configuration(app))
+    server = uvicorn.Server(uvicorn_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     port = listener.getsockname()[1]
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -29,9 +29,9 @@ from dovetail.engines.engine import (
     TokenDelta,
 )
 from dovetail.engines.token_stream import pulled
-from dovetail.net.direct import Direct
-from dovetail.net.http_client import Call, Endpoint, fetch
-from dovetail.net.listener import Address, configuration, listen
+from dovetail.net.direct import DirectWriter
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
+from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -101,7 +101,7 @@ class Stage:
         return [delta async for delta in pulled(self.client, asked)]
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, Any]:
-        call = Call("POST", "/v1/completions", json.dumps(body).encode())
+        call = ClientRequest("POST", "/v1/completions", json.dumps(body).encode())
         status, content = await fetch(self.endpoint, call)
         return status, json.loads(content)
 
@@ -116,9 +116,9 @@ async def staged(packed: bool = False, **config: Any) -> AsyncGenerator[Stage]:
     with TemporaryDirectory() as folder:
         stage = Stage(engine, f"{folder}/s", packed)
         app = CompletionsServer(engine, model, key=KEY, on_death=stage.die)
-        listener, url = listen(Address(path=Path(folder) / "s"))
+        listener, url = open_listener(ListenAddress(path=Path(folder) / "s"))
         assert url == f"unix://{folder}/s"
-        settings = configuration(app)
+        settings = uvicorn_config(app)
         for name, value in config.items():
             setattr(settings, name, value)
         server = uvicorn.Server(settings)
@@ -245,10 +245,10 @@ def test_without_the_key_nothing_is_told() -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
             stranger = Endpoint(socket=stage.endpoint.socket, headers=headers)
             for path in ("/v1/models", "/health", "/metrics", "/nowhere"):
-                status, _ = await fetch(stranger, Call("GET", path))
+                status, _ = await fetch(stranger, ClientRequest("GET", path))
                 assert status == 401
-        assert (await fetch(stage.endpoint, Call("GET", "/health")))[0] == 200
-        assert (await fetch(stage.endpoint, Call("GET", "/nowhere")))[0] == 404
+        assert (await fetch(stage.endpoint, ClientRequest("GET", "/health")))[0] == 200
+        assert (await fetch(stage.endpoint, ClientRequest("GET", "/nowhere")))[0] == 404
 
     on_stage(body)
 
@@ -285,7 +285,7 @@ def test_a_dead_engine_breaks_its_streams_off() -> None:
             await stage.hear(request())
         assert (await stage.ask({"prompt": "a"}))[0] == 503
         assert stage.deaths == 2
-        assert (await fetch(stage.endpoint, Call("GET", "/health")))[0] == 503
+        assert (await fetch(stage.endpoint, ClientRequest("GET", "/health")))[0] == 503
 
     on_stage(body)
 
@@ -307,7 +307,7 @@ def test_hanging_up_closes_the_generation() -> None:
 
 
 async def metrics(stage: Stage) -> bytes:
-    return (await fetch(stage.endpoint, Call("GET", "/metrics")))[1]
+    return (await fetch(stage.endpoint, ClientRequest("GET", "/metrics")))[1]
 
 
 def gauge(text: bytes, name: str) -> int:
@@ -422,7 +422,7 @@ def test_nothing_is_written_but_parts_of_an_answer_that_goes_on(state: str) -> N
         flow=SimpleNamespace(write_paused=False),
         transport=SimpleNamespace(write=written.append),
     )
-    direct = Direct(cycle)
+    direct = DirectWriter(cycle)
     assert direct.write(b"")  # as it is, it would end the answer
     assert direct.write(b"0123456789abcdef")
     assert written == ([b"10\r\n0123456789abcdef\r\n"] if state == "open" else [])
@@ -436,7 +436,7 @@ def packed_ids(given: list[int]) -> str:
 
 async def frames(stage: Stage, asked: dict[str, Any]) -> list[Any]:
     """The frames of a stream, less the one that ends it."""
-    call = Call("POST", "/v1/completions", json.dumps(asked).encode())
+    call = ClientRequest("POST", "/v1/completions", json.dumps(asked).encode())
     _, content = await fetch(stage.endpoint, call)
     *told, done, rest = content.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")

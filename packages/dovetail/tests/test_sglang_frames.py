@@ -13,7 +13,7 @@ from sglang_stage import Json, ask, event, frames, meta
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.sglang.frames import FrameReader
-from dovetail.net.incoming import PayloadReader
+from dovetail.net.incoming import SseDataReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -280,7 +280,7 @@ def test_any_cut_of_any_answer_gives_its_ids(
     finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
     sent = [event({**told, "text": "é漢🦜"}) for told in frames(parts, finish, repeats=repeats)]
     stream = b"".join(sent).replace(b",", b", ") if spaced else b"".join(sent)
-    payloads, reader = PayloadReader(), FrameReader(ask(10**9), TOKENIZER)
+    payloads, reader = SseDataReader(), FrameReader(ask(10**9), TOKENIZER)
     deltas: list[TokenDelta] = []
     for piece in pieces(stream + DONE, cuts):
         found = payloads.feed(piece)

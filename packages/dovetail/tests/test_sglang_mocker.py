@@ -18,7 +18,7 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenDelta
 from dovetail.engines.sglang import SglangEngine, discover
 from dovetail.engines.token_stream import pulled
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineUnavailable, InvalidRequest
 from dovetail_tokenizers import ByteTokenizer
 
@@ -159,7 +159,7 @@ def test_health(serving: Serving) -> None:
 @pytest.mark.sglang
 def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None:
     async def cancelled() -> float:
-        _, page = await fetch(mocker, Call("GET", "/metrics"))
+        _, page = await fetch(mocker, ClientRequest("GET", "/metrics"))
         lines = [line for line in page.decode().splitlines() if line.startswith(CANCELLED)]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 

@@ -268,7 +268,7 @@ def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.Monke
 
 def test_what_the_system_allows_is_what_is_taken() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert connection.most_connections() == soft - connection.SPARE_FILES
+    assert connection.max_connections() == soft - connection.RESERVED_FILES
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"])

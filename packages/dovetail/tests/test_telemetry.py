@@ -14,8 +14,8 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from served import dovetail, qwen_folder, served
 from wire_stage import read_request, server
 
-from dovetail.net.http_client import Call, fetch
-from dovetail.net.trace_context import SpanRef, current, handed_on, read_traceparent, traced
+from dovetail.net.http_client import ClientRequest, fetch
+from dovetail.net.trace_context import SpanRef, current_trace, propagation_headers, parse_traceparent, trace_scope
 from dovetail.telemetry.otel import TelemetryError, open_telemetry
 from dovetail.telemetry.otel.attributes import MOST_PARTS, attributes, parts
 from dovetail.telemetry.record import Call as ToolCall
@@ -203,7 +203,7 @@ def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_header_is_read_as_the_w3c_wants_it(given: str | None, read: SpanRef | None) -> None:
-    assert read_traceparent(given) == read
+    assert parse_traceparent(given) == read
 
 
 def test_an_engine_is_told_whose_request_it_works_on() -> None:
@@ -217,13 +217,13 @@ def test_an_engine_is_told_whose_request_it_works_on() -> None:
     async def scene() -> None:
         own = SpanRef(TRACE, "1" * 16, True)
         async with server(answer) as endpoint:
-            await fetch(endpoint, Call("GET", "/"))
-            with traced({"traceparent": HEADER, "tracestate": "a=1"}):
-                await fetch(endpoint, Call("GET", "/"))
-            with traced({"traceparent": HEADER, "tracestate": "\x7f"}, lambda parent: own):
-                await asyncio.create_task(fetch(endpoint, Call("GET", "/")))
-            with traced({"tracestate": "a=1"}):
-                await fetch(endpoint, Call("GET", "/"))
+            await fetch(endpoint, ClientRequest("GET", "/"))
+            with trace_scope({"traceparent": HEADER, "tracestate": "a=1"}):
+                await fetch(endpoint, ClientRequest("GET", "/"))
+            with trace_scope({"traceparent": HEADER, "tracestate": "\x7f"}, lambda parent: own):
+                await asyncio.create_task(fetch(endpoint, ClientRequest("GET", "/")))
+            with trace_scope({"tracestate": "a=1"}):
+                await fetch(endpoint, ClientRequest("GET", "/"))
 
     asyncio.run(scene())
     assert ["traceparent" in head for head in heads] == [False, True, True, False]
@@ -231,7 +231,7 @@ def test_an_engine_is_told_whose_request_it_works_on() -> None:
     assert "tracestate: a=1" in heads[1]
     assert f"traceparent: 00-{TRACE}-{'1' * 16}-01" in heads[2]
     assert "tracestate" not in heads[2]
-    assert (handed_on(), current().parent) == ({}, None)
+    assert (propagation_headers(), current_trace().parent) == ({}, None)
 
 
 def test_a_request_without_end_has_so_many_parts() -> None:

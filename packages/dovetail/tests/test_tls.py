@@ -22,7 +22,7 @@ from certificates import Authority, serial_of
 from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import Keys
-from dovetail.net.tls import Certificate, CertificateError
+from dovetail.net.tls import TlsCertificate, CertificateError
 from dovetail.server.reload import renewing
 from dovetail.settings import file_version as stamps
 
@@ -32,7 +32,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def shaken(certificate: Certificate, client: ssl.SSLContext) -> tuple[int, str | None, str | None]:
+def shaken(certificate: TlsCertificate, client: ssl.SSLContext) -> tuple[int, str | None, str | None]:
     """A handshake in memory: the serial that was shown, the version, the protocol agreed on."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = client.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -48,7 +48,7 @@ def shaken(certificate: Certificate, client: ssl.SSLContext) -> tuple[int, str |
 
 def test_what_is_agreed_on(authority: Authority) -> None:
     issued = authority.issue("server")
-    certificate = Certificate(issued.cert, issued.key)
+    certificate = TlsCertificate(issued.cert, issued.key)
     client = authority.trust()
     client.set_alpn_protocols(["h2", "http/1.1"])
     assert shaken(certificate, client) == (issued.serial, "TLSv1.3", "http/1.1")
@@ -59,7 +59,7 @@ def test_what_is_agreed_on(authority: Authority) -> None:
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 def test_what_is_too_old_is_refused(authority: Authority) -> None:
     issued = authority.issue("server")
-    certificate = Certificate(issued.cert, issued.key)
+    certificate = TlsCertificate(issued.cert, issued.key)
     client = authority.trust()
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = ssl.TLSVersion.TLSv1
@@ -72,7 +72,7 @@ def test_key_and_certificate_may_be_one_file(authority: Authority) -> None:
     issued = authority.issue("server")
     both = issued.cert.with_name("both.pem")
     both.write_bytes(issued.key.read_bytes() + issued.cert.read_bytes())
-    assert shaken(Certificate(both), authority.trust())[0] == issued.serial
+    assert shaken(TlsCertificate(both), authority.trust())[0] == issued.serial
 
 
 def test_what_cannot_be_used_is_told_plainly(authority: Authority, tmp_path: Path) -> None:
@@ -88,55 +88,55 @@ def test_what_cannot_be_used_is_told_plainly(authority: Authority, tmp_path: Pat
         (locked.cert, locked.key, "passphrase"),
     ]:
         with pytest.raises(CertificateError, match=told):
-            Certificate(cert, key)
+            TlsCertificate(cert, key)
 
 
 def test_a_renewed_certificate_is_shown_to_new_connections(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = authority.issue("server")
-    certificate, client = Certificate(first.cert, first.key), authority.trust()
+    certificate, client = TlsCertificate(first.cert, first.key), authority.trust()
     second = authority.issue("server")
-    certificate.look()
+    certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == second.serial
     third = authority.issue("other")
     first.cert.write_bytes(third.cert.read_bytes())  # the key is not there yet
-    certificate.look()
+    certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == second.serial
     assert "not that of the certificate" in vars(caplog.records[-1])["fields"]["reason"]
     first.key.write_bytes(third.key.read_bytes())
-    certificate.look()
+    certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == third.serial
 
 
 def test_a_key_that_is_nowhere_is_asked_for(authority: Authority) -> None:
     with pytest.raises(CertificateError, match="--tls-key-path says where"):
-        Certificate(authority.issue("server").cert)
+        TlsCertificate(authority.issue("server").cert)
 
 
 def test_when_it_ends_may_be_unknown(authority: Authority) -> None:
     """OpenSSL reads forms of certificates that others do not."""
     issued = authority.issue("server")
-    certificate = Certificate(issued.cert, issued.key)
+    certificate = TlsCertificate(issued.cert, issued.key)
     text = issued.cert.read_text()
     issued.cert.write_text(text.replace(" CERTIFICATE-", " TRUSTED CERTIFICATE-"))
-    certificate.look()
-    assert math.isnan(certificate.expires)
+    certificate.reload_if_changed()
+    assert math.isnan(certificate.expires_at)
     issued.cert.write_text(text)
-    certificate.look()
-    assert certificate.expires > time.time()
+    certificate.reload_if_changed()
+    assert certificate.expires_at > time.time()
 
 
 def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     issued = authority.issue("server")
-    certificate = Certificate(issued.cert, issued.key)
+    certificate = TlsCertificate(issued.cert, issued.key)
     assert not caplog.records
-    assert certificate.expires > time.time() + 80 * 86_400
+    assert certificate.expires_at > time.time() + 80 * 86_400
     for days, event in ((1, "certificate_expires_soon"), (-1, "certificate_expired")):
         authority.issue("server", days=days)
-        certificate.look()
+        certificate.reload_if_changed()
         assert caplog.records[-1].getMessage() == event
-        assert certificate.expires == pytest.approx(time.time() + days * 86_400, abs=3600)
+        assert certificate.expires_at == pytest.approx(time.time() + days * 86_400, abs=3600)
     assert caplog.records[-1].levelno == logging.WARNING
 
 
@@ -145,13 +145,13 @@ def test_a_certificate_that_stays_is_not_read_again(
 ) -> None:
     monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if the files were written some time ago
     issued = authority.issue("server")
-    certificate = Certificate(issued.cert, issued.key)
+    certificate = TlsCertificate(issued.cert, issued.key)
     with caplog.at_level(logging.INFO):
-        certificate.look()
+        certificate.reload_if_changed()
         assert not caplog.records
         authority.issue("server")
-        certificate.look()
-        certificate.look()
+        certificate.reload_if_changed()
+        certificate.reload_if_changed()
     assert [record.getMessage() for record in caplog.records] == ["certificate_read"]
 
 

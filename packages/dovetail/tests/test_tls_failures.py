@@ -17,8 +17,8 @@ from http_stage import Stage, StageEngine, head, read_reply, service, tiny_model
 
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
-from dovetail.net.client_address import Peers
-from dovetail.net.tls import Certificate
+from dovetail.net.client_address import ClientAddressResolver
+from dovetail.net.tls import TlsCertificate
 from dovetail.server import handshake
 from dovetail.server.handshake import reason_of
 from dovetail.server.http_server import server
@@ -39,7 +39,7 @@ async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Au
     place = socket.create_server(("127.0.0.1", 0))
     running = server(
         app,
-        certificate=Certificate(issued.cert, issued.key),
+        certificate=TlsCertificate(issued.cert, issued.key),
         draining=app.draining,
         metrics=app.metrics,
         peers=app.options.peers,
@@ -177,7 +177,7 @@ def test_who_goes_in_the_middle_and_who_says_nothing(
 
 def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        async with secured(tmp_path, peers=Peers(told=False)) as (stage, _):
+        async with secured(tmp_path, peers=ClientAddressResolver(enabled=False)) as (stage, _):
             for _ in range(70):
                 await said(stage, b"GET / HTTP/1.1\r\n\r\n")
             await failed(stage, "plain_http", 70)

@@ -24,7 +24,7 @@ from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers import TransformersEngine
 from dovetail.engines.transformers.child.sampling import Sampler
 from dovetail.engines.transformers.process import last_complaint, sources
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 STAND_IN = f"""\
@@ -122,7 +122,7 @@ def test_a_whole_life(tmp_path: Path, tcp: bool) -> None:
         assert made.endpoint is not None
         assert (made.endpoint.socket is None) == tcp
         plain = Endpoint(made.endpoint.host, made.endpoint.port, made.endpoint.socket)
-        assert (await fetch(plain, Call("GET", "/v1/models")))[0] == 401
+        assert (await fetch(plain, ClientRequest("GET", "/v1/models")))[0] == 401
         await made.stop()
         assert not (await made.health()).ready
         if plain.socket is not None:

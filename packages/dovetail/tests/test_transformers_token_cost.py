@@ -20,7 +20,7 @@ from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.http_client import Endpoint
-from dovetail.net.listener import Address, configuration, listen
+from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 
 PYTHON_CALLS = 9  # for a token; 6 when this was written
 ALL_CALLS = 15  # with those of C; 9 then
@@ -83,8 +83,8 @@ def test_a_token_is_a_few_calls_from_the_library_to_the_socket(tmp_path: Path, b
 
     async def main() -> None:
         model = ServedModel(("m",), TOKENIZER, (END,), 10_000)
-        listener, _ = listen(Address(path=tmp_path / "s"))
-        server = uvicorn.Server(configuration(CompletionsServer(engine(manager), model)))
+        listener, _ = open_listener(ListenAddress(path=tmp_path / "s"))
+        server = uvicorn.Server(uvicorn_config(CompletionsServer(engine(manager), model)))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", packed=True)
         ear = Ear()

@@ -8,7 +8,7 @@ import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
 
 from dovetail.net import http_client as wire
-from dovetail.net.http_client import Call, Endpoint, Lines, fetch, send
+from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, fetch, send_request
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
 ANSWERS = [
@@ -39,9 +39,9 @@ def test_what_is_sent() -> None:
 
     async def main() -> None:
         async with server(answer) as endpoint:
-            big = Call("POST", "/big", b"x" * 5_000_000, {"x-extra": "1"})
+            big = ClientRequest("POST", "/big", b"x" * 5_000_000, {"x-extra": "1"})
             assert (await fetch(endpoint, big))[0] == 418
-            assert (await fetch(endpoint, Call("GET", "/small")))[0] == 418
+            assert (await fetch(endpoint, ClientRequest("GET", "/small")))[0] == 418
 
     asyncio.run(main())
     (head, body), (small, nothing) = seen
@@ -65,8 +65,8 @@ def test_leaving_closes_the_connection() -> None:
             gone.set()
 
         async with server(answer) as endpoint:
-            async with send(endpoint, POST) as reply:
-                assert await anext(reply.chunks()) == b"data: 1\n\n"
+            async with send_request(endpoint, POST) as reply:
+                assert await anext(reply.iter_chunks()) == b"data: 1\n\n"
             await gone.wait()
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_refusal_before_the_body_is_read() -> None:
 
     async def main() -> tuple[int, bytes]:
         async with server(answer) as endpoint:
-            return await fetch(endpoint, Call("POST", "/", b"x" * 3_000_000))
+            return await fetch(endpoint, ClientRequest("POST", "/", b"x" * 3_000_000))
 
     assert asyncio.run(main()) == (413, b"no")
 
@@ -121,12 +121,12 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
             await more.wait()
             writer.write(chunk(b"b") + b"0\r\n\r\n")
 
-        async with server(answer) as endpoint, send(endpoint, SHORT) as reply:
+        async with server(answer) as endpoint, send_request(endpoint, SHORT) as reply:
             pieces = []
-            async for piece in reply.chunks():
+            async for piece in reply.iter_chunks():
                 pieces.append(piece)
                 more.set()
-                await asyncio.sleep(3 * SHORT.patience.silence)  # the client's client is slow
+                await asyncio.sleep(3 * SHORT.timeouts.read)  # the client's client is slow
             return pieces
 
     assert asyncio.run(main()) == [b"a", b"b"]
@@ -171,7 +171,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 def test_header_that_would_split_the_request() -> None:
     async def main() -> None:
         async with server(saying()) as endpoint:
-            await fetch(endpoint, Call("GET", "/", headers={"x": "a\r\nb: c"}))
+            await fetch(endpoint, ClientRequest("GET", "/", headers={"x": "a\r\nb: c"}))
 
     with pytest.raises(EngineUnavailable, match="cannot be sent as HTTP"):
         asyncio.run(main())
@@ -206,7 +206,7 @@ def test_keys_are_not_shown() -> None:
 @pytest.mark.parametrize("begun", [b"", CHUNKED + chunk(b"data: a\n\n")])
 def test_lines_are_broken_off_before_their_answers_begin_and_after(begun: bytes) -> None:
     async def main() -> None:
-        lines = Lines()
+        lines = ConnectionGroup()
         asked = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,12 +218,12 @@ def test_lines_are_broken_off_before_their_answers_begin_and_after(begun: bytes)
         async with server(silent) as endpoint:
 
             async def ask() -> None:
-                async with send(endpoint, Call("GET", "/"), lines) as reply:
+                async with send_request(endpoint, ClientRequest("GET", "/"), lines) as reply:
                     await reply.read()
 
             task = asyncio.create_task(ask())
             await asked.wait()
-            lines.drop()
+            lines.abort_all()
             with pytest.raises(EngineUnavailable):
                 await task
 

@@ -26,7 +26,7 @@ from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
-from dovetail.net.listener import Address, configuration, listen
+from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail.routing.pool import ABOUT_EQUAL, Pool
 from dovetail.server.notify import notify
 from dovetail.server.numbers import Numbers
@@ -133,8 +133,8 @@ async def hosted(
 ) -> AsyncIterator[tuple[TokenEngine, uvicorn.Server]]:
     """The line to an engine, and the server at its other end."""
     served = ServedModel((MODEL,), stage.tokenizer, (), 4096)
-    listener, url = listen(Address(path=path))
-    host = uvicorn.Server(configuration(CompletionsServer(stage, served, key="secret")))
+    listener, url = open_listener(ListenAddress(path=path))
+    host = uvicorn.Server(uvicorn_config(CompletionsServer(stage, served, key="secret")))
     task = asyncio.create_task(host._serve([listener]))
     await until(lambda: host.started)
     traits = msgspec.json.encode(traits_of(stage)).decode()

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from dovetail.net.http_client import Call, Endpoint, Patience
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts
 from dovetail_model import DovetailError, EngineUnavailable
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-POST = Call("POST", "/x", b"{}")
-SHORT = Call("POST", "/x", b"{}", patience=Patience(connect=5.0, silence=0.05))
+POST = ClientRequest("POST", "/x", b"{}")
+SHORT = ClientRequest("POST", "/x", b"{}", timeouts=Timeouts(connect=5.0, read=0.05))
 
 
 @asynccontextmanager

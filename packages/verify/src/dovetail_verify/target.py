@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from dovetail.engines.scripted.generation_log import Heard
-from dovetail.net.http_client import Call, Endpoint, Patience, Reply, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, send_request
 from dovetail_protocols import SseReader
 from dovetail_verify.check import NotApplicable
 from dovetail_verify.exchange import Exchange, Frame, Sent
@@ -106,13 +106,13 @@ class Stage:
         return await self.ask("POST", path, body, headers, signed=signed)
 
     @asynccontextmanager
-    async def open(self, sent: Sent) -> AsyncIterator[tuple[Reply, float]]:
+    async def open(self, sent: Sent) -> AsyncIterator[tuple[ClientResponse, float]]:
         """An answer that the caller reads, and when it was asked for. Leaving hangs up."""
         headers = {**self.auth(sent.path, signed=sent.signed), **sent.headers}
-        patience = Patience(10.0, self.timeout)
+        patience = Timeouts(10.0, self.timeout)
         since = asyncio.get_running_loop().time()
-        call = Call(sent.method, sent.path, sent.payload, headers, patience)
-        async with send(self.endpoint, call) as reply:
+        call = ClientRequest(sent.method, sent.path, sent.payload, headers, patience)
+        async with send_request(self.endpoint, call) as reply:
             yield reply, since
 
     async def once(self, name: str, make: Callable[["Stage"], Awaitable[T]]) -> T:
@@ -139,11 +139,11 @@ class Stage:
             raise NotApplicable(f"API not served: {self.missing[api]}")
 
 
-async def _read(sent: Sent, reply: Reply, since: float) -> Exchange:
+async def _read(sent: Sent, reply: ClientResponse, since: float) -> Exchange:
     loop = asyncio.get_running_loop()
     reader, frames, chunks = SseReader(), list[Frame](), list[bytes]()
     streamed = "event-stream" in reply.headers.get("content-type", "")
-    async for chunk in reply.chunks():
+    async for chunk in reply.iter_chunks():
         chunks.append(chunk)
         if streamed:
             at = loop.time() - since

@@ -15,8 +15,8 @@ from dovetail.cli.errors import fail
 from dovetail.http.app import App
 from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
-from dovetail.net.settling import settle
-from dovetail.net.tls import Certificate
+from dovetail.net.settling import freeze_gc
+from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import Service
 from dovetail.server.build import DEFAULT_MODEL, build
 from dovetail.server.faults import SETUP_FAULTS
@@ -37,7 +37,7 @@ class Front:
     """What a server shows to the outside, known before any model is loaded."""
 
     options: HttpOptions
-    certificate: Certificate | None
+    certificate: TlsCertificate | None
     place: socket.socket
     metrics: Metrics
     recording: list[Recorder]
@@ -72,7 +72,7 @@ def run_here(
         async with renewing(front.options.keys, front.certificate), beside(app):
             task = asyncio.create_task(run_server(serving, [front.place]))
             if await until_started(serving, task):
-                settle()
+                freeze_gc()
                 ready()
             await task
 
@@ -108,10 +108,10 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return place
 
 
-def certificate_of(config: Config) -> Certificate | None:
+def certificate_of(config: Config) -> TlsCertificate | None:
     """What HTTPS is served with, if it is."""
     if config.tls_cert_path is not None:
-        return Certificate(config.tls_cert_path, config.tls_key_path)
+        return TlsCertificate(config.tls_cert_path, config.tls_key_path)
     if config.tls_key_path is not None:
         raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
     return None

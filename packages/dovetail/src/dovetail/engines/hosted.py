@@ -12,11 +12,11 @@ from dovetail.engines.engine import (
     TokenEngine,
     check_length,
 )
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 
 MODEL = "hosted"  # the one name of what is served on such a socket
-HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
 
 
 class Trait(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class HostedEngine:
 
     async def health(self) -> Health:
         try:
-            call = Call("GET", "/health", patience=HEALTH_PATIENCE)
+            call = ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE)
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
             return Health(False, error.message)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dovetail.engines.engine import Listener, TokenDelta
-from dovetail.net.incoming import PayloadReader
+from dovetail.net.incoming import SseDataReader
 
 #: Makes a delta of the data of events that came together; None while there is nothing to tell.
 Read = Callable[[list[bytes]], TokenDelta | None]
@@ -15,7 +15,7 @@ class Telling:
     __slots__ = ("_feed", "_hear", "_listener", "_read", "over")
 
     def __init__(self, read: Read, listener: Listener) -> None:
-        self._feed = PayloadReader().feed
+        self._feed = SseDataReader().feed
         self._read = read
         self._hear = listener.hear
         self._listener = listener

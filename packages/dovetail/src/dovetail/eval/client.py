@@ -8,7 +8,7 @@ from time import monotonic, time
 import msgspec
 
 from dovetail.eval.apis import Api
-from dovetail.net.http_client import Call, Endpoint, Patience, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail.watch.exchange import Exchange, Server
 from dovetail_model import (
     CallArgs,
@@ -25,7 +25,7 @@ from dovetail_model import (
     ToolCallBlock,
 )
 
-PATIENCE = Patience(connect=10.0, silence=600.0)
+PATIENCE = Timeouts(connect=10.0, read=600.0)
 MOST_BYTES = 16 << 20  # of one answer: far more than any limit of tokens lets come
 MOST_CALLS = 1000  # in one answer
 _epoch = time() - monotonic()
@@ -72,10 +72,10 @@ class Speaker:
         hearing = _Hearing(self.api, on_call)
         broke = ""
         try:
-            call = Call("POST", self.api.path, body, headers, PATIENCE)
-            async with send(self.endpoint, call) as reply:
+            call = ClientRequest("POST", self.api.path, body, headers, PATIENCE)
+            async with send_request(self.endpoint, call) as reply:
                 hearing.begin(reply.status, reply.headers)
-                async for chunk in reply.chunks():
+                async for chunk in reply.iter_chunks():
                     hearing.feed(chunk)
         except DovetailError as fault:
             broke = fault.message

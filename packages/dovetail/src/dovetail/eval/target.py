@@ -8,7 +8,7 @@ import msgspec
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai.discovery import PATIENCE, discover, list_models, window
 from dovetail.models.weights import find_model
-from dovetail.net.http_client import Call, Endpoint, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail.watch.reference_model import Lens, Lenses, Notation, ServedModel, read_lens
 from dovetail_model import DovetailError
 
@@ -101,7 +101,7 @@ async def _kind(endpoint: Endpoint, found: RemoteModel) -> EngineName:
     if owner == "vllm":
         return "vllm"
     try:
-        status, content = await fetch(endpoint, Call("GET", "/version", patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=PATIENCE))
         told = msgspec.json.decode(content) if status == 200 else None
     except (DovetailError, msgspec.DecodeError, UnicodeError):
         return "openai"

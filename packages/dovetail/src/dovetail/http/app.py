@@ -26,8 +26,8 @@ from dovetail.http.tokens import Tokens
 from dovetail.http.tracker import Account
 from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
 from dovetail.net.asgi import Receive, Scope, Send
-from dovetail.net.exchange import Gone
-from dovetail.net.trace_context import Spans, traced
+from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.trace_context import SpanFactory, trace_scope
 from dovetail.pipeline.registry import Service
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.metrics import Metrics
@@ -50,7 +50,7 @@ class App:
     ) -> None:
         self.service = service
         self.recorders = recorders
-        self._begin_span = next((one.begin for one in recorders if isinstance(one, Spans)), None)
+        self._begin_span = next((one.start_span for one in recorders if isinstance(one, SpanFactory)), None)
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaNumbers(service))
@@ -76,7 +76,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            self.options.peers.settle(scope)
+            self.options.peers.set_client(scope)
         match scope["type"]:
             case "http":
                 await self._respond(Exchange(scope, receive, send))
@@ -92,7 +92,7 @@ class App:
 
     async def _respond(self, exchange: Exchange) -> None:
         """One request, in the trace that its client names."""
-        with traced(exchange.headers, self._begin_span):
+        with trace_scope(exchange.headers, self._begin_span):
             await self._account_for(exchange)
 
     async def _account_for(self, exchange: Exchange) -> None:
@@ -127,7 +127,7 @@ class App:
                 exchange.caller = self.options.keys.caller(exchange.headers)
                 exchange.tenant = exchange.caller.tenant
             await route.handler(exchange, account)
-        except Gone:
+        except ClientDisconnected:
             account.hung_up()
         except Exception as error:
             codec, failure = dialect(exchange, self._chat), told(error)

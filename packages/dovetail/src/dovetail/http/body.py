@@ -11,7 +11,7 @@ import zstandard
 from dovetail.http.errors import HttpError, TooSlow, WrongEncoding
 from dovetail.http.exchange import Exchange
 from dovetail.http.memory import hold
-from dovetail.net.exchange import Gone
+from dovetail.net.exchange import ClientDisconnected
 from dovetail_model import TooLarge
 
 _MOST_MEMBERS = 16
@@ -66,7 +66,7 @@ async def _receive(exchange: Exchange, limit: int) -> bytes:
     whole = bytearray()  # not a list of parts: a client may send them byte by byte
     while True:
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         whole += message.get("body", b"")
         hold(exchange, len(_within(whole, limit)), limit)
         if not message.get("more_body", False):

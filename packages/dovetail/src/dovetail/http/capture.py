@@ -2,7 +2,7 @@
 
 from dovetail.http.exchange import Exchange
 from dovetail.net.asgi import Message
-from dovetail.net.direct import DIRECT
+from dovetail.net.direct import DIRECT_WRITER_EXTENSION
 
 MOST = 1 << 20  # bytes of a request's body, and of an answer, that are kept
 
@@ -18,7 +18,7 @@ class Capture:
         self._send = exchange.send
         exchange.send = self._pass_on
         others = exchange.extensions.items()
-        exchange.extensions = {name: value for name, value in others if name != DIRECT}
+        exchange.extensions = {name: value for name, value in others if name != DIRECT_WRITER_EXTENSION}
 
     @property
     def answer(self) -> bytes:

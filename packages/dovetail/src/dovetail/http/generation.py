@@ -22,8 +22,8 @@ from dovetail.http.responses.conversation import Conversation, Keeping
 from dovetail.http.responses.following import pieces, show
 from dovetail.http.tracker import Account
 from dovetail.http.whole import Whole
-from dovetail.net.disconnect import Lifeline
-from dovetail.net.exchange import Gone
+from dovetail.net.disconnect import DisconnectGuard
+from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.choice_runner import read_ahead
 from dovetail.pipeline.execution import answer, tokens_of
 from dovetail.pipeline.raw import raw
@@ -168,7 +168,7 @@ class Generator:
 
         frames, queued = self._background.start(exchange, account, keeping, encoder, work)
         if request.stream:
-            with suppress(Gone):
+            with suppress(ClientDisconnected):
                 await show(exchange, pieces(frames))
             return
         await keeping.written()
@@ -186,7 +186,7 @@ class Generator:
         try:
             async with (
                 self._draining.answering(codec),
-                Lifeline(exchange.receive) as lifeline,
+                DisconnectGuard(exchange.receive) as lifeline,
                 self._admission.enter(codec, request.hints),
             ):
                 await self._answer(exchange, account, codec, (served, asked), lifeline)
@@ -202,7 +202,7 @@ class Generator:
         account: Account,
         codec: Codec,
         task: "tuple[Offered, Asked]",
-        lifeline: Lifeline,
+        lifeline: DisconnectGuard,
     ) -> None:
         served, asked = task
         request, keeping = asked.request, asked.keeping

@@ -8,7 +8,7 @@ from dovetail.access.auth import Keys
 from dovetail.access.key_file import KeyFileError
 from dovetail.access.limits import Book, Limits, MemoryBook
 from dovetail.http.codex_catalog import read_profile
-from dovetail.net.client_address import Peers
+from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
 
 Channel = Literal["tools", "reasoning"]
@@ -31,7 +31,7 @@ class HttpOptions:
 
     keys: Keys = field(default_factory=Keys)
     book: Book = field(default_factory=MemoryBook)
-    peers: Peers = field(default_factory=Peers)
+    peers: ClientAddressResolver = field(default_factory=ClientAddressResolver)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
     max_queued: int = 256
@@ -70,7 +70,7 @@ def http_options(config: Config, book: Book | None = None, *, again: bool = Fals
     return HttpOptions(
         keys=keys,
         book=MemoryBook() if book is None else book,
-        peers=Peers(config.trusted_proxy, told=config.log_peers),
+        peers=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,
         max_queued=config.max_queued_requests,

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from dovetail.http.exchange import Exchange
-from dovetail.net.direct import DIRECT, Direct
+from dovetail.net.direct import DIRECT_WRITER_EXTENSION, DirectWriter
 
 
 class Outlet:
@@ -19,7 +19,7 @@ class Outlet:
     def __init__(self, exchange: Exchange, begin: Callable[[], Awaitable[None]]) -> None:
         self._exchange = exchange
         self._begin = begin
-        self._direct: Direct | None = None
+        self._direct: DirectWriter | None = None
         self._gathered: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
         self.used = False
@@ -61,7 +61,7 @@ class Outlet:
             self._gathered.clear()
             await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
         self._sending = None
-        self._direct = exchange.extensions.get(DIRECT)
+        self._direct = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
         if self._direct is not None:
             self.write = self._direct.write
 

@@ -11,7 +11,7 @@ from dovetail.http.errors import status_of, told
 from dovetail.http.exchange import Exchange, end_of
 from dovetail.http.outlet import Outlet
 from dovetail.http.tracker import Account
-from dovetail.net.disconnect import Lifeline
+from dovetail.net.disconnect import DisconnectGuard
 from dovetail_model import Event, ReasoningDelta, error_of
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
@@ -58,7 +58,7 @@ class Streaming:
         self._outlet = Outlet(exchange, self._begin)
         self._encode, self._heard = encoder.encode, account.heard
 
-    async def run(self, answer: Awaitable[None], lifeline: Lifeline) -> None:
+    async def run(self, answer: Awaitable[None], lifeline: DisconnectGuard) -> None:
         """The whole stream. The body ends as soon as the answer does."""
         self._wait(self._pause)
         try:

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from dovetail.net.trace_context import read_traceparent
+from dovetail.net.trace_context import parse_traceparent
 from dovetail.pipeline.preparation import Prepared
 from dovetail.telemetry.record import Prefix
 from dovetail_model import Request, ToolResultBlock
@@ -22,7 +22,7 @@ def short_or_none(name: str | None) -> str | None:
 
 def traceparent(given: str | None) -> str | None:
     """The client's own span, by the W3C's header, if it is sound."""
-    found = read_traceparent(given)
+    found = parse_traceparent(given)
     return None if found is None else str(found)
 
 

@@ -9,10 +9,10 @@ import msgspec
 
 from dovetail.http.codex_catalog import aliased, read_profile
 from dovetail.launch.plan import LaunchError, Target
-from dovetail.net.http_client import Call, Endpoint, Patience, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail_model import DovetailError
 
-_PATIENCE = Patience(connect=5.0, silence=20.0)
+_PATIENCE = Timeouts(connect=5.0, read=20.0)
 #: Codex reads the catalog under this address. Its version is of no importance to us.
 _MODELS = "/v1/models?client_version=0.0.0"
 _REFUSED = (401, 403)
@@ -109,7 +109,7 @@ async def _ask(endpoint: Endpoint, address: str, key: str | None) -> Server:
 
 
 async def _get(endpoint: Endpoint, path: str) -> tuple[int, dict[str, Any]]:
-    async with send(endpoint, Call("GET", path, patience=_PATIENCE)) as reply:
+    async with send_request(endpoint, ClientRequest("GET", path, timeouts=_PATIENCE)) as reply:
         body = await reply.read()
     try:
         return reply.status, msgspec.json.decode(body, type=dict[str, Any])

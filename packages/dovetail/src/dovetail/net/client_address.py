@@ -13,8 +13,8 @@ from dovetail.net.asgi import Scope
 
 _Address = IPv4Address | IPv6Address
 _FORWARDED = b"x-forwarded-for"
-_MOST_HOPS = 32
-_LONGEST_HOP = 64  # characters
+_MAX_HOPS = 32
+_MAX_HOP_CHARS = 64  # characters
 _MAPPED = "::ffff:"  # how an IPv4 address looks to a server that listens on IPv6
 #: An address, some proxies add a port, and then one of IPv6 stands in brackets.
 _HOP = re.compile(
@@ -22,67 +22,67 @@ _HOP = re.compile(
 )
 
 
-class Peers:
+class ClientAddressResolver:
     """Tells addresses. They are personal data: where they are not `told`, nobody behind has any."""
 
-    __slots__ = ("_proxies", "_told")
+    __slots__ = ("_proxies", "_enabled")
 
-    def __init__(self, proxies: Iterable[str] = (), *, told: bool = True) -> None:
+    def __init__(self, proxies: Iterable[str] = (), *, enabled: bool = True) -> None:
         """`proxies` are addresses and networks. `ValueError` for what is neither."""
-        self._proxies = [_network(text) for text in proxies]
-        self._told = told
+        self._proxies = [_parse_network(text) for text in proxies]
+        self._enabled = enabled
 
-    def settle(self, scope: Scope) -> None:
+    def set_client(self, scope: Scope) -> None:
         """Has the scope of a request, or of a socket, name the client that it comes from."""
         client = scope.get("client")
         if client is None:
             return
-        address = self.of(client[0])
+        address = self.normalize(client[0])
         if address is not None and self._proxies:
-            address = self._behind(address, scope)
+            address = self._forwarded_for(address, scope)
         scope["client"] = None if address is None else (address, client[1])
 
-    def of(self, connected: str) -> str | None:
+    def normalize(self, address: str) -> str | None:
         """The address of a connection, as it is told."""
-        if not self._told:
+        if not self._enabled:
             return None
-        if ":" not in connected:
-            return connected
-        plain = connected.partition("%")[0]
+        if ":" not in address:
+            return address
+        plain = address.partition("%")[0]
         return plain[len(_MAPPED) :] if plain.startswith(_MAPPED) and "." in plain else plain
 
-    def _behind(self, connected: str, scope: Scope) -> str:
-        found = _read(connected)
-        if found is None or not self._trusts(found):
+    def _forwarded_for(self, connected: str, scope: Scope) -> str:
+        found = _parse_hop(connected)
+        if found is None or not self._is_trusted(found):
             return connected
         said = b",".join(value for name, value in scope["headers"] if name.lower() == _FORWARDED)
-        for hop in reversed(said.decode("latin-1").rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]):
-            before = _read(hop.strip())
+        for hop in reversed(said.decode("latin-1").rsplit(",", _MAX_HOPS)[-_MAX_HOPS:]):
+            before = _parse_hop(hop.strip())
             if before is None:
                 break
             found = before
-            if not self._trusts(found):
+            if not self._is_trusted(found):
                 break
         return str(found)
 
-    def _trusts(self, address: _Address) -> bool:
+    def _is_trusted(self, address: _Address) -> bool:
         return any(address in network for network in self._proxies)
 
 
-def _network(text: str) -> IPv4Network | IPv6Network:
+def _parse_network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text.strip())
     except ValueError as error:
         raise ValueError(f"--trusted-proxy: {error}") from error
 
 
-def _read(hop: str) -> _Address | None:
+def _parse_hop(hop: str) -> _Address | None:
     """The address that a proxy has written, if it is one."""
-    return _address(hop) if len(hop) <= _LONGEST_HOP else None
+    return _parse_address(hop) if len(hop) <= _MAX_HOP_CHARS else None
 
 
 @lru_cache(1024)
-def _address(hop: str) -> _Address | None:
+def _parse_address(hop: str) -> _Address | None:
     form = _HOP.fullmatch(hop)
     if form is None or form.lastindex is None:
         return None

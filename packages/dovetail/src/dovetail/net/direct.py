@@ -11,10 +11,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from dovetail.net.exchange import Exchange
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
-DIRECT = "dovetail.direct"
+DIRECT_WRITER_EXTENSION = "dovetail.direct"
 
 
-class Outlet(Protocol):
+class ByteSink(Protocol):
     """The body of an answer that has begun."""
 
     def write(self, data: bytes) -> bool:
@@ -24,16 +24,16 @@ class Outlet(Protocol):
         """Returns when there is room for more."""
 
 
-class DirectHttp(HttpToolsProtocol):
+class DirectHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1, which lets the application write to its connection."""
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"] = {DIRECT: Direct(self.cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
 
 
-class Direct:
+class DirectWriter:
     """The connection. What is written when the client has hung up is nobody's."""
 
     __slots__ = ("_cycle", "_flow", "_write")
@@ -57,7 +57,7 @@ class Direct:
         await self._flow.drain()
 
 
-class Gathering:
+class BufferedWriter:
     """For any other server: what has gathered is a message whenever there is room for one."""
 
     __slots__ = ("_exchange", "_parts")
@@ -74,10 +74,10 @@ class Gathering:
         if self._parts:
             data = b"".join(self._parts)
             self._parts.clear()
-            await self._exchange.more(data)
+            await self._exchange.write(data)
 
 
-def outlet_of(exchange: Exchange) -> Outlet:
+def get_byte_sink(exchange: Exchange) -> ByteSink:
     """The shortest way for the body of an answer."""
-    direct: Outlet | None = exchange.extensions.get(DIRECT)
-    return Gathering(exchange) if direct is None else direct
+    direct: ByteSink | None = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
+    return BufferedWriter(exchange) if direct is None else direct

@@ -5,27 +5,27 @@ from types import TracebackType
 from typing import Self
 
 from dovetail.net.asgi import Receive
-from dovetail.net.exchange import Gone
+from dovetail.net.exchange import ClientDisconnected
 
 
-class Lifeline:
+class DisconnectGuard:
     """Cancels what runs inside of it when the client hangs up, and raises `Gone` then.
 
     One task waits for the client's end; the work itself is not wrapped, so it costs nothing.
     """
 
-    __slots__ = ("_cut", "_held", "_receive", "_watcher", "_work")
+    __slots__ = ("_disconnected", "_armed", "_receive", "_watcher", "_task")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._work: asyncio.Task[object] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._held = True
-        self._cut = False
+        self._armed = True
+        self._disconnected = False
 
     async def __aenter__(self) -> Self:
-        self._work = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._watch())
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._wait_for_disconnect())
         return self
 
     async def __aexit__(
@@ -35,21 +35,21 @@ class Lifeline:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
-        if self._cut and self._work is not None:
-            self._work.uncancel()
+        if self._disconnected and self._task is not None:
+            self._task.uncancel()
             if kind is None or issubclass(kind, asyncio.CancelledError):
-                raise Gone from None
+                raise ClientDisconnected from None
 
     def release(self) -> None:
         """Nothing more is to be cancelled: the answer is as good as sent."""
-        self._held = False
+        self._armed = False
         if self._watcher is not None:
             self._watcher.cancel()
 
-    async def _watch(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         message = await self._receive()
         while message["type"] != "http.disconnect":
             message = await self._receive()
-        if self._held and self._work is not None:
-            self._cut = True
-            self._work.cancel()
+        if self._armed and self._task is not None:
+            self._disconnected = True
+            self._task.cancel()

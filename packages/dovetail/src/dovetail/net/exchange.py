@@ -13,11 +13,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Body = TypeVar("Body")
 
-JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
+JSON_CONTENT_TYPE = b"application/json"
+EVENT_STREAM_CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client hung up."""
 
 
@@ -39,24 +39,24 @@ class Exchange:
         found = [value for key, value in self._scope["headers"] if key == name and value]
         return found[0].decode("latin-1") if found else None
 
-    async def read(self, form: type[Body]) -> Body:
+    async def read_json(self, type_: type[Body]) -> Body:
         """The body, which is JSON of this form."""
         parts, more = [], True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         try:
-            return msgspec.json.decode(b"".join(parts), type=form)
+            return msgspec.json.decode(b"".join(parts), type=type_)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body cannot be read: {error}") from error
 
-    async def unless_gone(self, answer: Coroutine[Any, Any, None]) -> None:
+    async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Answer, and give up in the middle if the client hangs up."""
-        work = asyncio.ensure_future(answer)
-        watch = asyncio.ensure_future(self._hang_up())
+        work = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._wait_for_disconnect())
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -65,22 +65,22 @@ class Exchange:
         if not work.cancelled():
             work.result()
 
-    async def begin(self, status: int, kind: bytes) -> None:
-        headers = [(b"content-type", kind)]
+    async def start_response(self, status: int, content_type: bytes) -> None:
+        headers = [(b"content-type", content_type)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def more(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def answer(self, data: bytes, kind: bytes = JSON, status: int = 200) -> None:
+    async def respond(self, data: bytes, content_type: bytes = JSON_CONTENT_TYPE, status: int = 200) -> None:
         """All of an answer at once."""
-        headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode())]
+        headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self.end(data)
 
-    async def _hang_up(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass

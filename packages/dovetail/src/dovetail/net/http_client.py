@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 import h11
 
-from dovetail.net.client_connection import Line, Take, Wait
-from dovetail.net.trace_context import handed_on
+from dovetail.net.client_connection import ClientConnection, PushChunk, DrainChunks
+from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-LONGEST = 64 << 20  # bytes of an answer that is read whole
+MAX_BODY_BYTES = 64 << 20  # bytes of an answer that is read whole
 
 
 @dataclass(frozen=True)
@@ -64,126 +64,126 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Seconds to wait for a connection, and for the next byte of an answer."""
 
     connect: float = 10.0
-    silence: float = 300.0
+    read: float = 300.0
 
 
 @dataclass(frozen=True)
-class Call:
+class ClientRequest:
     """What is asked of an endpoint."""
 
     method: str
     path: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    patience: Patience = Patience()
+    timeouts: Timeouts = Timeouts()
 
 
-class Reply:
+class ClientResponse:
     """An answer whose head has come. Its body is read once, in pieces or whole."""
 
-    __slots__ = ("_line", "headers", "status")
+    __slots__ = ("_connection", "headers", "status")
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self.status = line.status
-        self.headers: Mapping[str, str] = line.headers
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
+    async def iter_chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes."""
-        while (data := await self._line.body()) is not None:
+        while (data := await self._connection.read()) is not None:
             yield data
 
-    async def pour(self, take: Take, wait: Wait) -> None:
+    async def stream_to(self, push: PushChunk, drain: DrainChunks) -> None:
         """The body to `take`, up to its end, each part in the call that brings it.
 
         Where `take` returns False, `wait` says whether there is to be more.
         """
-        await self._line.pour(take, wait)
+        await self._connection.stream_to(push, drain)
 
     async def read(self) -> bytes:
         """The whole body. A server that never ends is told from one that has much to say."""
         parts, size = [], 0
-        async with aclosing(self.chunks()) as chunks:
+        async with aclosing(self.iter_chunks()) as chunks:
             async for chunk in chunks:
                 parts.append(chunk)
                 size += len(chunk)
-                if size > LONGEST:
-                    raise EngineUnavailable(f"an answer of more than {LONGEST >> 20} MiB")
+                if size > MAX_BODY_BYTES:
+                    raise EngineUnavailable(f"an answer of more than {MAX_BODY_BYTES >> 20} MiB")
         return b"".join(parts)
 
 
-class Lines:
+class ConnectionGroup:
     """The connections that are open for somebody: all of them can be broken off at once."""
 
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: set[Line] = set()
+        self._open: set[ClientConnection] = set()
 
-    def drop(self) -> None:
+    def abort_all(self) -> None:
         """Whoever reads on, or still waits for an answer, is told that the connection broke."""
         for line in self._open:
-            line.drop()
+            line.abort()
 
     @contextmanager
-    def holding(self, line: Line) -> Iterator[None]:
-        self._open.add(line)
+    def track(self, connection: ClientConnection) -> Iterator[None]:
+        self._open.add(connection)
         try:
             yield
         finally:
-            self._open.discard(line)
-            line.drop()
+            self._open.discard(connection)
+            connection.abort()
 
 
 @asynccontextmanager
-async def send(endpoint: Endpoint, call: Call, lines: Lines | None = None) -> AsyncIterator[Reply]:
+async def send_request(endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None) -> AsyncIterator[ClientResponse]:
     """The answer to a call. Leaving the block drops the connection, finished or not."""
-    line = await _connect(endpoint, call.patience)
-    with (lines or Lines()).holding(line):
-        line.ask(_request(str(endpoint), endpoint, call))
-        await line.head()
-        yield Reply(line)
+    line = await _connect(endpoint, request.timeouts)
+    with (connections or ConnectionGroup()).track(line):
+        line.send(_encode_request(str(endpoint), endpoint, request))
+        await line.read_head()
+        yield ClientResponse(line)
 
 
-async def fetch(endpoint: Endpoint, call: Call) -> tuple[int, bytes]:
+async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]:
     """Status and whole body of a short answer."""
-    async with send(endpoint, call) as reply:
+    async with send_request(endpoint, request) as reply:
         return reply.status, await reply.read()
 
 
-def _request(name: str, endpoint: Endpoint, call: Call) -> list[bytes]:
+def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> list[bytes]:
     """A request's bytes. What would break its frame is refused."""
     headers = {
         "host": endpoint.authority,
         "connection": "close",
-        **handed_on(),
+        **propagation_headers(),
         **endpoint.headers,
-        **call.headers,
+        **request.headers,
     }
-    if call.body or call.method == "POST":
+    if request.body or request.method == "POST":
         headers.setdefault("content-type", "application/json")
-        headers["content-length"] = str(len(call.body))
+        headers["content-length"] = str(len(request.body))
     try:
         head = h11.Request(
-            method=call.method, target=endpoint.base + call.path, headers=list(headers.items())
+            method=request.method, target=endpoint.base + request.path, headers=list(headers.items())
         )
     except (h11.LocalProtocolError, UnicodeError):
         # What h11 says of it quotes the header, which may be a key.
         raise EngineUnavailable(f"a request to {name} cannot be sent as HTTP") from None
-    return [h11.Connection(h11.CLIENT).send(head) or b"", call.body]
+    return [h11.Connection(h11.CLIENT).send(head) or b"", request.body]
 
 
 @cache
-def _secure() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     """Read once: the certificates of a system take longer to load than an answer to come."""
     return ssl.create_default_context()
 
 
-def _reason(fault: Exception) -> str:
+def _describe_error(fault: Exception) -> str:
     """Why there is no connection. The system's own text would name the address once more."""
     if isinstance(fault, ssl.SSLError):
         return getattr(fault, "verify_message", "") or fault.reason or "TLS failed"
@@ -193,23 +193,23 @@ def _reason(fault: Exception) -> str:
     return os.strerror(number) if number else type(fault).__name__
 
 
-async def _connect(endpoint: Endpoint, patience: Patience) -> Line:
+async def _connect(endpoint: Endpoint, timeouts: Timeouts) -> ClientConnection:
     loop, name = asyncio.get_running_loop(), str(endpoint)
 
-    def line() -> Line:
-        return Line(name, patience.silence)
+    def line() -> ClientConnection:
+        return ClientConnection(name, timeouts.read)
 
     try:
-        async with asyncio.timeout(patience.connect):
+        async with asyncio.timeout(timeouts.connect):
             if endpoint.socket is not None:
                 _, connected = await loop.create_unix_connection(line, endpoint.socket)
             else:
-                secure = _secure() if endpoint.tls else None
+                secure = _ssl_context() if endpoint.tls else None
                 _, connected = await loop.create_connection(
                     line, endpoint.host, endpoint.port, ssl=secure
                 )
     except TimeoutError as fault:
-        raise EngineTimeout(f"no connection to {name} in {patience.connect:g} s") from fault
+        raise EngineTimeout(f"no connection to {name} in {timeouts.connect:g} s") from fault
     except (OSError, ValueError) as fault:
-        raise EngineUnavailable(f"no connection to {name} ({_reason(fault)})") from fault
+        raise EngineUnavailable(f"no connection to {name} ({_describe_error(fault)})") from fault
     return connected

@@ -16,16 +16,16 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dovetail.net.direct import DIRECT, Direct
+from dovetail.net.direct import DIRECT_WRITER_EXTENSION, DirectWriter
 
 MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of all that comes without a byte of a body
 MAX_HEADERS = 512
-MAX_PIPELINED = 8  # requests that wait behind the one that is answered
-HEADER_TIMEOUT = 20.0  # seconds from the connection, or a request's first byte, to its headers' end
-LINGER = 10.0  # seconds that the rest of a body may take when its request is answered already
-STALL_TIMEOUT = 300.0  # seconds in which a client must read something of what waits for it
-MOST_FILES = 65536  # that a process asks the system for, where it may
-SPARE_FILES = 64  # file descriptors that are kept from clients: for engines, stores and logs
+MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the one that is answered
+HEADER_TIMEOUT_SECONDS = 20.0  # seconds from the connection, or a request's first byte, to its headers' end
+BODY_LINGER_SECONDS = 10.0  # seconds that the rest of a body may take when its request is answered already
+STALL_TIMEOUT_SECONDS = 300.0  # seconds in which a client must read something of what waits for it
+MAX_OPEN_FILES = 65536  # that a process asks the system for, where it may
+RESERVED_FILES = 64  # file descriptors that are kept from clients: for engines, stores and logs
 #: What a connection is refused with, and counted as. A 426 is the application's: counted there.
 _REASONS = {
     b"400": "malformed",
@@ -38,65 +38,65 @@ _HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
 _KEEPALIVE = (60, 15, 4)  # seconds of silence, seconds between probes, probes without an answer
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttpProtocol(HttpToolsProtocol):
     """What is refused is refused once: nothing that follows on the connection is read."""
 
-    _heading = True
-    _within = False  # a request has begun to come, and not all of it is here
-    _fed = False  # something of a body has come: in this piece, in this request
+    _reading_headers = True
+    _request_incomplete = False  # a request has begun to come, and not all of it is here
+    _body_received = False  # something of a body has come: in this piece, in this request
     _body_begun = False
-    _bare = 0  # bytes since the last one of a body
-    _head_bytes = 0
-    _declined = False  # the request that comes asks for a protocol that is not spoken here
-    _deaf = False
-    _running: RequestResponseCycle | None = None
-    _head_timer: asyncio.TimerHandle | None = None
+    _bytes_without_body = 0  # bytes since the last one of a body
+    _header_bytes = 0
+    _upgrade_declined = False  # the request that comes asks for a protocol that is not spoken here
+    _input_ignored = False
+    _active_cycle: RequestResponseCycle | None = None
+    _header_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *args: Any, refused: Callable[[str], None] = lambda reason: None, **more: Any
+        self, *args: Any, on_refused: Callable[[str], None] = lambda reason: None, **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        self._refused = refused  # hears why, in one word
+        self._on_refused = on_refused  # hears why, in one word
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
+        if len(self.connections) > max_connections():
             self._refuse(b"503 Service Unavailable", b"retry-after: 5\r\n")
             return
-        _probe(transport)
-        self._time_headers()
+        _enable_keepalive(transport)
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells only the request that came last, which may be waiting behind another."""
-        for timer in (self._head_timer, self._linger_timer, self._stall_timer):
+        for timer in (self._header_timer, self._linger_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         self.pipeline.clear()
-        running = self._running
+        running = self._active_cycle
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._input_ignored:
             return
-        self._fed = False
+        self._body_received = False
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            if not self._deaf:
+            if not self._input_ignored:
                 self._refuse(b"400 Bad Request")
-        if self._deaf or self._fed:
+        if self._input_ignored or self._body_received:
             return
-        self._bare += len(data)
-        if self._bare > MAX_HEADER_BYTES:
+        self._bytes_without_body += len(data)
+        if self._bytes_without_body > MAX_HEADER_BYTES:
             self._refuse(b"431 Request Header Fields Too Large")
-        elif not self._within and not self._owes() and self._head_timer is None:
-            self._time_headers()  # empty lines do not keep an unused connection open
+        elif not self._request_incomplete and not self._response_pending() and self._header_timer is None:
+            self._start_header_timer()  # empty lines do not keep an unused connection open
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -104,14 +104,14 @@ class BoundedHttp(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
-            elif self._declined:
-                self._begin_again(data[upgrade.args[0] :])
+            elif self._upgrade_declined:
+                self._reparse_without_upgrade(data[upgrade.args[0] :])
             else:
                 # The application says that there are no sockets; whether what follows is a body
                 # or another request, the parser cannot tell.
                 self._refuse(b"426 Upgrade Required")
 
-    def _begin_again(self, rest: bytes) -> None:
+    def _reparse_without_upgrade(self, rest: bytes) -> None:
         """The parser leaves out the body of a request that asks for another protocol.
 
         Java's client asks for HTTP/2 so: without that wish, it is a request like any other.
@@ -120,55 +120,55 @@ class BoundedHttp(HttpToolsProtocol):
         for name, value in self.headers:
             if name not in _HOP_BY_HOP:
                 head += [name, b": ", value, b"\r\n"]
-        self._declined = False
+        self._upgrade_declined = False
         self.parser = httptools.HttpRequestParser(self)
         self._feed(b"".join([*head, b"\r\n", rest]))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._heading = self._within = True
+        self._reading_headers = self._request_incomplete = True
         self._body_begun = False
-        self._bare = self._head_bytes = 0
-        if self._head_timer is None:
-            self._time_headers()
+        self._bytes_without_body = self._header_bytes = 0
+        if self._header_timer is None:
+            self._start_header_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What stands behind a body is no header: a proxy in front has not looked at it."""
-        if not self._heading:
+        if not self._reading_headers:
             return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
             self._refuse(b"431 Request Header Fields Too Large")
             raise ValueError("too many headers")  # for the parser: it stops here
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._heading = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        if len(self.pipeline) >= MAX_PIPELINED:
+        self._reading_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._refuse(b"429 Too Many Requests")
             raise ValueError("too many requests at once")  # for the parser: it stops here
         if self.parser.should_upgrade() and self._get_upgrade() != b"websocket":
             method = self.scope["method"] = self.parser.get_method().decode()
             if method == "CONNECT":
                 raise ValueError("no proxy")
-            self._declined = True
+            self._upgrade_declined = True
             return
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"] = {DIRECT: Direct(self.cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
-        self._fed = self._body_begun = True
-        self._bare = 0
+        self._body_received = self._body_begun = True
+        self._bytes_without_body = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._declined:
+        if self._upgrade_declined:
             return
-        self._within = False
+        self._request_incomplete = False
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
@@ -177,19 +177,19 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._watch_reader()
-        elif self._within and self.cycle.response_complete:
+            self._start_stall_timer()
+        elif self._request_incomplete and self.cycle.response_complete:
             never = self.expect_100_continue and not self._body_begun
-            seconds = 0 if never else LINGER
+            seconds = 0 if never else BODY_LINGER_SECONDS
             self._linger_timer = self.loop.call_later(seconds, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._watch_reader()
+        self._start_stall_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reader()
+        self._start_stall_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -198,79 +198,79 @@ class BoundedHttp(HttpToolsProtocol):
             self._stall_timer = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
+        self._active_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
         """From here on the connection is a socket's, unless an answer is still owed on it."""
-        if self._owes():
+        if self._response_pending():
             self._refuse(b"400 Bad Request")
             return
-        self._deaf = True
+        self._input_ignored = True
         super().handle_websocket_upgrade()
 
-    def _owes(self) -> bool:
-        return self._running is not None and not self._running.response_complete
+    def _response_pending(self) -> bool:
+        return self._active_cycle is not None and not self._active_cycle.response_complete
 
-    def retire(self) -> None:
+    def close_when_idle(self) -> None:
         """The connection is used no more: at once if nothing is under way, else after that."""
-        if self.cycle is None or self._heading:
+        if self.cycle is None or self._reading_headers:
             return  # a request comes in, and shall be answered
         if self.cycle.response_complete:
             self.transport.close()
         else:
             self.cycle.keep_alive = False
 
-    def _time_headers(self) -> None:
-        self._head_timer = self.loop.call_later(HEADER_TIMEOUT, self._too_slow)
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self._on_header_timeout)
 
-    def _too_slow(self) -> None:
-        self._head_timer = None
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
         self._refuse(b"408 Request Timeout")
 
-    def _watch_reader(self) -> None:
+    def _start_stall_timer(self) -> None:
         """A closed connection, too, stays until its last bytes are read."""
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_TIMEOUT, self.transport.abort)
+            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_SECONDS, self.transport.abort)
 
     def _refuse(self, status: bytes, more: bytes = b"") -> None:
         """Ends the connection; where a whole request waits for its answer, behind that one."""
-        self._deaf = True
+        self._input_ignored = True
         if (reason := _REASONS.get(status[:3])) is not None:
-            self._refused(reason)
+            self._on_refused(reason)
         self.pipeline.clear()
-        running = self._running
+        running = self._active_cycle
         if running is not None and not running.response_complete:
             if not running.more_body:
                 running.keep_alive = False
                 return
             if running.response_started:
                 self.transport.close()
-                self._watch_reader()
+                self._start_stall_timer()
                 return
         if not self.transport.is_closing():
             head = b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n"
             self.transport.write(head + more + b"\r\n")
             self.transport.close()
-            self._watch_reader()
+            self._start_stall_timer()
 
 
 def raise_file_limit() -> None:
     """Takes what the system grants for the asking: each client is a file, and 1024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # a sandbox may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """How many clients may be connected, by what the system lets this process open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft - SPARE_FILES
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
 
 
-def _probe(transport: asyncio.Transport) -> None:
+def _enable_keepalive(transport: asyncio.Transport) -> None:
     """Has the system find out about clients that have vanished, also where nothing is sent."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.family == socket.AF_UNIX:
@@ -281,7 +281,7 @@ def _probe(transport: asyncio.Transport) -> None:
         ("TCP_KEEPIDLE", idle),
         ("TCP_KEEPINTVL", interval),
         ("TCP_KEEPCNT", count),
-        ("TCP_USER_TIMEOUT", int(STALL_TIMEOUT * 1000)),
+        ("TCP_USER_TIMEOUT", int(STALL_TIMEOUT_SECONDS * 1000)),
     ):
         if hasattr(socket, name):  # not every system has all of them
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -7,19 +7,19 @@ A stream has a frame for every token, and this is passed by each of them: the pa
 import httptools
 
 #: Bytes of status line and headers that are read before the answer is called nonsense.
-LONGEST_HEAD = 1 << 18
+MAX_HEAD_BYTES = 1 << 18
 
 
-class Incoming:
+class ResponseParser:
     """One answer. `begun` once its head has come, `complete` once its body has ended."""
 
-    __slots__ = ("_parser", "_parts", "_seen", "begun", "complete", "headers", "status")
+    __slots__ = ("_parser", "_parts", "_head_bytes", "head_complete", "complete", "headers", "status")
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._seen = 0
-        self.begun = False
+        self._head_bytes = 0
+        self.head_complete = False
         self.complete = False
         self.headers: dict[str, str] = {}
         self.status = 0
@@ -29,14 +29,14 @@ class Incoming:
 
         Raises `ValueError` with what is wrong with it.
         """
-        if not self.begun:
-            self._seen += len(data)
+        if not self.head_complete:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
             if not self.complete:  # what comes behind an answer is nobody's
                 raise ValueError(str(fault)) from fault
-        if not self.begun and self._seen > LONGEST_HEAD:
+        if not self.head_complete and self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("its head does not end")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -46,14 +46,14 @@ class Incoming:
     def close(self) -> None:
         """The connection has ended. Raises `ValueError` if the answer has not."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
-        if not self.begun or (framed and not self.complete):
+        if not self.head_complete or (framed and not self.complete):
             raise ValueError("the connection was closed in the middle")
         self.complete = True
 
     # What the parser calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.begun:  # trailers are not wanted
+        if not self.head_complete:  # trailers are not wanted
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -63,17 +63,17 @@ class Incoming:
         if self.status < 200:  # "continue": the answer comes behind it
             self.headers.clear()
         else:
-            self.begun = True
+            self.head_complete = True
 
     def on_body(self, data: bytes) -> None:
         if not self.complete:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        self.complete = self.begun
+        self.complete = self.head_complete
 
 
-class PayloadReader:
+class SseDataReader:
     """The data of server-sent events, in any pieces. Names and comments are passed over."""
 
     __slots__ = ("_data", "_line")
@@ -93,9 +93,9 @@ class PayloadReader:
                 and b"\r" not in piece
             ):
                 return whole
-        return self._take_apart(piece)
+        return self._split_lines(piece)
 
-    def _take_apart(self, piece: bytes) -> list[bytes]:
+    def _split_lines(self, piece: bytes) -> list[bytes]:
         if b"\n" not in piece:
             self._line.append(piece)
             return []

@@ -8,13 +8,13 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.net.direct import DirectHttp
+from dovetail.net.direct import DirectHttpProtocol
 
 BACKLOG = 4_096
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """A TCP address, or a unix socket. Port 0 takes a free one."""
 
     host: str = "127.0.0.1"
@@ -22,7 +22,7 @@ class Address:
     path: Path | None = None
 
 
-def listen(address: Address) -> tuple[socket.socket, str]:
+def open_listener(address: ListenAddress) -> tuple[socket.socket, str]:
     """A socket that takes connections, and its URL."""
     if address.path is not None:
         listener = socket.socket(socket.AF_UNIX)
@@ -35,16 +35,16 @@ def listen(address: Address) -> tuple[socket.socket, str]:
     return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: Callable[..., Any], listener: socket.socket) -> None:
+def serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
     """Serves until interrupted."""
-    uvicorn.Server(configuration(app)).run(sockets=[listener])
+    uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
-def configuration(app: Callable[..., Any]) -> uvicorn.Config:
+def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
     """How uvicorn runs it: no access log, no lifespan, connections kept."""
     return uvicorn.Config(
         app,
-        http=DirectHttp,
+        http=DirectHttpProtocol,
         log_level="error",
         access_log=False,
         lifespan="off",

@@ -2,11 +2,11 @@
 
 import gc
 
-YOUNG = 10_000  # objects before the collector looks: most of a stream's are gone by then anyway
+GC_THRESHOLD_OBJECTS = 10_000  # objects before the collector looks: most of a stream's are gone by then anyway
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """What was loaded by now stays: the collector looks at it no more."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GC_THRESHOLD_OBJECTS)

@@ -11,8 +11,8 @@ from cryptography import x509
 
 from dovetail.settings.file_version import FileVersion, get_file_version
 
-LOOK_EVERY = 5.0  # seconds
-SOON = 14 * 86_400.0  # seconds in which one that ends is told of when it is read
+CHECK_INTERVAL_SECONDS = 5.0  # seconds
+EXPIRY_WARNING_SECONDS = 14 * 86_400.0  # seconds in which one that ends is told of when it is read
 
 _log = logging.getLogger(__name__)
 
@@ -21,64 +21,64 @@ class CertificateError(OSError):
     """A certificate and key that cannot be used, and why."""
 
 
-class Certificate:
+class TlsCertificate:
     """A certificate with its chain, and its key: in a file of its own, or in the same one.
 
     `context` stays the same object: connections that are made after a renewal get the new one.
     `expires` is when clients refuse it, a time of the clock in seconds, if that can be read.
     """
 
-    __slots__ = ("_cert", "_key", "_read", "context", "expires")
+    __slots__ = ("_cert", "_key", "_loaded_versions", "context", "expires_at")
 
     def __init__(self, cert: Path, key: Path | None = None) -> None:
         self._cert = cert
         self._key = key or cert
-        self.context = _context()
-        self._read = self._stamps()
+        self.context = _new_context()
+        self._loaded_versions = self._file_versions()
         _load(self.context, self._cert, self._key)
-        self.expires = self._until()
+        self.expires_at = self._read_expiry()
 
-    def read_again(self) -> None:
+    def reload(self) -> None:
         """Takes the files as they are now. Where they do not fit together, the old ones stay."""
-        self._read = self._stamps()
+        self._loaded_versions = self._file_versions()
         try:
-            _load(_context(), self._cert, self._key)  # half of a pair would break the real one
+            _load(_new_context(), self._cert, self._key)  # half of a pair would break the real one
             _load(self.context, self._cert, self._key)
         except CertificateError as error:
             _log.error("certificate_refused", extra={"fields": {"reason": str(error)}})
             return
         _log.info("certificate_read", extra={"fields": {"file": str(self._cert)}})
-        self.expires = self._until()
+        self.expires_at = self._read_expiry()
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Reads the files again where they have changed."""
-        if self._stamps() != self._read:
-            self.read_again()
+        if self._file_versions() != self._loaded_versions:
+            self.reload()
 
-    async def keep_fresh(self) -> None:
+    async def watch(self) -> None:
         """Looks every few seconds, for as long as the server runs."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            self.look()
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
+            self.reload_if_changed()
 
-    def _until(self) -> float:
+    def _read_expiry(self) -> float:
         """When it ends. One that has ended is served, since nothing better is there, and told."""
         try:
-            until = x509.load_pem_x509_certificate(_text(self._cert)).not_valid_after_utc
+            until = x509.load_pem_x509_certificate(_read_file(self._cert)).not_valid_after_utc
         except ValueError:  # OpenSSL reads more than this does, and it is OpenSSL that serves it
             return nan
         left = until.timestamp() - time.time()
-        if left < SOON:
+        if left < EXPIRY_WARNING_SECONDS:
             event = "certificate_expired" if left <= 0 else "certificate_expires_soon"
             fields = {"file": str(self._cert), "until": f"{until:%Y-%m-%d %H:%M} UTC"}
             _log.warning(event, extra={"fields": fields})
         return until.timestamp()
 
-    def _stamps(self) -> tuple[FileVersion, FileVersion]:
+    def _file_versions(self) -> tuple[FileVersion, FileVersion]:
         return get_file_version(self._cert), get_file_version(self._key)
 
 
-def _context() -> ssl.SSLContext:
+def _new_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -99,14 +99,14 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
-        why = "the key has a passphrase, which cannot be asked for here" if asked else _told(error)
-        if cert == key and b"PRIVATE KEY-----" not in _text(cert):
+        why = "the key has a passphrase, which cannot be asked for here" if asked else _describe_error(error)
+        if cert == key and b"PRIVATE KEY-----" not in _read_file(cert):
             why = "there is no key in the same file: --tls-key-path says where it is"
         what = f"the certificate {cert} and its key cannot be used"
         raise CertificateError(f"{what}: {why}") from error
 
 
-def _text(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """What stands in a file; nothing, if it is gone by now."""
     try:
         return path.read_bytes()
@@ -114,7 +114,7 @@ def _text(path: Path) -> bytes:
         return b""
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """OpenSSL's own words are for those who know its code."""
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-_HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_STATE = re.compile(r"[\x20-\x7e]{1,512}")
-_SAMPLED = 1
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
+_SAMPLED_FLAG = 1
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SpanRef:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceContext:
     """A request's place: the client's span, our own where spans are made, the client's state."""
 
     parent: SpanRef | None
@@ -36,51 +36,51 @@ class Traced:
     state: str = ""
 
 
-Begin = Callable[[SpanRef | None], SpanRef]
+StartSpan = Callable[[SpanRef | None], SpanRef]
 
 
 @runtime_checkable
-class Spans(Protocol):
+class SpanFactory(Protocol):
     """Who makes spans for requests."""
 
-    def begin(self, parent: SpanRef | None) -> SpanRef: ...
+    def start_span(self, parent: SpanRef | None) -> SpanRef: ...
 
 
-_NOWHERE = Traced(None, None)
-_current: ContextVar[Traced] = ContextVar("traced", default=_NOWHERE)
+_NO_TRACE = TraceContext(None, None)
+_current: ContextVar[TraceContext] = ContextVar("traced", default=_NO_TRACE)
 
 
-def read_traceparent(given: str | None) -> SpanRef | None:
+def parse_traceparent(header: str | None) -> SpanRef | None:
     """The span that a header names. None for one that is not sound, as the W3C wants it."""
-    found = _HEADER.fullmatch(given) if given is not None else None
+    found = _TRACEPARENT.fullmatch(header) if header is not None else None
     if found is None:
         return None
     version, trace, span, flags, more = found.groups()
     known = version != "ff" and (version != "00" or more is None)
     if not known or set(trace) == {"0"} or set(span) == {"0"}:
         return None
-    return SpanRef(trace, span, bool(int(flags, 16) & _SAMPLED))
+    return SpanRef(trace, span, bool(int(flags, 16) & _SAMPLED_FLAG))
 
 
 @contextmanager
-def traced(headers: Mapping[str, str], begin: Begin | None = None) -> Iterator[None]:
+def trace_scope(headers: Mapping[str, str], start_span: StartSpan | None = None) -> Iterator[None]:
     """What runs inside belongs to the trace that the headers name; `begin` makes a span in it."""
-    parent = read_traceparent(headers.get("traceparent"))
+    parent = parse_traceparent(headers.get("traceparent"))
     state = headers.get("tracestate", "") if parent is not None else ""
-    own = begin(parent) if begin is not None else None
-    token = _current.set(Traced(parent, own, state if _STATE.fullmatch(state) else ""))
+    own = start_span(parent) if start_span is not None else None
+    token = _current.set(TraceContext(parent, own, state if _TRACESTATE.fullmatch(state) else ""))
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def current() -> Traced:
+def current_trace() -> TraceContext:
     """The place of the request that is being answered here."""
     return _current.get()
 
 
-def handed_on() -> dict[str, str]:
+def propagation_headers() -> dict[str, str]:
     """Headers for what is asked on the way: our span as the parent, else the client's own."""
     place = _current.get()
     last = place.own or place.parent

@@ -13,8 +13,8 @@ from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import MAX_MODEL_LEN, ServedModel
 from dovetail.engines.hosted import MODEL
 from dovetail.engines.hosted_init import traits_of
-from dovetail.net.listener import Address, configuration, listen
-from dovetail.net.settling import settle
+from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
+from dovetail.net.settling import freeze_gc
 from dovetail.server.build import engine_here
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.folder import hold
@@ -46,11 +46,11 @@ async def _serve(order: HostOrder) -> None:
         served = ServedModel((MODEL,), model.tokenizer, (), window)
         app = CompletionsServer(engine, served, key=order.key)
         order.socket.unlink(missing_ok=True)
-        listener, _ = listen(Address(path=order.socket))
+        listener, _ = open_listener(ListenAddress(path=order.socket))
         order.socket.chmod(0o600)
-        settle()
+        freeze_gc()
         report({"traits": msgspec.json.encode(traits_of(engine)).decode()})
-        serving = _Server(configuration(app))
+        serving = _Server(uvicorn_config(app))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, serving.end)
         await serving.serve([listener])

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
-from dovetail.net.client_address import Peers
-from dovetail.net.http_protocol import HEADER_TIMEOUT, most_connections
+from dovetail.net.client_address import ClientAddressResolver
+from dovetail.net.http_protocol import HEADER_TIMEOUT_SECONDS, max_connections
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.metrics import Metrics
 
@@ -49,7 +49,7 @@ class Handshakes:
         context: ssl.SSLContext,
         refused: Callable[[str], None],
         metrics: Metrics,
-        peers: Peers,
+        peers: ClientAddressResolver,
     ) -> None:
         self._context = context
         self._refused = refused  # hears of connections for which there is no room
@@ -96,7 +96,7 @@ class Handshakes:
             await asyncio.sleep(0)  # a flood of them must not keep others waiting
 
     def _take(self, connected: socket.socket, client: Any) -> None:
-        if len(self._connections) + len(self._running) > most_connections():
+        if len(self._connections) + len(self._running) > max_connections():
             self._refused("connections")
             connected.close()
             return
@@ -111,7 +111,7 @@ class Handshakes:
                 self._metrics.tls_failed(_UNUSED)  # without a line: load balancers look so for life
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT
+                self._http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS
             )
             if transport.get_extra_info("cipher") is None:
                 raise ConnectionResetError
@@ -120,7 +120,7 @@ class Handshakes:
 
     def _failed(self, client: Any, reason: str, detail: str | None) -> None:
         self._metrics.tls_failed(reason)
-        peer = self._peers.of(client[0]) if isinstance(client, tuple) else None
+        peer = self._peers.normalize(client[0]) if isinstance(client, tuple) else None
         if self._hush.speaks(peer):
             known = {"peer": peer, "reason": reason, "detail": detail}
             fields = {name: value for name, value in known.items() if value is not None}
@@ -135,7 +135,7 @@ async def _speaks(connected: socket.socket) -> bool:
     loop.add_reader(connected, ready.set)
     try:
         with suppress(OSError):  # it is gone, or, which is one too, there is no time left
-            async with asyncio.timeout(HEADER_TIMEOUT):
+            async with asyncio.timeout(HEADER_TIMEOUT_SECONDS):
                 await ready.wait()
             heard = bool(connected.recv(1, socket.MSG_PEEK))
     finally:

@@ -15,9 +15,9 @@ import uvicorn
 
 from dovetail.http.drain import Draining
 from dovetail.http.websocket.protocol import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
-from dovetail.net.client_address import Peers
-from dovetail.net.http_protocol import BoundedHttp, most_connections, raise_file_limit
-from dovetail.net.tls import Certificate
+from dovetail.net.client_address import ClientAddressResolver
+from dovetail.net.http_protocol import BoundedHttpProtocol, max_connections, raise_file_limit
+from dovetail.net.tls import TlsCertificate
 from dovetail.server.handshake import Handshakes
 from dovetail.telemetry.log_throttle import Hush
 from dovetail.telemetry.metrics import Metrics
@@ -100,8 +100,8 @@ class DrainingServer(uvicorn.Server):
     def _close_idle(self) -> None:
         """Clients that come back find another server sooner over a new connection."""
         for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedHttp):
-                connection.retire()
+            if isinstance(connection, BoundedHttpProtocol):
+                connection.close_when_idle()
 
 
 def server(  # noqa: PLR0913 - all but the first are said by name
@@ -109,11 +109,11 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
-    certificate: Certificate | None = None,
+    certificate: TlsCertificate | None = None,
     draining: Draining | None = None,
     message_bytes: int | None = None,
     metrics: Metrics | None = None,
-    peers: Peers | None = None,
+    peers: ClientAddressResolver | None = None,
 ) -> uvicorn.Server:
     """A server for the application, not running yet.
 
@@ -124,13 +124,13 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     refused = _teller(metrics)
     handshakes = None
     if certificate is not None:
-        metrics.certificate(lambda: certificate.expires)
-        handshakes = Handshakes(certificate.context, refused, metrics, peers or Peers())
+        metrics.certificate(lambda: certificate.expires_at)
+        handshakes = Handshakes(certificate.context, refused, metrics, peers or ClientAddressResolver())
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=partial(BoundedHttp, refused=refused),  # type: ignore[arg-type]
+        http=partial(BoundedHttpProtocol, on_refused=refused),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
         ws="none" if message_bytes is None else BoundedSocket,
         ws_max_size=message_bytes or 0,
@@ -157,7 +157,7 @@ def _teller(metrics: Metrics) -> Callable[[str], None]:
     def refused(reason: str) -> None:
         metrics.refused(reason)
         if reason == "connections" and hush.speaks():
-            _log.warning("too_many_connections", extra={"fields": {"most": most_connections()}})
+            _log.warning("too_many_connections", extra={"fields": {"most": max_connections()}})
 
     return refused
 

@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from dovetail.access.auth import Keys
-from dovetail.net.tls import Certificate
+from dovetail.net.tls import TlsCertificate
 
 
 @asynccontextmanager
-async def renewing(keys: Keys, certificate: Certificate | None) -> AsyncIterator[None]:
+async def renewing(keys: Keys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
     """Keeps keys and certificate fresh for as long as the block lasts."""
 
     def read_again() -> None:
         keys.read_again()
         if certificate is not None:
-            certificate.read_again()
+            certificate.reload()
 
     loop = asyncio.get_running_loop()
     heeded = not in_terminal()
     if heeded:
         loop.add_signal_handler(signal.SIGHUP, read_again)
-    looking = None if certificate is None else asyncio.create_task(certificate.keep_fresh())
+    looking = None if certificate is None else asyncio.create_task(certificate.watch())
     try:
         yield
     finally:

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from dovetail.net.asgi import Message
-from dovetail.net.disconnect import Lifeline
-from dovetail.net.exchange import Gone
+from dovetail.net.disconnect import DisconnectGuard
+from dovetail.net.exchange import ClientDisconnected
 from dovetail_model import InternalError
 
 PATIENCE = 2.0  # seconds for a question to come, and for an answer to begin
@@ -131,10 +131,10 @@ class Siblings:
         self._telling.add(task)
         try:
             # Raised where whoever asked is gone.
-            with suppress(BrokenOff, ConnectionError, Gone, TimeoutError):
+            with suppress(BrokenOff, ConnectionError, ClientDisconnected, TimeoutError):
                 async with asyncio.timeout(PATIENCE):
                     asked = await _frame(reader)
-                async with Lifeline(hung_up):
+                async with DisconnectGuard(hung_up):
                     await self._tell(asked or b"", writer)
         except Exception as error:
             _log.error("sibling_not_answered", exc_info=error)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import aclosing
 
 from dovetail.net.asgi import Message, Scope, Send
-from dovetail.net.http_client import Call, Endpoint, Patience, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail_model import EngineError
 
-PATIENCE = Patience(silence=3600.0)
+PATIENCE = Timeouts(read=3600.0)
 #: Headers that are about one connection, not about the message.
 _OF_A_CONNECTION = frozenset(
     {
@@ -39,14 +39,14 @@ async def pass_on(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -
         if (name := raw.decode("latin-1").lower()) not in kept_back
     }
     target = f"{path}?{query}" if query else path
-    call = Call(scope["method"], target, body, headers, PATIENCE)
+    call = ClientRequest(scope["method"], target, body, headers, PATIENCE)
     begun = False
     try:
-        async with send(endpoint, call) as reply:
+        async with send_request(endpoint, call) as reply:
             begun = True
             await answer(_start(reply.status, reply.headers))
             if scope["method"] != "HEAD":
-                async with aclosing(reply.chunks()) as chunks:
+                async with aclosing(reply.iter_chunks()) as chunks:
                     async for chunk in chunks:
                         await answer(_piece(chunk, more=True))
             await answer(_piece(b"", more=False))

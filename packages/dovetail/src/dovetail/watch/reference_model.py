@@ -13,14 +13,14 @@ from dovetail.models.files import Source
 from dovetail.models.hub import HUB_ID, cached_model
 from dovetail.models.loader import CatalogError, Model, Parsers, Speech, load_model
 from dovetail.models.template_probe import probe
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import EngineError, Sampling
 from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import ByteTokenizer
 
 BYTES_OF_A_TOKEN = 4
-PATIENCE = Patience(connect=2.0, silence=5.0)
+PATIENCE = Timeouts(connect=2.0, read=5.0)
 _MOST_NAMES = 256  # of models; it is clients who name them
 
 _STAND_IN = """\
@@ -74,7 +74,7 @@ class _Listing(msgspec.Struct, frozen=True):
 async def served_models(endpoint: Endpoint, key: str | None = None) -> tuple[ServedModel, ...]:
     """What a server says it serves; nothing where it does not say."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    call = Call("GET", "/v1/models", headers=headers, patience=PATIENCE)
+    call = ClientRequest("GET", "/v1/models", headers=headers, timeouts=PATIENCE)
     try:
         status, body = await fetch(endpoint, call)
         if status != 200:

@@ -168,7 +168,7 @@ async def _give_up(stage: Stage) -> str:
     body = dialect.body(stage.model, ["Count from one to one thousand in words."], limit=limit)
     sent = Sent("POST", dialect.path, dialect.streamed(body))
     async with stage.open(sent) as (reply, _):
-        async for _ in reply.chunks():
+        async for _ in reply.iter_chunks():
             break
     return f"{sent}, hung up at the first bytes"
 

@@ -192,7 +192,7 @@ async def _stopped(stage: Stage, api: str) -> str:
     body = question(api, stage, words(HALF_WAY, nonce), stream=True)
     async with stage.open(Sent("POST", PATHS[api], body)) as (reply, _):
         require(reply.status == 200, f"answered with status {reply.status}")
-        await anext(reply.chunks())
+        await anext(reply.iter_chunks())
     assert stage.recording is not None
     heard = (await stage.recording.heard(nonce))[0]
     require(LAST_LINE not in heard.said, "the engine went on to the end of its answer")

@@ -15,8 +15,8 @@ from dovetail.engines.completion_server.model import ServedModel
 from dovetail.engines.completion_server.request import CompletionRequest, engine_request, prompt_ids
 from dovetail.engines.completion_server.response import DONE, Envelope, Frames, Writer, merge
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.net.direct import outlet_of
-from dovetail.net.exchange import EVENTS, Exchange, Gone, Message, Receive, Send
+from dovetail.net.direct import get_byte_sink
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, Exchange, ClientDisconnected, Message, Receive, Send
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -89,11 +89,11 @@ class CompletionsServer:
             if route is None:
                 raise NotFound("Not Found")
             await route(exchange)
-        except Gone:
+        except ClientDisconnected:
             return
         except DovetailError as error:
             info = _error(error)
-            await exchange.answer(_json.encode(info), status=info["error"]["code"])
+            await exchange.respond(_json.encode(info), status=info["error"]["code"])
 
     def _authorize(self, exchange: Exchange) -> None:
         if self._permit is None:
@@ -103,7 +103,7 @@ class CompletionsServer:
             raise Unauthenticated("Unauthorized")
 
     async def _completions(self, exchange: Exchange) -> None:
-        body = await exchange.read(CompletionRequest)
+        body = await exchange.read_json(CompletionRequest)
         model = self._model
         if body.model is not None and body.model not in model.names:
             raise NotFound(f"The model `{body.model}` does not exist.", param="model")
@@ -120,13 +120,13 @@ class CompletionsServer:
             request = msgspec.structs.replace(request, session=exchange.header(SESSION_HEADER))
         writer = Writer(body, request, model)
         answer = self._stream if body.stream else self._whole
-        await exchange.unless_gone(answer(exchange, request, writer))
+        await exchange.run_until_disconnect(answer(exchange, request, writer))
 
     async def _stream(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
         """The answer as it comes. Whatever is due together goes out in one write."""
         frames = Frames(writer, self._envelope())
-        await exchange.begin(200, EVENTS)
-        stream = Stream(outlet_of(exchange), frames)
+        await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
+        stream = Stream(get_byte_sink(exchange), frames)
         try:
             await self._generate(request, writer, stream)
         except _Dead as death:  # it says nothing more: its connections break off
@@ -141,7 +141,7 @@ class CompletionsServer:
     async def _whole(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
         whole = Whole(writer)
         await self._generate(request, writer, whole)
-        await exchange.answer(self._envelope().whole(merge(whole.choices), writer.tally))
+        await exchange.respond(self._envelope().whole(merge(whole.choices), writer.tally))
 
     async def _generate(self, request: EngineRequest, writer: Writer, ear: Ear) -> None:
         """Lets the engine speak, and counts."""
@@ -169,35 +169,35 @@ class CompletionsServer:
         return Envelope(f"cmpl-{uuid4().hex}", int(time.time()), self._model.names[0])
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        body = await exchange.read(TokenizeRequest)
+        body = await exchange.read_json(TokenizeRequest)
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode(body.prompt)
         spelled = [tokenizer.decode([id]) for id in ids] if body.return_token_strs else None
         told = {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids}
-        await exchange.answer(_json.encode({**told, "token_strs": spelled}))
+        await exchange.respond(_json.encode({**told, "token_strs": spelled}))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        body = await exchange.read(DetokenizeRequest)
-        await exchange.answer(_json.encode({"prompt": self._model.tokenizer.decode(body.tokens)}))
+        body = await exchange.read_json(DetokenizeRequest)
+        await exchange.respond(_json.encode({"prompt": self._model.tokenizer.decode(body.tokens)}))
 
     async def _models(self, exchange: Exchange) -> None:
         card = {"object": "model", "created": self._created, "owned_by": "dovetail"}
         rest = {"root": self._model.names[0], "parent": None}
         limit = {"max_model_len": self._model.max_model_len}
         cards = [{"id": name, **card, **rest, **limit} for name in self._model.names]
-        await exchange.answer(_json.encode({"object": "list", "data": cards}))
+        await exchange.respond(_json.encode({"object": "list", "data": cards}))
 
     async def _health(self, exchange: Exchange) -> None:
         ready = (await self._engine.health()).ready
-        await exchange.answer(b"", status=200 if ready else 503)
+        await exchange.respond(b"", status=200 if ready else 503)
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.answer(_json.encode({"version": VERSION}))
+        await exchange.respond(_json.encode({"version": VERSION}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         facts = (await self._engine.health()).facts or {}
         text = self._load.text(self._model.names[0], facts)
-        await exchange.answer(text, b"text/plain; version=0.0.4")
+        await exchange.respond(text, b"text/plain; version=0.0.4")
 
 
 #: Errors by the names that vLLM has for them, the most special first.

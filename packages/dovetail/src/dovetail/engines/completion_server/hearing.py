@@ -5,7 +5,7 @@ from typing import Protocol
 
 from dovetail.engines.completion_server.response import Choice, Frames, Writer
 from dovetail.engines.engine import Listener, TokenDelta
-from dovetail.net.direct import Outlet
+from dovetail.net.direct import ByteSink
 
 
 class Ear(Listener, Protocol):
@@ -19,7 +19,7 @@ class Stream:
 
     __slots__ = ("_drain", "_frame", "_write")
 
-    def __init__(self, outlet: Outlet, frames: Frames) -> None:
+    def __init__(self, outlet: ByteSink, frames: Frames) -> None:
         self._frame = frames.frame
         self._write = outlet.write
         self._drain = outlet.drain

@@ -10,13 +10,13 @@ from dovetail.engines.completions.frames import FrameReader
 from dovetail.engines.engine import EngineRequest, Listener
 from dovetail.engines.telling import Telling
 from dovetail.engines.token_ids import Spelling
-from dovetail.net.http_client import Call, Endpoint, Lines, Patience, send
+from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, Timeouts, send_request
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 PATH = "/v1/completions"
 #: A long prompt is read without a sign of life.
-PATIENCE = Patience(connect=10.0, silence=600.0)
+PATIENCE = Timeouts(connect=10.0, read=600.0)
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CompletionsClient:
         model: str,
         *,
         who: str = "vLLM",
-        patience: Patience = PATIENCE,
+        patience: Timeouts = PATIENCE,
         packed: bool = False,
         tokenizer: Tokenizer | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -64,7 +64,7 @@ class CompletionsClient:
         self._extra = extra or {}
         self._priority = True
         self._spelling = Spelling()
-        self._lines = Lines()
+        self._lines = ConnectionGroup()
         self.tells_cached: bool | None = None
 
     async def generate(self, request: EngineRequest, listener: Listener) -> None:
@@ -80,7 +80,7 @@ class CompletionsClient:
 
     def drop(self) -> None:
         """Breaks off every answer that still comes: each of them ends with an error."""
-        self._lines.drop()
+        self._lines.abort_all()
 
     async def _answer(
         self, request: EngineRequest, listener: Listener, with_priority: bool
@@ -93,14 +93,14 @@ class CompletionsClient:
             packed=self._packed,
             extra=self._extra,
         )
-        call = Call("POST", PATH, asked, patience=self._patience)
+        call = ClientRequest("POST", PATH, asked, timeouts=self._patience)
         reader = FrameReader(request, self._who, self._tokenizer)
         telling = Telling(reader.read, listener)
-        async with send(self._endpoint, call, self._lines) as reply:
+        async with send_request(self._endpoint, call, self._lines) as reply:
             if reply.status != 200:
                 raise error_of_status(self._who, reply.status, await reply.read())
             try:
-                await reply.pour(telling.take, telling.wait)
+                await reply.stream_to(telling.take, telling.wait)
             except EngineUnavailable:
                 if not reader.ended:
                     raise  # else the answer was whole; only what was cached is not known

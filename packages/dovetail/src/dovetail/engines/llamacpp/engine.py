@@ -12,13 +12,13 @@ from dovetail.engines.llamacpp.recovery import Recovery
 from dovetail.engines.llamacpp.request import body, refusal
 from dovetail.engines.llamacpp.slots import Slots
 from dovetail.engines.telling import Telling
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, send_request
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
 #: The server sends a sign of life every 30 s, however long a prompt takes.
-PATIENCE = Patience(connect=10.0, silence=120.0)
-HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+PATIENCE = Timeouts(connect=10.0, read=120.0)
+HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
 
 
 class LlamaCppEngine:
@@ -85,11 +85,11 @@ class LlamaCppEngine:
         reader = FrameReader(request, self._tokenizer, recovery)
         telling = Telling(reader.read, listener)
         try:
-            call = Call("POST", "/completion", body(request, slot.number), patience=PATIENCE)
-            async with send(endpoint, call) as reply:
+            call = ClientRequest("POST", "/completion", body(request, slot.number), timeouts=PATIENCE)
+            async with send_request(endpoint, call) as reply:
                 if reply.status != 200:
                     raise refusal(reply.status, await reply.read())
-                await reply.pour(telling.take, telling.wait)
+                await reply.stream_to(telling.take, telling.wait)
             if not telling.over:
                 raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
@@ -105,7 +105,7 @@ class LlamaCppEngine:
             return Health(False, self._process.epitaph())
         try:
             status, _ = await fetch(
-                self._endpoint, Call("GET", "/health", patience=HEALTH_PATIENCE)
+                self._endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE)
             )
         except DovetailError as error:
             return Health(False, error.message)

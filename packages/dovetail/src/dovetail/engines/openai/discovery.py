@@ -19,10 +19,10 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai.errors import error_of, read_refusal
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
-PATIENCE = Patience(connect=5.0, silence=15.0)
+PATIENCE = Timeouts(connect=5.0, read=15.0)
 
 _WINDOWS = (
     "max_model_len",
@@ -55,7 +55,7 @@ async def list_models(endpoint: Endpoint) -> list[Card]:
     """All that `/v1/models` lists; nothing where a server has no such list."""
     who = f"the server at {endpoint}"
     try:
-        status, content = await fetch(endpoint, Call("GET", "/v1/models", patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=PATIENCE))
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is a server running there?") from fault
     if status in (404, 405, 501):
@@ -102,7 +102,7 @@ async def _elsewhere(endpoint: Endpoint, name: str) -> int | None:
 
 async def _ask(endpoint: Endpoint, path: str) -> Card:
     try:
-        status, content = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
     except DovetailError:
         return {}
     return _decoded(content) if status == 200 else {}

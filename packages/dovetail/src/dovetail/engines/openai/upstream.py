@@ -24,7 +24,7 @@ from dovetail.engines.openai.raw_text import Notation, RawReader, TurnText
 from dovetail.engines.openai.response_reader import AnswerReader
 from dovetail.engines.openai.restore import Restorer
 from dovetail.engines.openai.tool_calls import DOVETAIL, form_of, with_ids
-from dovetail.net.http_client import Call, Endpoint, Patience, Reply, fetch, send
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, fetch, send_request
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (
     Asked,
@@ -58,7 +58,7 @@ class OpenAIUpstream:
         self._ours = remote.version == DOVETAIL
         self._options = options = options or OpenAIOptions()
         self._who = f"the upstream at {endpoint}"
-        self._patience = Patience(silence=options.timeout)
+        self._patience = Timeouts(read=options.timeout)
         self._more = options.more_fields()
         self._notation = Notation(options, remote.name) if options.raw else None
         self._concessions = Concessions(options.images, form_of(remote))
@@ -88,10 +88,10 @@ class OpenAIUpstream:
             asked = self._asked(request, api, dialect)
             fields = without_limit(asked.fields) if unlimited else asked.fields
             fields = {**self._concessions.apply(fields), **self._more}
-            call = Call(
+            call = ClientRequest(
                 "POST", PATHS[api], msgspec.json.encode(fields), _session(request), self._patience
             )
-            async with send(self._endpoint, call) as reply:
+            async with send_request(self._endpoint, call) as reply:
                 if reply.status == 200:
                     self._lost.update(asked.lost)
                     reader = self._reader(request, api, asked.lost, unlimited)
@@ -122,7 +122,7 @@ class OpenAIUpstream:
             "fields_refused": self._concessions.dropped,
         }
         try:
-            call = Call("GET", "/v1/models", patience=PATIENCE)
+            call = ClientRequest("GET", "/v1/models", timeouts=PATIENCE)
             status, content = await fetch(self._endpoint, call)
         except DovetailError as error:
             return Health(False, error.message, facts)
@@ -134,11 +134,11 @@ class OpenAIUpstream:
     async def stop(self) -> None:
         """There is nothing to let go of: each answer has its own connection."""
 
-    async def _events(self, reply: Reply, reader: AnswerReader) -> AsyncGenerator[list[Event]]:
+    async def _events(self, reply: ClientResponse, reader: AnswerReader) -> AsyncGenerator[list[Event]]:
         if "json" in reply.headers.get("content-type", ""):
             yield reader.whole(await reply.read())
             return
-        async with aclosing(reply.chunks()) as chunks:
+        async with aclosing(reply.iter_chunks()) as chunks:
             async for chunk in chunks:
                 if events := reader.feed(chunk):
                     yield events
@@ -190,7 +190,7 @@ class OpenAIUpstream:
     async def _offered(self) -> Api:
         """Chat Completions where it is offered: every server parses best for that API."""
         for api, path in PATHS.items():
-            call = Call("POST", path, b"{}", patience=PATIENCE)
+            call = ClientRequest("POST", path, b"{}", timeouts=PATIENCE)
             status, _ = await fetch(self._endpoint, call)
             if status not in _NOT_OFFERED:
                 return api
@@ -210,8 +210,8 @@ class OpenAIUpstream:
     async def _count(self, body: dict[str, Any]) -> int | Refusal | None:
         """The tokens of a prompt, see `probe.Ask`."""
         fields = {**body, **self._more, "stream": False}
-        call = Call("POST", PATHS["chat"], msgspec.json.encode(fields), patience=self._patience)
-        async with send(self._endpoint, call) as reply:
+        call = ClientRequest("POST", PATHS["chat"], msgspec.json.encode(fields), timeouts=self._patience)
+        async with send_request(self._endpoint, call) as reply:
             content = await reply.read()
             if reply.status != 200:
                 return read_refusal(reply.status, content)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dovetail.engines.scripted.engine import ScriptedOptions
 from dovetail.engines.scripted.process import ProcessOptions, run
 from dovetail.engines.scripted.script import ScriptError
-from dovetail.net.listener import Address
+from dovetail.net.listener import ListenAddress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _read(arguments: Sequence[str] | None) -> ProcessOptions:
     return ProcessOptions(
         script=given.script,
         model=given.model,
-        address=Address(given.host, given.port, given.uds),
+        address=ListenAddress(given.host, given.port, given.uds),
         key=given.api_key,
         served_model_name=tuple(given.served_model_name),
         max_model_len=given.max_model_len,

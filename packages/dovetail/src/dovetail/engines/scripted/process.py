@@ -9,7 +9,7 @@ from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import MAX_MODEL_LEN, ServedModel, read_model
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
 from dovetail.engines.scripted.loader import read_script
-from dovetail.net.listener import Address, listen, serve
+from dovetail.net.listener import ListenAddress, open_listener, serve_app
 from dovetail_tokenizers import ByteTokenizer
 
 BYTE_CONTROLS = ("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -21,7 +21,7 @@ class ProcessOptions:
 
     script: Path
     model: Path | None = None
-    address: Address = field(default_factory=Address)
+    address: ListenAddress = field(default_factory=ListenAddress)
     key: str | None = None
     served_model_name: tuple[str, ...] = ()
     max_model_len: int | None = None
@@ -36,10 +36,10 @@ def run(options: ProcessOptions) -> None:
     app = CompletionsServer(
         engine, model, key=options.key, bursts=engine.bursts, on_death=lambda: os._exit(1)
     )
-    listener, url = listen(options.address)
+    listener, url = open_listener(options.address)
     sys.stdout.write(f"scripted engine: {url}\n")
     sys.stdout.flush()
-    serve(app, listener)
+    serve_app(app, listener)
 
 
 def served_model(options: ProcessOptions) -> ServedModel:

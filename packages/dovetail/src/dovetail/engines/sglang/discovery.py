@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.sglang.faults import refusal
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import EngineError
 
 MODEL_PATHS = ("/model_info", "/get_model_info")
@@ -19,7 +19,7 @@ SERVER_PATHS = ("/server_info", "/get_server_info")
 LIST_PATH = "/v1/models"
 #: `/health` of SGLang generates a token, so it is the last resort.
 HEALTH_PATHS = ("/ready", *MODEL_PATHS, "/health")
-PATIENCE = Patience(connect=5.0, silence=15.0)
+PATIENCE = Timeouts(connect=5.0, read=15.0)
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
@@ -48,7 +48,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
     """What the first of these paths that exists answers; None where none does."""
     for path in paths:
-        status, content = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
         if status in (401, 403):
             raise refusal(status, content)
         if status != 200:
@@ -63,7 +63,7 @@ async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
 async def health_path(endpoint: Endpoint) -> str:
     """The cheapest path that tells whether the server is well."""
     for path in HEALTH_PATHS:
-        status, _ = await fetch(endpoint, Call("GET", path, patience=PATIENCE))
+        status, _ = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
         if status in (200, 503):
             return path
     return LIST_PATH

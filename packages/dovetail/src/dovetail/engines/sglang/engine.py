@@ -15,12 +15,12 @@ from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.sglang.request import body
 from dovetail.engines.telling import Telling
 from dovetail.engines.token_ids import Spelling
-from dovetail.net.http_client import Call, Endpoint, Lines, Patience, fetch, send
+from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, Timeouts, fetch, send_request
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
-ABORT_PATIENCE = Patience(connect=2.0, silence=5.0)
+HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
+ABORT_PATIENCE = Timeouts(connect=2.0, read=5.0)
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class SglangEngine:
         self._health_path: str | None = None
         self._takes_aborts = True
         self._running: set[str] = set()
-        self._lines = Lines()
+        self._lines = ConnectionGroup()
         self._spelling = Spelling()
         self._aborts: set[asyncio.Task[None]] = set()
         self.abilities = self._abilities()
@@ -70,19 +70,19 @@ class SglangEngine:
         rid = f"{token_hex(8)}-{request.id}"
         reader = FrameReader(request, self._tokenizer)
         telling = Telling(reader.read, listener)
-        patience = Patience(silence=self._options.silence)
+        patience = Timeouts(read=self._options.silence)
         asked = body(request, self._spelling, rid, self._facts.priority)
-        call = Call("POST", "/generate", asked, patience=patience)
+        call = ClientRequest("POST", "/generate", asked, timeouts=patience)
         wanted = True
         self._running.add(rid)
         try:
             self._check_running(rid)
-            async with send(self._endpoint, call, self._lines) as reply:
+            async with send_request(self._endpoint, call, self._lines) as reply:
                 self._check_running(rid)
                 if reply.status != 200:
                     wanted = False
                     raise refusal(reply.status, await reply.read())
-                await reply.pour(telling.take, telling.wait)
+                await reply.stream_to(telling.take, telling.wait)
             if not telling.over:
                 raise EngineUnavailable(f"{WHO} ended its answer without a word")
         except EngineUnavailable:
@@ -98,7 +98,7 @@ class SglangEngine:
         """Whether the server answers, and what it said about itself."""
         if self._health_path is None:
             return Health(False, "not started")
-        call = Call("GET", self._health_path, patience=HEALTH_PATIENCE)
+        call = ClientRequest("GET", self._health_path, timeouts=HEALTH_PATIENCE)
         try:
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
@@ -110,7 +110,7 @@ class SglangEngine:
         """Gives up what runs there for us."""
         self._health_path = None
         running, self._running = self._running, set()
-        self._lines.drop()  # a server that hangs never says the word that would end them
+        self._lines.abort_all()  # a server that hangs never says the word that would end them
         for rid in running:
             self._abort_soon(rid)
         await asyncio.gather(*self._aborts)
@@ -124,7 +124,7 @@ class SglangEngine:
 
     async def _abort(self, rid: str) -> None:
         asked = msgspec.json.encode({"rid": rid})
-        call = Call("POST", "/abort_request", asked, patience=ABORT_PATIENCE)
+        call = ClientRequest("POST", "/abort_request", asked, timeouts=ABORT_PATIENCE)
         try:
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:

@@ -9,13 +9,13 @@ from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import ModelProcess, Ready
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 #: A long prompt is read without a sign of life.
-PATIENCE = Patience(connect=10.0, silence=600.0)
-HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
+PATIENCE = Timeouts(connect=10.0, read=600.0)
+HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
 _GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
 
@@ -100,8 +100,8 @@ class TransformersEngine:
         if not self._process.alive:
             return Health(False, self._process.epitaph())
         try:
-            status, _ = await fetch(endpoint, Call("GET", "/health", patience=HEALTH_PATIENCE))
-            _, text = await fetch(endpoint, Call("GET", "/metrics", patience=HEALTH_PATIENCE))
+            status, _ = await fetch(endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE))
+            _, text = await fetch(endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_PATIENCE))
         except DovetailError as error:
             return Health(False, error.message)
         facts: dict[str, Any] = {**ready.facts}

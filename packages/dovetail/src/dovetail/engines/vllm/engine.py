@@ -10,13 +10,13 @@ from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
 from dovetail.engines.vllm.discovery import PROBES, enforced
 from dovetail.engines.vllm.models import models
 from dovetail.engines.vllm.options import VllmOptions
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 CONNECT = 10.0
-HEALTH_PATIENCE = Patience(connect=2.0, silence=5.0)
-PROBE_PATIENCE = Patience(connect=CONNECT, silence=60.0)
+HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
+PROBE_PATIENCE = Timeouts(connect=CONNECT, read=60.0)
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class VllmEngine:
         self._started = False
         self._window = context_length or remote.context_length
         self.abilities = Abilities(logprobs=True, context_length=self._window)
-        self._client = self._make_client(Patience(CONNECT, self._options.silence))
+        self._client = self._make_client(Timeouts(CONNECT, self._options.silence))
 
     async def start(self) -> None:
         """Looks whether the server is there and has the model, and what it keeps to."""
@@ -76,7 +76,7 @@ class VllmEngine:
         if self._client.tells_cached:  # before 0.32 a server is silent when nothing was cached
             self.abilities = replace(self.abilities, cached_tokens=True)
         try:
-            call = Call("GET", "/health", patience=HEALTH_PATIENCE)
+            call = ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE)
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
             return Health(False, error.message)
@@ -87,7 +87,7 @@ class VllmEngine:
         self._started = False
         self._client.drop()
 
-    def _make_client(self, patience: Patience) -> CompletionsClient:
+    def _make_client(self, patience: Timeouts) -> CompletionsClient:
         interval = self._options.stream_interval
         return CompletionsClient(
             self._endpoint,

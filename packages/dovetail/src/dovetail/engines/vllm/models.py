@@ -4,10 +4,10 @@ import msgspec
 
 from dovetail.engines.completions.errors import error_of_status
 from dovetail.engines.discovery import RemoteModel
-from dovetail.net.http_client import Call, Endpoint, Patience, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
-PATIENCE = Patience(connect=5.0, silence=15.0)
+PATIENCE = Timeouts(connect=5.0, read=15.0)
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ async def models(endpoint: Endpoint) -> list[Card]:
     """All that the server serves. Raises an error that says what is wrong with the address."""
     who = f"the server at {endpoint}"
     try:
-        status, content = await fetch(endpoint, Call("GET", "/v1/models", patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=PATIENCE))
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is vLLM running there?") from fault
     if status in (401, 403):
@@ -66,7 +66,7 @@ async def models(endpoint: Endpoint) -> list[Card]:
 async def _version(endpoint: Endpoint) -> str:
     """The server's version; nothing where it does not tell."""
     try:
-        status, content = await fetch(endpoint, Call("GET", "/version", patience=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=PATIENCE))
         return msgspec.json.decode(content, type=_Version).version if status == 200 else ""
     except (DovetailError, msgspec.DecodeError):
         return ""

@@ -20,7 +20,7 @@ from dovetail.http.responses.conversation import Keeping
 from dovetail.http.responses.following import Alone, Others, pieces, show
 from dovetail.http.responses.run import Frames, Key, Run
 from dovetail.http.tracker import Account
-from dovetail.net.exchange import Gone
+from dovetail.net.exchange import ClientDisconnected
 from dovetail.responses.response import KeptResponse
 from dovetail.responses.store import Kept
 from dovetail.telemetry.metrics import Metrics
@@ -179,7 +179,7 @@ class Background:
     async def _work(self, key: Key, run: Run, account: Account, work: Awaitable[None]) -> None:
         try:
             await work
-        except Gone:
+        except ClientDisconnected:
             account.called_off()
             await run.call_off()
         except asyncio.CancelledError:

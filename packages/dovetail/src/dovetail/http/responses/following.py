@@ -8,7 +8,7 @@ from typing import Protocol
 from dovetail.http.exchange import Exchange, end_of
 from dovetail.http.response import HEADERS, SSE
 from dovetail.http.responses.run import PIECE, Frames, Key
-from dovetail.net.disconnect import Lifeline
+from dovetail.net.disconnect import DisconnectGuard
 
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
@@ -63,7 +63,7 @@ async def show(exchange: Exchange, stream: AsyncGenerator[bytes]) -> None:
     """A stream to whoever stays to see it, no more at a time than is read."""
     async with aclosing(stream):
         await exchange.begin(200, SSE, HEADERS)
-        async with Lifeline(exchange.receive) as lifeline:
+        async with DisconnectGuard(exchange.receive) as lifeline:
             async for part in stream:
                 await exchange.send({"type": "http.response.body", "body": part, "more_body": True})
             lifeline.release()

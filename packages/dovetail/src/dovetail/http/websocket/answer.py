@@ -9,7 +9,7 @@ from dovetail.http.websocket.messages import Asked
 from dovetail.http.websocket.protocol import CARRIER
 from dovetail.http.websocket.wire import Lines, error_message, lane_of, messages, streams
 from dovetail.net.asgi import Message, Scope, Send
-from dovetail.net.direct import DIRECT
+from dovetail.net.direct import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import Local
 
 #: Headers that belong to the one request that opened the socket.
@@ -96,7 +96,7 @@ def exchange_of(asked: Asked, source: Source) -> Exchange:
         **scope,
         "method": "POST",
         "headers": _headers(scope["headers"], asked),
-        "extensions": {DIRECT: carrier.outlet(lane_of(asked.lane))} if carrier else {},
+        "extensions": {DIRECT_WRITER_EXTENSION: carrier.outlet(lane_of(asked.lane))} if carrier else {},
     }
     exchange = Exchange(posted, answer.receive, answer.send)
     exchange.transport = "websocket"

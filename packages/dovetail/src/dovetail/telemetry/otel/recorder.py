@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-from dovetail.net.trace_context import SpanRef, current
+from dovetail.net.trace_context import SpanRef, current_trace
 from dovetail.telemetry.otel.attributes import Part, attributes, name, parts
 from dovetail.telemetry.otel.decided import context_of, decided_provider, sampler_of_environment
 from dovetail.telemetry.record import Inside, RequestEnd
@@ -45,7 +45,7 @@ class Telemetry:
 
     def ended(self, end: RequestEnd, inside: Inside) -> None:
         """The span of a request, and those of its parts."""
-        place = current()
+        place = current_trace()
         if place.own is None or not place.own.sampled:
             return
         began = int(end.began * _NANO)

@@ -17,8 +17,8 @@ from dovetail.engines.token_stream import pulled
 from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
 from dovetail.engines.transformers.child.loader import LoadError, load_model, versions
 from dovetail.engines.transformers.options import Order
-from dovetail.net.listener import Address, listen, serve
-from dovetail.net.settling import settle
+from dovetail.net.listener import ListenAddress, open_listener, serve_app
+from dovetail.net.settling import freeze_gc
 
 
 def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -35,9 +35,9 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         key=order.key,
         on_death=_die,
     )
-    settle()
+    freeze_gc()
     path = Path(order.socket) if order.socket is not None else None
-    listener, address = listen(Address(port=0, path=path))
+    listener, address = open_listener(ListenAddress(port=0, path=path))
     answer = {
         "address": address,
         "context_length": window,
@@ -46,7 +46,7 @@ def prepare(told: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
         "logprobs": engine.abilities.logprobs,
         "facts": {**versions(), **loaded.facts, "cache_tokens": capacity},
     }
-    return answer, lambda: serve(app, listener)
+    return answer, lambda: serve_app(app, listener)
 
 
 async def _prove(engine: BatchingEngine) -> None:
