@@ -14,7 +14,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteStore
 from dovetail.responses.redis import RedisResponses
 from dovetail.responses.store import Kept
-from dovetail.storage.faults import SPAN, Faults
+from dovetail.storage.faults import LOG_INTERVAL_SECONDS, StoreFaults
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
@@ -23,12 +23,12 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]
 
 def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    faults = Faults("ledger", lambda: now)
+    faults = StoreFaults("ledger", lambda: now)
     for _ in range(100):
-        faults.unanswered(OSError("gone"))
-        faults.answered()
-    now = SPAN
-    faults.unanswered(OSError("gone again"))
+        faults.record_failure(OSError("gone"))
+        faults.record_success()
+    now = LOG_INTERVAL_SECONDS
+    faults.record_failure(OSError("gone again"))
     assert _told(caplog) == [
         ("store_failed", {"store": "ledger", "error": "gone", "failed": 1}),
         ("store_back", {"store": "ledger", "failed": 1, "waiting": 0, "lost": 0}),
@@ -37,9 +37,9 @@ def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureF
 
 
 def test_one_that_only_refuses_is_not_away() -> None:
-    faults = Faults("ledger")
-    faults.unanswered(OSError("full"), away=False)
-    assert (faults.failed, faults.away) == (1, False)
+    faults = StoreFaults("ledger")
+    faults.record_failure(OSError("full"), unavailable=False)
+    assert (faults.failures, faults.unavailable) == (1, False)
 
 
 def test_a_redis_that_is_not_there_is_told_of_at_the_start(
@@ -49,7 +49,7 @@ def test_a_redis_that_is_not_there_is_told_of_at_the_start(
         kept = Kept(RedisResponses("redis://127.0.0.1:1"))
         await kept.greet()
         await kept.close()
-        return kept.faults.away
+        return kept.faults.unavailable
 
     assert asyncio.run(scene())
     assert [event for event, _ in _told(caplog)] == ["store_failed"]
@@ -69,7 +69,7 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
         await ledger.record(turn("e1"), array("i"))
         await ledger.flush()
         assert await ledger.get("t", "another") is None
-        assert ledger.faults.away  # that it can be read does not make it whole
+        assert ledger.faults.unavailable  # that it can be read does not make it whole
         await ledger.close()
 
     asyncio.run(scene())

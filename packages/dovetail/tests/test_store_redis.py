@@ -51,7 +51,7 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
         await store.touch("t", ["e1"])
         assert await store.stats() == StoreStats(0, 0)
         await store.put(turn("e2"))
-        assert (store.faults.waiting, store.faults.lost, store.faults.away) == (1, 0, True)
+        assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (1, 0, True)
         assert _warnings(caplog) == ["store_failed"]
 
         server.start()
@@ -60,7 +60,7 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
         await store.put(turn("e3"))
         assert await store.get("t", "e3") == turn("e3")
         assert await store.get("t", "e2") == turn("e2")  # what came meanwhile follows
-        assert (store.faults.waiting, store.faults.lost, store.faults.away) == (0, 0, False)
+        assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (0, 0, False)
         assert _warnings(caplog) == ["store_failed", "store_back"]
         await store.close()
 
@@ -78,7 +78,7 @@ def test_a_restart_between_two_requests_is_not_noticed(
         await store.put(turn("e2"))
         assert await store.get("t", "e2") is not None
         await store.close()
-        assert (store.faults.waiting, store.faults.failed) == (0, 0)
+        assert (store.faults.pending, store.faults.failures) == (0, 0)
 
     asyncio.run(main())
     assert _warnings(caplog) == []
@@ -92,7 +92,7 @@ def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
         server.process.send_signal(signal.SIGSTOP)
         assert await store.get("t", "e1") is None
         await store.put(turn("e1"))
-        assert (store.faults.waiting, store.faults.failed) == (1, 2)
+        assert (store.faults.pending, store.faults.failures) == (1, 2)
         server.process.send_signal(signal.SIGCONT)
         await store.close()
         store = RedisStore(server.url, clock=clock)
@@ -108,7 +108,7 @@ def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
         store = RedisStore("redis://127.0.0.1:1")
         await store.put(turn("e1"))
         assert await store.get("t", "e1") is None
-        assert store.faults.waiting == 1
+        assert store.faults.pending == 1
         await store.close()
 
     asyncio.run(main())
@@ -126,7 +126,7 @@ def test_one_that_is_full_refuses_writes_and_still_answers(
         for number in range(3):
             await store.put(turn(f"f{number}"))
             assert await store.get("t", "e1") is not None
-        assert store.faults.waiting == 3
+        assert store.faults.pending == 3
         await store.close()
 
     asyncio.run(main())

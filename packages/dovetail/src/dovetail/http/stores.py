@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
 
 class StoreNumbers(Collector):
     """Shows what the stores of turns and of responses could not do."""
 
-    def __init__(self, stores: Sequence[Faults]) -> None:
+    def __init__(self, stores: Sequence[StoreFaults]) -> None:
         self._stores = stores
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
@@ -28,10 +28,10 @@ class StoreNumbers(Collector):
             "dovetail_store_away", "1 where a store did not answer when last asked.", labels=_STORE
         )
         for store in self._stores:
-            failed.add_metric([store.what], store.failed)
-            lost.add_metric([store.what], store.lost)
-            waiting.add_metric([store.what], store.waiting)
-            away.add_metric([store.what], store.away)
+            failed.add_metric([store.name], store.failures)
+            lost.add_metric([store.name], store.lost)
+            waiting.add_metric([store.name], store.pending)
+            away.add_metric([store.name], store.unavailable)
         return failed, lost, waiting, away
 
 

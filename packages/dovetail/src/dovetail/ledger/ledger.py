@@ -23,9 +23,9 @@ from dovetail.ledger.store import (
     call_key,
 )
 from dovetail.ledger.wholes import Wholes, extend
-from dovetail.storage.bounded_map import Recent
-from dovetail.storage.faults import Faults
-from dovetail.storage.write_queue import Backlog
+from dovetail.storage.bounded_map import BoundedMap
+from dovetail.storage.faults import StoreFaults
+from dovetail.storage.write_queue import WriteQueue
 
 ARRIVAL = 0.5  # seconds that a turn's end waits for its place in a store that others read
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
@@ -72,21 +72,21 @@ class Ledger:
         self._store = store
         self._shelf = Shelf(cache_bytes)
         self._wholes = Wholes(wholes_bytes)
-        self._backlog: Backlog[Entry] = Backlog(self._write, weigh=weight, faults=store.faults)
+        self._backlog: WriteQueue[Entry] = WriteQueue(self._write, size_of=weight, faults=store.faults)
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.siblings = siblings
         self._clock = clock
         # Of a chain, the ids of all entries that have it, where the store was asked.
-        self._kin: Recent[tuple[str, bytes], tuple[str, ...]] = Recent(_REMEMBERED)
+        self._kin: BoundedMap[tuple[str, bytes], tuple[str, ...]] = BoundedMap(_REMEMBERED)
         # Of an entry, when all entries above it were last touched.
-        self._renewed: Recent[tuple[str, str], float] = Recent(_REMEMBERED)
+        self._renewed: BoundedMap[tuple[str, str], float] = BoundedMap(_REMEMBERED)
         # Of a chain, the number of the last turn recorded here that has it.
-        self._latest: Recent[tuple[str, bytes], int] = Recent(_REMEMBERED)
+        self._latest: BoundedMap[tuple[str, bytes], int] = BoundedMap(_REMEMBERED)
         self.sequence = 0  # turns recorded here
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> StoreFaults:
         """What the store could not do."""
         return self._store.faults
 
@@ -147,13 +147,13 @@ class Ledger:
         kin = self._kin.get((entry.tenant, entry.chain))
         if kin is not None and entry.id not in kin:
             self._kin.set((entry.tenant, entry.chain), (entry.id, *kin)[:NEWEST])
-        self._backlog.add(entry)
-        if self._backlog.weight > self._backlog_bytes:
+        self._backlog.put(entry)
+        if self._backlog.pending_bytes > self._backlog_bytes:
             await self.flush()
         elif self.siblings:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ARRIVAL):
-                    await self._backlog.written(entry.tenant, entry.id)
+                    await self._backlog.wait_written(entry.tenant, entry.id)
 
     async def whole(self, entry: Entry) -> "array[int] | None":
         """Its prompt and what was generated, without the token that ended it.

@@ -13,7 +13,7 @@ from dovetail.ledger.store import (
     SessionStats,
     StoreStats,
 )
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
 MAX_BYTES = 256 << 20
 
@@ -30,7 +30,7 @@ class MemoryStore:
         self._shelf = Shelf(max_bytes)
         self._max_age = max_age
         self._clock = clock
-        self.faults = Faults("ledger")
+        self.faults = StoreFaults("ledger")
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""

@@ -26,8 +26,8 @@ from dovetail.ledger.store import (
     StoreStats,
     call_keys,
 )
-from dovetail.storage.faults import Faults
-from dovetail.storage.redis_client import RedisServer
+from dovetail.storage.faults import StoreFaults
+from dovetail.storage.redis_client import RedisClient
 
 _SCAN = 1000  # keys looked at in one step when counting
 _LATE = 32 << 20  # bytes of entries that wait for the server to be back; the oldest go first
@@ -56,8 +56,8 @@ class RedisStore:
         patience: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._server = RedisServer(
-            url, what="ledger", prefix=prefix, patience=patience, clock=clock
+        self._server = RedisClient(
+            url, name="ledger", prefix=prefix, timeout=patience, clock=clock
         )
         self._redis = self._server.redis
         self._prefix = prefix
@@ -69,37 +69,37 @@ class RedisStore:
     @property
     def unsure(self) -> bool:
         """Whether what it did not find of late may be there all the same."""
-        return self._server.unsure
+        return self._server.recently_failed
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> StoreFaults:
         """What the server did not answer, and what it does not have for that."""
         return self._server.faults
 
     async def get(self, tenant: str, id: str) -> Entry | None:
         """The entry, or None if this tenant has none of that id."""
-        key = self._server.key(tenant, "entry", id)
-        body = await self._server.ask(lambda: self._redis.hget(key, "body"))
+        key = self._server.make_key(tenant, "entry", id)
+        body = await self._server.call(lambda: self._redis.hget(key, "body"))
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
     async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first."""
-        return await self._newest(self._server.key(tenant, "call", call_key))
+        return await self._newest(self._server.make_key(tenant, "call", call_key))
 
     async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first."""
-        return await self._newest(self._server.key(tenant, "chain", chain.hex()))
+        return await self._newest(self._server.make_key(tenant, "chain", chain.hex()))
 
     async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first. Some of them may be gone."""
         key = self._session_key(tenant, session)
-        ids = await self._server.ask(lambda: self._redis.zrange(key, 0, -1), patience=_LIST)
+        ids = await self._server.call(lambda: self._redis.zrange(key, 0, -1), timeout=_LIST)
         return tuple(id.decode() for id in cast("list[bytes]", _told(ids)))
 
     async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
-        return _told(await self._server.ask(lambda: self._sessions(tenant), patience=_LIST))
+        return _told(await self._server.call(lambda: self._sessions(tenant), timeout=_LIST))
 
     async def put(self, entry: Entry) -> None:
         """Keep it, now or when the server is back. Until then it is counted as waiting."""
@@ -110,9 +110,9 @@ class RedisStore:
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """These were used again, and so were the indexes that find them."""
-        keys = [self._server.key(tenant, "entry", id) for id in ids]
+        keys = [self._server.make_key(tenant, "entry", id) for id in ids]
         if keys:
-            await self._server.ask(lambda: self._touch(keys))
+            await self._server.call(lambda: self._touch(keys))
 
     async def version(self) -> int | None:
         """The server does not tell."""
@@ -120,7 +120,7 @@ class RedisStore:
 
     async def stats(self) -> StoreStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._server.ask(self._count, patience=_LIST) or StoreStats(0, 0)
+        return await self._server.call(self._count, timeout=_LIST) or StoreStats(0, 0)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -130,7 +130,7 @@ class RedisStore:
         await self._server.close()
 
     async def _is_put(self, entry: Entry) -> bool:
-        return await self._server.ask(lambda: self._put(entry)) is not None
+        return await self._server.call(lambda: self._put(entry)) is not None
 
     def _put_off(self, entry: Entry) -> None:
         key = (entry.tenant, entry.id)
@@ -140,8 +140,8 @@ class RedisStore:
         self._late_bytes += weight(entry)
         while self._late_bytes > _LATE:
             self._late_bytes -= weight(self._late.popitem(last=False)[1])
-            self.faults.lose()
-        self.faults.waiting = len(self._late)
+            self.faults.record_loss()
+        self.faults.pending = len(self._late)
         if self._again is None or self._again.done():
             self._again = asyncio.create_task(self._try_again())
 
@@ -158,19 +158,19 @@ class RedisStore:
                 self._late[key] = entry
                 return
             self._late_bytes -= weight(entry)
-            self.faults.waiting = len(self._late)
+            self.faults.pending = len(self._late)
 
     async def _newest(self, key: str) -> tuple[str, ...]:
-        ids = await self._server.ask(lambda: self._redis.zrevrange(key, 0, NEWEST - 1))
+        ids = await self._server.call(lambda: self._redis.zrevrange(key, 0, NEWEST - 1))
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
     def _session_key(self, tenant: str, session: str) -> str:
         """Hashed: a client chooses the name."""
-        return self._server.key(tenant, "session", hashlib.sha256(session.encode()).hexdigest())
+        return self._server.make_key(tenant, "session", hashlib.sha256(session.encode()).hexdigest())
 
     async def _sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         listed = await self._redis.zrevrange(
-            self._server.key(tenant, "sessions", ""), 0, MOST_SESSIONS - 1, withscores=True
+            self._server.make_key(tenant, "sessions", ""), 0, MOST_SESSIONS - 1, withscores=True
         )
         names = [(name.decode(), used) for name, used in cast("list[tuple[bytes, float]]", listed)]
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -184,13 +184,13 @@ class RedisStore:
         )
 
     async def _put(self, entry: Entry) -> bool:
-        key = self._server.key(entry.tenant, "entry", entry.id)
-        indexes = [self._server.key(entry.tenant, "call", name) for name in call_keys(entry)]
-        indexes.append(self._server.key(entry.tenant, "chain", entry.chain.hex()))
+        key = self._server.make_key(entry.tenant, "entry", entry.id)
+        indexes = [self._server.make_key(entry.tenant, "call", name) for name in call_keys(entry)]
+        indexes.append(self._server.make_key(entry.tenant, "chain", entry.chain.hex()))
         bounds = dict.fromkeys(indexes, NEWEST)
         if entry.session:
             bounds[self._session_key(entry.tenant, entry.session)] = MOST_TURNS
-        order = await self._redis.incr(self._server.key(entry.tenant, "order", ""))
+        order = await self._redis.incr(self._server.make_key(entry.tenant, "order", ""))
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, mapping={"body": encode_entry(entry), "indexes": "\n".join(bounds)})
             pipe.pexpire(key, self._life)
@@ -199,7 +199,7 @@ class RedisStore:
                 pipe.zremrangebyrank(index, 0, -most - 1)
                 pipe.pexpire(index, self._life)
             if entry.session:
-                listed, now = self._server.key(entry.tenant, "sessions", ""), time.time()
+                listed, now = self._server.make_key(entry.tenant, "sessions", ""), time.time()
                 pipe.zadd(listed, {entry.session: now})
                 pipe.zremrangebyscore(listed, 0, now - self._life / 1000)
                 pipe.zremrangebyrank(listed, 0, -MOST_SESSIONS - 1)

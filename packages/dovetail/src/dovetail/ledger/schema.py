@@ -3,8 +3,8 @@
 import sqlite3
 from pathlib import Path
 
-from dovetail.storage.sqlite_file import Form
-from dovetail.storage.sqlite_file import connect as connect_file
+from dovetail.storage.sqlite_file import DatabaseSchema
+from dovetail.storage.sqlite_file import open_database as connect_file
 
 VERSION = 2
 
@@ -53,7 +53,7 @@ END;
 """
 
 
-LEDGER = Form("ledger", _APPLICATION, VERSION, _TABLES + _SESSIONS, {1: _SESSIONS})
+LEDGER = DatabaseSchema("ledger", _APPLICATION, VERSION, _TABLES + _SESSIONS, {1: _SESSIONS})
 
 
 def connect(path: Path) -> sqlite3.Connection:

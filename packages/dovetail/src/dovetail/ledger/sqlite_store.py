@@ -20,9 +20,9 @@ from dovetail.ledger.store import (
     StoreStats,
     call_keys,
 )
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import SqliteThread
-from dovetail.storage.sqlite_bounds import Bounds
+from dovetail.storage.sqlite_bounds import TableBounds
 
 MAX_BYTES = 2 << 30
 
@@ -44,15 +44,15 @@ class SqliteStore:
         clock: Clock = time.time,
     ) -> None:
         self.path = path
-        self.faults = Faults("ledger")
+        self.faults = StoreFaults("ledger")
         self._connection = connect(path)
-        self._bounds = Bounds(
+        self._bounds = TableBounds(
             self._connection, "entries", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
         self._thread = SqliteThread(
             self._connection,
-            what=f"the ledger {path}",
-            tidy=self._bounds.expire,
+            name=f"the ledger {path}",
+            cleanup=self._bounds.delete_expired,
             faults=self.faults,
         )
 
@@ -114,13 +114,13 @@ class SqliteStore:
 
     def _get(self, tenant: str, id: str) -> Entry | None:
         query = "SELECT body FROM entries WHERE tenant = ? AND id = ? AND used >= ?"
-        row = self._connection.execute(query, (tenant, id, self._bounds.oldest())).fetchone()
+        row = self._connection.execute(query, (tenant, id, self._bounds.min_used())).fetchone()
         return decode_entry(row[0]) if row else None
 
     def _ids(
         self, query: str, tenant: str, name: str | bytes, most: int = NEWEST
     ) -> tuple[str, ...]:
-        rows = self._connection.execute(query, (tenant, name, self._bounds.oldest(), most))
+        rows = self._connection.execute(query, (tenant, name, self._bounds.min_used(), most))
         return tuple(id for (id,) in rows)
 
     def _sessions(self, tenant: str) -> tuple[SessionStats, ...]:
@@ -128,7 +128,7 @@ class SqliteStore:
             "SELECT session, count(*), max(used) AS last FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND used >= ? GROUP BY session ORDER BY last DESC LIMIT ?"
         )
-        rows = self._connection.execute(query, (tenant, self._bounds.oldest(), MOST_SESSIONS))
+        rows = self._connection.execute(query, (tenant, self._bounds.min_used(), MOST_SESSIONS))
         return tuple(SessionStats(*row) for row in rows)
 
     def _put(self, entry: Entry) -> None:
@@ -152,13 +152,13 @@ class SqliteStore:
                 "SELECT tenant, ?, seq FROM entries WHERE tenant = ? AND id = ?",
                 (entry.session, entry.tenant, entry.id),
             )
-        self._bounds.make_room()
+        self._bounds.evict()
 
     def _touch(self, rows: list[tuple[str, str]]) -> None:
         now = self._bounds.now()
         self._connection.executemany(
             "UPDATE entries SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?",
-            [(now, tenant, id, self._bounds.oldest()) for tenant, id in rows],
+            [(now, tenant, id, self._bounds.min_used()) for tenant, id in rows],
         )
 
     def _version(self) -> int:

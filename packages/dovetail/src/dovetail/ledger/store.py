@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.ledger.entry import Entry
 from dovetail.storage.fault import StoreError as StoreError
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
 DAY = 86_400.0
 MAX_AGE = 7 * DAY  # seconds since an entry was last used
@@ -48,7 +48,7 @@ class Store(Protocol):
         """Whether what it did not find of late may be there all the same."""
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> StoreFaults:
         """What it could not do. Who asks it adds only what is lost for that."""
 
     async def get(self, tenant: str, id: str) -> Entry | None:

@@ -18,7 +18,7 @@ from dovetail.prompt.normalization import Stabilizer
 from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.store import Kept
 from dovetail.routing.pool import Pool
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
 
@@ -150,7 +150,7 @@ class Service:
         served: Sequence[Offered],
         aliases: Mapping[str, str] | None = None,
         kept: Kept | None = None,
-        turns: Faults | None = None,
+        turns: StoreFaults | None = None,
     ) -> None:
         self.served = tuple(served)
         self.kept = kept or Kept(MemoryResponses())

@@ -7,7 +7,7 @@ import msgspec
 import zstandard
 
 from dovetail.responses.response import KeptResponse
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
 DAY = 86_400.0
 MAX_BYTES = 256 << 20
@@ -31,7 +31,7 @@ class Store(Protocol):
     """Keeps responses, each for its tenant alone, and forgets those not used for longest."""
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> StoreFaults:
         """What it could not do. Who asks it adds only what is lost for that."""
 
     async def greet(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dovetail.responses.backend import MAX_AGE, MAX_BYTES, Clock, Stats
 from dovetail.responses.response import KeptResponse
 from dovetail.responses.shelf import Shelf
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
 
 class MemoryResponses:
@@ -20,7 +20,7 @@ class MemoryResponses:
         self._shelf = Shelf(max_bytes)
         self._max_age = max_age
         self._clock = clock
-        self.faults = Faults("responses")
+        self.faults = StoreFaults("responses")
 
     async def greet(self) -> None:
         """It is always there."""

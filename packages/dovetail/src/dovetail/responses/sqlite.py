@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dovetail.responses.backend import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
 from dovetail.responses.response import KeptResponse
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import SqliteThread
-from dovetail.storage.sqlite_bounds import Bounds
-from dovetail.storage.sqlite_file import Form, connect
+from dovetail.storage.sqlite_bounds import TableBounds
+from dovetail.storage.sqlite_file import DatabaseSchema, open_database
 
 _ROW_COST = 200  # the row's other columns and its places in the indexes
 
@@ -38,7 +38,7 @@ CREATE TRIGGER responses_dropped AFTER DELETE ON responses BEGIN
     UPDATE totals SET responses = responses - 1, bytes = bytes - old.size;
 END;
 """
-FORM = Form("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
+FORM = DatabaseSchema("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
 
 
 class SqliteResponses:
@@ -54,15 +54,15 @@ class SqliteResponses:
         max_age: float = MAX_AGE,
         clock: Clock = time.time,
     ) -> None:
-        self.faults = Faults("responses")
-        self._connection = connect(path, FORM)
-        self._bounds = Bounds(
+        self.faults = StoreFaults("responses")
+        self._connection = open_database(path, FORM)
+        self._bounds = TableBounds(
             self._connection, "responses", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
         self._thread = SqliteThread(
             self._connection,
-            what=f"the store of responses {path}",
-            tidy=self._bounds.expire,
+            name=f"the store of responses {path}",
+            cleanup=self._bounds.delete_expired,
             faults=self.faults,
         )
 
@@ -89,7 +89,7 @@ class SqliteResponses:
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
         """These were used again."""
-        rows = [(self._bounds.now(), tenant, id, self._bounds.oldest()) for id in ids]
+        rows = [(self._bounds.now(), tenant, id, self._bounds.min_used()) for id in ids]
         query = "UPDATE responses SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?"
         await self._thread.write(lambda: self._many(query, rows))
 
@@ -105,7 +105,7 @@ class SqliteResponses:
 
     def _get(self, tenant: str, id: str) -> KeptResponse | None:
         query = "SELECT body FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
-        row = self._connection.execute(query, (tenant, id, self._bounds.oldest())).fetchone()
+        row = self._connection.execute(query, (tenant, id, self._bounds.min_used())).fetchone()
         return decode(row[0]) if row else None
 
     def _put(self, response: KeptResponse) -> None:
@@ -119,11 +119,11 @@ class SqliteResponses:
             "used = max(used, excluded.used), size = excluded.size, body = excluded.body",
             (response.tenant, response.id, self._bounds.now(), size, body),
         )
-        self._bounds.make_room()
+        self._bounds.evict()
 
     def _delete(self, tenant: str, id: str) -> int:
         query = "DELETE FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
-        return self._connection.execute(query, (tenant, id, self._bounds.oldest())).rowcount
+        return self._connection.execute(query, (tenant, id, self._bounds.min_used())).rowcount
 
     def _alive(self, tenant: str, ids: Sequence[str]) -> set[str]:
         query = (
@@ -131,7 +131,7 @@ class SqliteResponses:
             "WHERE tenant = ? AND id IN (SELECT value FROM json_each(?)) AND used >= ?"
         )
         rows = self._connection.execute(
-            query, (tenant, json.dumps(list(ids)), self._bounds.oldest())
+            query, (tenant, json.dumps(list(ids)), self._bounds.min_used())
         )
         return {id for (id,) in rows}
 

@@ -17,10 +17,10 @@ from dovetail.responses.backend import Clock, Stats, Store
 from dovetail.responses.connection_cache import Local
 from dovetail.responses.response import KeptResponse, weight
 from dovetail.responses.shelf import Shelf
-from dovetail.storage.bounded_map import Recent
+from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.fault import StoreError
-from dovetail.storage.faults import Faults
-from dovetail.storage.write_queue import Backlog
+from dovetail.storage.faults import StoreFaults
+from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
 RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
@@ -70,25 +70,25 @@ class Kept:
         self._cache_bytes = cache_bytes
         self._clock = clock
         self._shelf = Shelf(cache_bytes)
-        self._backlog: Backlog[KeptResponse] = Backlog(
-            self._write, weigh=weight, faults=store.faults
+        self._backlog: WriteQueue[KeptResponse] = WriteQueue(
+            self._write, size_of=weight, faults=store.faults
         )
         # Of a response, when all that it goes on from was last touched.
-        self._renewed: Recent[tuple[str, str], float] = Recent(_RENEWED)
+        self._renewed: BoundedMap[tuple[str, str], float] = BoundedMap(_RENEWED)
         self._reading = asyncio.Semaphore(_AT_ONCE)
 
     def keep(self, response: KeptResponse) -> None:
         """Remember it, or its newer form. From now on it is found; the disk is not waited for."""
         self._shelf.add(response)
-        self._backlog.add(response)
+        self._backlog.put(response)
 
     @property
     def waiting(self) -> int:
         """About how many bytes are not in the store yet."""
-        return self._backlog.weight
+        return self._backlog.pending_bytes
 
     @property
-    def faults(self) -> Faults:
+    def faults(self) -> StoreFaults:
         """What the store could not do."""
         return self._store.faults
 
@@ -105,7 +105,7 @@ class Kept:
         """Returns when the response is in the store, or the store has had its time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                await self._backlog.written(response.tenant, response.id)
+                await self._backlog.wait_written(response.tenant, response.id)
 
     async def get(self, tenant: str, id: str) -> KeptResponse | None:
         """The response, or None if this tenant has none of that id."""
@@ -170,7 +170,7 @@ class Kept:
         """Forget it, everywhere. False: there was none. StoreError if the store cannot."""
         if not is_sound(id):
             return False
-        await self._backlog.written(tenant, id)
+        await self._backlog.wait_written(tenant, id)
         self._shelf.drop(tenant, id)
         try:
             return await self._store.delete(tenant, id)

@@ -7,13 +7,13 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Recent(Generic[_K, _V]):
+class BoundedMap(Generic[_K, _V]):
     """What may be forgotten, because it can be found out again."""
 
-    __slots__ = ("_items", "_most")
+    __slots__ = ("_items", "_max_items")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_items: int) -> None:
+        self._max_items = max_items
         self._items: OrderedDict[_K, _V] = OrderedDict()
 
     def get(self, key: _K) -> _V | None:
@@ -24,5 +24,5 @@ class Recent(Generic[_K, _V]):
         """Remember it as the newest."""
         self._items[key] = value
         self._items.move_to_end(key)
-        if len(self._items) > self._most:
+        if len(self._items) > self._max_items:
             self._items.popitem(last=False)

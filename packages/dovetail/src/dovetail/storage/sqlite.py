@@ -14,9 +14,9 @@ from threading import Thread
 from typing import Any, Generic, TypeVar
 
 from dovetail.storage.fault import StoreError
-from dovetail.storage.faults import Faults
+from dovetail.storage.faults import StoreFaults
 
-_BATCH = 512  # jobs in one transaction: bounds how long other processes wait
+_MAX_BATCH_JOBS = 512  # jobs in one transaction: bounds how long other processes wait
 
 _T = TypeVar("_T")
 
@@ -27,31 +27,31 @@ class SqliteThread:
     `tidy` runs at the end of each transaction that wrote. `faults` hears of what fails.
     """
 
-    __slots__ = ("_connection", "_faults", "_jobs", "_thread", "_tidy", "_what")
+    __slots__ = ("_connection", "_faults", "_jobs", "_thread", "_cleanup", "_name")
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         *,
-        what: str,
-        tidy: Callable[[], None],
-        faults: Faults,
+        name: str,
+        cleanup: Callable[[], None],
+        faults: StoreFaults,
     ) -> None:
         self._connection = connection
-        self._what = what
-        self._tidy = tidy
+        self._name = name
+        self._cleanup = cleanup
         self._faults = faults
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="dovetail-store", daemon=True)
         self._thread.start()
 
-    async def read(self, act: Callable[[], _T]) -> _T:
+    async def read(self, operation: Callable[[], _T]) -> _T:
         """What `act` finds."""
-        return await self._ask(_Job(act, writes=False))
+        return await self._submit(_Job(operation, writes=False))
 
-    async def write(self, act: Callable[[], None]) -> None:
+    async def write(self, operation: Callable[[], None]) -> None:
         """Done when it is committed."""
-        await self._ask(_Job(act, writes=True))
+        await self._submit(_Job(operation, writes=True))
 
     async def close(self) -> None:
         """Finish what was asked for before, then close the connection."""
@@ -59,17 +59,17 @@ class SqliteThread:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    async def _ask(self, job: "_Job[_T]") -> _T:
+    async def _submit(self, job: "_Job[_T]") -> _T:
         if not self._thread.is_alive():
-            raise StoreError(f"{self._what} is closed")
+            raise StoreError(f"{self._name} is closed")
         self._jobs.put(job)
         try:
-            answer = await asyncio.wrap_future(job.answer)
+            answer = await asyncio.wrap_future(job.future)
         except (sqlite3.Error, ValueError) as error:
-            self._faults.unanswered(error)
-            raise StoreError(f"{self._what} failed: {error}") from error
+            self._faults.record_failure(error)
+            raise StoreError(f"{self._name} failed: {error}") from error
         if job.writes:  # a disk that is full is read from all the same
-            self._faults.answered()
+            self._faults.record_success()
         return answer
 
     # What follows runs in the thread.
@@ -85,7 +85,7 @@ class SqliteThread:
     def _batch(self) -> "list[_Job[Any] | None]":
         """The next job, and what else is waiting behind it, up to the end."""
         batch = [self._jobs.get()]
-        while batch[-1] is not None and len(batch) < _BATCH:
+        while batch[-1] is not None and len(batch) < _MAX_BATCH_JOBS:
             try:
                 batch.append(self._jobs.get_nowait())
             except Empty:
@@ -101,7 +101,7 @@ class SqliteThread:
             for job in batch:
                 job.run()
             if writes:
-                self._tidy()
+                self._cleanup()
                 self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):  # it may have been rolled back already
@@ -109,25 +109,25 @@ class SqliteThread:
             for job in batch:
                 job.recover(error)
         for job in batch:
-            job.tell()
+            job.resolve()
 
 
 class _Job(Generic[_T]):
     """A piece of work for the thread, and its answer, which is told after the commit."""
 
-    __slots__ = ("_act", "_error", "_result", "answer", "writes")
+    __slots__ = ("_operation", "_error", "_result", "future", "writes")
 
     def __init__(self, act: Callable[[], _T], *, writes: bool) -> None:
-        self._act = act
+        self._operation = act
         self._error: Exception | None = None
         self._result: list[_T] = []
         self.writes = writes
-        self.answer: Future[_T] = Future()
+        self.future: Future[_T] = Future()
 
     def run(self) -> None:
         """Do it. Raises only what spoils the transaction for the others too."""
         try:
-            self._result = [self._act()]
+            self._result = [self._operation()]
         except Exception as error:
             self._error = error
             if self.writes and isinstance(error, sqlite3.Error):
@@ -140,10 +140,10 @@ class _Job(Generic[_T]):
         elif not self._result and self._error is None:
             self.run()
 
-    def tell(self) -> None:
-        if not self.answer.set_running_or_notify_cancel():
+    def resolve(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
             return  # nobody waits any more; the work is done all the same
         if self._error is not None:
-            self.answer.set_exception(self._error)
+            self.future.set_exception(self._error)
         else:
-            self.answer.set_result(self._result[0])
+            self.future.set_result(self._result[0])

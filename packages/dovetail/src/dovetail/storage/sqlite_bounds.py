@@ -3,11 +3,11 @@
 import sqlite3
 from collections.abc import Callable
 
-_SLACK = 4 << 20  # bytes freed at once: not on every put, and never a long pause
-_EXPIRED = 1000  # rows past their age dropped in one transaction; they are not seen in any case
+_EVICT_BYTES = 4 << 20  # bytes freed at once: not on every put, and never a long pause
+_MAX_EXPIRED_ROWS = 1000  # rows past their age dropped in one transaction; they are not seen in any case
 
 
-class Bounds:
+class TableBounds:
     """Those of a table whose rows have `seq`, `used` and `size`, beside a table of `totals`."""
 
     __slots__ = ("_clock", "_connection", "_max_age", "_table", "max_bytes")
@@ -30,7 +30,7 @@ class Bounds:
     def now(self) -> float:
         return self._clock()
 
-    def oldest(self) -> float:
+    def min_used(self) -> float:
         """What was last used before then is not there any more."""
         return self._clock() - self._max_age
 
@@ -40,20 +40,20 @@ class Bounds:
         rows, held = self._connection.execute(query).fetchone()
         return rows, held
 
-    def expire(self) -> None:
+    def delete_expired(self) -> None:
         """Drop what is too old. Each row is dropped once."""
         self._connection.execute(
             f"DELETE FROM {self._table} WHERE seq IN "
             f"(SELECT seq FROM {self._table} WHERE used < ? ORDER BY used LIMIT ?)",
-            (self.oldest(), _EXPIRED),
+            (self.min_used(), _MAX_EXPIRED_ROWS),
         )
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         """Drop the least recently used while there is too much."""
         _, held = self.totals()
         if held <= self.max_bytes:
             return
-        target = self.max_bytes - min(self.max_bytes // 16, _SLACK)
+        target = self.max_bytes - min(self.max_bytes // 16, _EVICT_BYTES)
         doomed: list[tuple[int]] = []
         query = f"SELECT seq, size FROM {self._table} ORDER BY used, seq"
         for seq, size in self._connection.execute(query):
