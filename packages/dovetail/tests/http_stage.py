@@ -33,7 +33,7 @@ from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing.pool import Pool
 from dovetail.server.http_server import server
-from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.record import RequestRecorder
 
 NAME = "some-org/some-model"
 ALIAS = "claude-haiku-4-5-20251001"
@@ -269,7 +269,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     template: str = _TEMPLATE,
     send_buffer: int | None = None,
     offered: Service | None = None,
-    recorders: Sequence[Recorder] = (),
+    recorders: Sequence[RequestRecorder] = (),
 ) -> AsyncIterator[Stage]:
     """A server, up before the first line of the block and gone after the last.
 

@@ -42,7 +42,7 @@ def test_every_panel_and_alert_asks_for_numbers_that_there_are() -> None:
         async with serving() as stage:
             message: Any = [{"role": "user", "content": "Hi"}]
             await stage.openai().chat.completions.create(model=NAME, messages=message)
-            stage.app.metrics.certificate(time.time)  # there where HTTPS is served
+            stage.app.metrics.track_certificate_expiry(time.time)  # there where HTTPS is served
             told = (await stage.ask("GET", "/metrics")).body.decode()
             # An alert asks whether it has grown: one that begins with its first would not have.
             assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in told

@@ -24,7 +24,7 @@ from dovetail.access.limits import Limits, MemoryBook, Standing
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.limit_headers import limit_headers
 from dovetail.http.options import HttpOptions
-from dovetail.telemetry.log_throttle import LINES, Hush
+from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES, LogThrottle
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
@@ -381,31 +381,31 @@ def test_headers_as_each_api_writes_them() -> None:
 def test_guesses_do_not_fill_the_log() -> None:
     async def scene() -> None:
         async with desk() as at:
-            for _ in range(LINES + 20):
+            for _ in range(DEFAULT_MAX_LINES + 20):
                 assert (await at.stage.ask("GET", "/v1/models", x_api_key="guess")).status == 401
             assert (await at.stage.ask("GET", "/nowhere")).status == 404
             assert (await at.ask("/v1/messages")).status == 200  # who has a key is always told of
             lines = [at.stage.ended.get_nowait() for _ in range(at.stage.ended.qsize())]
-            assert [line["status"] for line in lines] == [401] * LINES + [200]
+            assert [line["status"] for line in lines] == [401] * DEFAULT_MAX_LINES + [200]
             assert at.stage.metric(
                 "dovetail_requests_total",
                 model="",
                 endpoint="models",
                 request_type="unary",
                 status="401",
-            ) == (LINES + 20)
+            ) == (DEFAULT_MAX_LINES + 20)
 
     run(scene)
 
 
 def test_what_was_not_logged_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        hush = Hush(lines=2, span=0.01)
-        assert [hush.speaks() for _ in range(5)] == [True, True, False, False, False]
+        hush = LogThrottle(max_lines=2, interval_seconds=0.01)
+        assert [hush.allow() for _ in range(5)] == [True, True, False, False, False]
         while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
         assert vars(caplog.records[0])["fields"] == {"requests": 3}
-        assert hush.speaks()
+        assert hush.allow()
 
     run(scene)
 

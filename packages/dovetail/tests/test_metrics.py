@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.http.options import HttpOptions
 from dovetail.prompt.diagnosis import REASONS
-from dovetail.telemetry.log import JsonLines, Logfmt, configure, request_fields
-from dovetail.telemetry.metrics import GAPS, Metrics
-from dovetail.telemetry.record import Prefix, RequestEnd
+from dovetail.telemetry.log import JsonFormatter, LogfmtFormatter, configure_logging, request_fields
+from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, Metrics
+from dovetail.telemetry.record import PrefixStats, RequestRecord
 from dovetail_model import Usage
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -107,12 +107,12 @@ def record(**fields: Any) -> logging.LogRecord:
 
 
 def test_logfmt_quotes_what_would_break_a_line() -> None:
-    line = Logfmt().format(record(session='a"b\nc d', tokens=3, stream=True, model="x/y"))
+    line = LogfmtFormatter().format(record(session='a"b\nc d', tokens=3, stream=True, model="x/y"))
     assert "\n" not in line
     assert line.endswith(r'event=request session="a\"b\nc d" tokens=3 stream=true model=x/y')
 
 
-@pytest.mark.parametrize("form", [Logfmt(), JsonLines()], ids=["logfmt", "json"])
+@pytest.mark.parametrize("form", [LogfmtFormatter(), JsonFormatter()], ids=["logfmt", "json"])
 def test_a_line_steers_no_terminal(form: logging.Formatter) -> None:
     steering = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
     line = form.format(record(session=f"s{steering}"))
@@ -120,7 +120,7 @@ def test_a_line_steers_no_terminal(form: logging.Formatter) -> None:
 
 
 def test_json_lines() -> None:
-    line = json.loads(JsonLines().format(record(session="a\nb", tokens=3)))
+    line = json.loads(JsonFormatter().format(record(session="a\nb", tokens=3)))
     assert (line["event"], line["session"], line["tokens"]) == ("request", "a\nb", 3)
 
 
@@ -130,7 +130,7 @@ def test_configure_sends_everything_to_one_place(form: Any) -> None:
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     try:
-        configure(form, "warning", stream)
+        configure_logging(form, "warning", stream)
         logging.getLogger("other").info("quiet")
         try:
             raise ValueError("why")
@@ -146,7 +146,7 @@ def test_configure_sends_everything_to_one_place(form: Any) -> None:
 
 
 def test_a_line_leaves_out_what_is_not_known() -> None:
-    end = RequestEnd(id="r", endpoint="models", status=200, duration=0.5)
+    end = RequestRecord(id="r", endpoint="models", status=200, duration=0.5)
     assert request_fields(end) == {
         "id": "r",
         "endpoint": "models",
@@ -157,7 +157,7 @@ def test_a_line_leaves_out_what_is_not_known() -> None:
 
 
 def test_a_line_tells_of_waits_moves_and_sub_agents() -> None:
-    end = RequestEnd(
+    end = RequestRecord(
         id="r",
         endpoint="responses",
         status=200,
@@ -176,12 +176,12 @@ def test_a_line_tells_of_waits_moves_and_sub_agents() -> None:
 
 def test_gauges_and_limits() -> None:
     metrics = Metrics()
-    metrics.sockets(+1)
-    metrics.sockets(+1)
-    metrics.sockets(-1)
-    metrics.background(+1)
-    metrics.draining(True)
-    metrics.limited("tokens")
+    metrics.add_websockets(+1)
+    metrics.add_websockets(+1)
+    metrics.add_websockets(-1)
+    metrics.add_background_responses(+1)
+    metrics.set_draining(True)
+    metrics.count_rate_limited("tokens")
     found = samples(metrics.render()[0].decode())
     assert found["dovetail_websocket_connections", ()] == 1
     assert found["dovetail_background_responses", ()] == 1
@@ -191,8 +191,8 @@ def test_gauges_and_limits() -> None:
 
 def test_gaps_are_cumulative() -> None:
     metrics = Metrics()
-    gaps = metrics.gaps("m")
-    for place in (0, 2, 2, len(GAPS)):
+    gaps = metrics.inter_token_histogram("m")
+    for place in (0, 2, 2, len(INTER_TOKEN_BUCKETS_SECONDS)):
         gaps.counts[place] += 1
     gaps.sum = 99.5
     found = samples(metrics.render()[0].decode())
@@ -207,13 +207,13 @@ def test_gaps_are_cumulative() -> None:
 def test_reasons_are_a_closed_set() -> None:
     metrics = Metrics()
     for reason in (None, *REASONS):
-        metrics.prompted("m", Prefix(common=0, total=1, reason=reason, turns={"exact": 1}), 0)
+        metrics.count_prompt("m", PrefixStats(common=0, total=1, reason=reason, turns={"exact": 1}), 0)
     text = metrics.render()[0].decode()
     assert text.count("dovetail_prefix_reasons_total{") == len(REASONS) + 1
 
 
 def test_usage_is_told_only_where_known() -> None:
-    end = RequestEnd(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
+    end = RequestRecord(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
     assert request_fields(end)["output"] == 2
     assert "reasoning" not in request_fields(end)
 

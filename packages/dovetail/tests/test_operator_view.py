@@ -21,8 +21,8 @@ from dovetail.routing.pool import Pool
 from dovetail.server import folder as folders
 from dovetail.server.folder import HELD, PREFIX, hold, new_folder
 from dovetail.server.process import ending
-from dovetail.telemetry.log import configure
-from dovetail.telemetry.log_throttle import LINES
+from dovetail.telemetry.log import configure_logging
+from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import EngineUnavailable
 
@@ -94,17 +94,17 @@ def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
     async def scene() -> None:
         async with serving(options) as stage:
             bare = await stage.ask("GET", path)
-            for _ in range(LINES + 5):
+            for _ in range(DEFAULT_MAX_LINES + 5):
                 guess = await stage.ask("GET", path, x_api_key="guess")
                 assert guess.status == bare.status
             assert (await stage.ask("GET", path, x_api_key="key")).status == 200
             lines = [stage.ended.get_nowait() for _ in range(stage.ended.qsize())]
-            assert len(lines) == LINES
+            assert len(lines) == DEFAULT_MAX_LINES
             assert {line["status"] for line in lines} == {401}
             assert lines[-1]["reason"] == "unknown_key"
             labels = {"model": "", "endpoint": path.strip("/"), "request_type": "unary"}
             refused = stage.metric("dovetail_requests_total", status="401", **labels)
-            assert refused == LINES + 5 + (bare.status == 401)
+            assert refused == DEFAULT_MAX_LINES + 5 + (bare.status == 401)
 
     run(scene)
 
@@ -166,8 +166,8 @@ def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
 
 def test_numbers_of_the_build_and_the_process_and_no_others_than_asked_for() -> None:
     metrics = Metrics()
-    metrics.limited("tokens")
-    metrics.restarted(2)
+    metrics.count_rate_limited("tokens")
+    metrics.count_restarts(2)
     text = metrics.render()[0].decode()
     assert 'dovetail_build_info{version="' in text
     assert "process_resident_memory_bytes " in text
@@ -208,7 +208,7 @@ def test_the_server_below_says_only_what_is_wrong(level: str, lowest: str) -> No
     root = logging.getLogger()
     before, handlers = root.level, root.handlers[:]
     try:
-        configure(level=level)
+        configure_logging(level=level)
         assert logging.getLevelName(logging.getLogger("uvicorn.error").level) == lowest
     finally:
         root.setLevel(before)

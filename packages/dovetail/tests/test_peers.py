@@ -18,9 +18,9 @@ from dovetail.net.client_address import ClientAddressResolver
 from dovetail.server.http_server import server
 from dovetail.settings.sources import load_config
 from dovetail.telemetry import log_throttle as quiet
-from dovetail.telemetry.log_throttle import Hush
-from dovetail.telemetry.record import Inside, RequestEnd
-from dovetail.telemetry.trace.line import line_of
+from dovetail.telemetry.log_throttle import LogThrottle
+from dovetail.telemetry.record import RequestContents, RequestRecord
+from dovetail.telemetry.trace.line import encode_trace_line
 
 PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
 ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
@@ -95,8 +95,8 @@ class Ends:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
 
-    def ended(self, end: RequestEnd, inside: Inside) -> None:
-        self.lines.append(line_of(end, inside))
+    def ended(self, end: RequestRecord, inside: RequestContents) -> None:
+        self.lines.append(encode_trace_line(end, inside))
 
     def close(self) -> None:
         """Nothing is left to be written."""
@@ -194,10 +194,10 @@ def test_who_is_loud_does_not_hide_others(
     monkeypatch.setattr(quiet, "MOST_TOLD", 2)
 
     async def scene() -> None:
-        hush = Hush(lines=1, span=0.01, what="handshakes")
-        assert hush.speaks("a")
+        hush = LogThrottle(max_lines=1, interval_seconds=0.01, count_field="handshakes")
+        assert hush.allow("a")
         for peer, times in (("a", 5), ("b", 1), ("c", 3), ("d", 2), (None, 1)):
-            assert [hush.speaks(peer) for _ in range(times)] == [False] * times
+            assert [hush.allow(peer) for _ in range(times)] == [False] * times
         while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 

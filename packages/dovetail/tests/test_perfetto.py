@@ -15,11 +15,11 @@ from perfetto_format import faults
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.telemetry.record import Call, Thought
+from dovetail.telemetry.record import ToolCallRecord, ReasoningSpan
 from dovetail.telemetry.trace.line import TraceLine
-from dovetail.telemetry.trace.perfetto import timeline
+from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace
-from dovetail.telemetry.trace.summary import summarize
+from dovetail.telemetry.trace.summary import summarize_sessions
 from dovetail_model import Usage
 
 Json = dict[str, Any]
@@ -35,8 +35,8 @@ def turn(began: float, **more: Any) -> TraceLine:
     usage = Usage(input_tokens=100, output_tokens=20, cached_tokens=64)
     times = {"decoded": 0.01, "admitted": 0.02, "prepared": 0.05, "first_token": 0.2, "said": 0.9}
     parts: Json = {
-        "thoughts": (Thought(0.2, 0.5),),
-        "calls": (Call(f"call_{began}", "look_up", 0.6, 0.8),),
+        "thoughts": (ReasoningSpan(0.2, 0.5),),
+        "calls": (ToolCallRecord(f"call_{began}", "look_up", 0.6, 0.8),),
         "usage": usage,
         **times,
     }
@@ -44,7 +44,7 @@ def turn(began: float, **more: Any) -> TraceLine:
 
 
 def session(*lines: TraceLine) -> Json:
-    drawn = timeline(Trace(tuple(sorted(lines, key=lambda one: one.began))))
+    drawn = build_timeline(Trace(tuple(sorted(lines, key=lambda one: one.began))))
     shown: Json = json.loads(msgspec.json.encode(drawn))
     assert faults(shown) == []
     return shown
@@ -117,7 +117,7 @@ def test_requests_at_the_same_time_are_beside_each_other() -> None:
 
 
 def test_calls_that_run_at_once_wait_beside_each_other() -> None:
-    calls = (Call("a", "look_up", 0.6, 0.7), Call("b", "", 0.7, 0.8), Call("c", "x", 0.8))
+    calls = (ToolCallRecord("a", "look_up", 0.6, 0.7), ToolCallRecord("b", "", 0.7, 0.8), ToolCallRecord("c", "x", 0.8))
     drawn = session(
         turn(1.0, session="s", calls=calls), turn(5.0, session="s", results=("b", "a"), calls=())
     )
@@ -130,10 +130,10 @@ def test_calls_that_run_at_once_wait_beside_each_other() -> None:
 
 def test_what_takes_no_time_is_beside_each_other(tmp_path: Path) -> None:
     """Calls of one burst begin and end at the same moment. Perfetto itself says where each lies."""
-    burst = tuple(Call(id, "look_up", 0.6, 0.6) for id in "abc")
+    burst = tuple(ToolCallRecord(id, "look_up", 0.6, 0.6) for id in "abc")
     at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
     drawn = session(
-        turn(1.0, session="s", thoughts=(Thought(0.0, 0.0),), calls=burst, **at_once),
+        turn(1.0, session="s", thoughts=(ReasoningSpan(0.0, 0.0),), calls=burst, **at_once),
         turn(1.6, session="s", results=("a", "b", "c"), calls=()),
         line(4.0, 0.0, session="s"),
         line(4.0, 0.0, session="s"),
@@ -167,7 +167,7 @@ MOMENT = st.floats(0, 3)
 def anything(draw: st.DrawFn) -> TraceLine:
     """A line with parts that lie anywhere, also where none can."""
     ids = st.sampled_from(["a", "b", "c"])
-    calls = st.builds(Call, ids, st.sampled_from(["", "x"]), MOMENT, st.none() | MOMENT)
+    calls = st.builds(ToolCallRecord, ids, st.sampled_from(["", "x"]), MOMENT, st.none() | MOMENT)
     return line(
         draw(MOMENT),
         draw(st.floats(0, 2)),
@@ -177,7 +177,7 @@ def anything(draw: st.DrawFn) -> TraceLine:
         decoded=draw(st.none() | MOMENT),
         admitted=draw(st.none() | MOMENT),
         first_token=draw(st.none() | MOMENT),
-        thoughts=tuple(draw(st.lists(st.builds(Thought, MOMENT, MOMENT), max_size=3))),
+        thoughts=tuple(draw(st.lists(st.builds(ReasoningSpan, MOMENT, MOMENT), max_size=3))),
         calls=tuple(draw(st.lists(calls, max_size=4))),
         results=tuple(draw(st.lists(ids, max_size=2))),
         usage=draw(st.none() | st.just(Usage(5, 3, 2))),
@@ -225,13 +225,13 @@ def test_the_checker_finds_what_is_wrong(spoil: Callable[[Json], object]) -> Non
 
 def test_a_summary_adds_up() -> None:
     lines = (*LOOP, turn(104.0, session="s", agent="explorer", status=503), line(99.0))
-    (one,) = summarize(Trace(tuple(sorted(lines, key=lambda found: found.began))))
+    (one,) = summarize_sessions(Trace(tuple(sorted(lines, key=lambda found: found.began))))
     assert (one.name, one.requests, one.failed, one.agents) == ("session s", 4, 1, 2)
     assert (one.calls, one.input_tokens, one.output_tokens) == (3, 400, 80)
     assert one.cached_share == 0.64
-    assert one.answering == 4.0
-    assert round(one.thinking, 6) == 1.2
-    assert round(one.waiting, 6) == 4.4
+    assert one.response_seconds == 4.0
+    assert round(one.reasoning_seconds, 6) == 1.2
+    assert round(one.tool_wait_seconds, 6) == 4.4
 
 
 def write(path: Path, *lines: TraceLine) -> Path:

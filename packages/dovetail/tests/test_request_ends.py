@@ -20,8 +20,8 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing.pool import Pool
-from dovetail.telemetry.record import Inside, RequestEnd
-from dovetail.telemetry.trace.line import BLOCK, line_of
+from dovetail.telemetry.record import RequestContents, RequestRecord
+from dovetail.telemetry.trace.line import PREFIX_BLOCK_TOKENS, encode_trace_line
 from dovetail_model import EngineUnavailable
 
 THOUGHT = "<think>\nA zither, perhaps.\n</think>\n\n"
@@ -33,16 +33,16 @@ class Listener:
     """A recorder that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.ends: asyncio.Queue[tuple[RequestEnd, Inside]] = asyncio.Queue()
+        self.ends: asyncio.Queue[tuple[RequestRecord, RequestContents]] = asyncio.Queue()
         self.closed = False
 
-    def ended(self, end: RequestEnd, inside: Inside) -> None:
+    def ended(self, end: RequestRecord, inside: RequestContents) -> None:
         self.ends.put_nowait((end, inside))
 
     def close(self) -> None:
         self.closed = True
 
-    async def next(self) -> RequestEnd:
+    async def next(self) -> RequestRecord:
         return (await self.ends.get())[0]
 
 
@@ -203,7 +203,7 @@ def test_a_line_has_nothing_of_what_was_said(path: str) -> None:
             stage.engine.plan = stage.engine.says(f"{THOUGHT}A zither.{CALL}")
             await stage.ask("POST", path, body(path, stream=True), x_session_id="s-1")
             end, inside = await listener.ends.get()
-            line = line_of(end, inside).decode()
+            line = encode_trace_line(end, inside).decode()
             assert json.loads(line)["calls"][0]["name"] == "look_up"
             assert not [word for word in SECRETS if word in line]
 
@@ -222,7 +222,7 @@ def test_what_a_client_calls_things_is_cut() -> None:
             await stage.ask("POST", path, body(path), **long)
             end, inside = await listener.ends.get()
             assert (len(end.session or ""), len(end.agent or "")) == (256, 256)
-            assert len(line_of(end, inside)) < 4000
+            assert len(encode_trace_line(end, inside)) < 4000
 
     run(scene)
 
@@ -246,14 +246,14 @@ def test_digests_of_a_prompt_tell_a_tenants_own_prefixes_alone() -> None:
         async with serving(HttpOptions(keys=Keys([], keys))) as stage:
             listener = listening(stage)
             path, found = "/v1/chat/completions", []
-            text = "x" * (2 * BLOCK)
+            text = "x" * (2 * PREFIX_BLOCK_TOKENS)
             for key, asked in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
                 reply = await stage.ask("POST", path, body(path, asked), x_api_key=key)
                 assert reply.status == 200
                 end, inside = await listener.ends.get()
-                found.append(json.loads(line_of(end, inside))["prefix_blocks"])
+                found.append(json.loads(encode_trace_line(end, inside))["prefix_blocks"])
             own, others, grown, shifted = found
-            assert len(own) == len(stage.engine.asked[0].prompt) // BLOCK >= 2
+            assert len(own) == len(stage.engine.asked[0].prompt) // PREFIX_BLOCK_TOKENS >= 2
             assert own[:2] == grown[:2]
             assert not set(own) & set(others)
             assert not set(own) & set(shifted)
@@ -399,7 +399,7 @@ def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
 
 def test_a_recorder_that_fails_disturbs_no_request() -> None:
     class Broken(Listener):
-        def ended(self, end: RequestEnd, inside: Inside) -> None:
+        def ended(self, end: RequestRecord, inside: RequestContents) -> None:
             raise RuntimeError("broken")
 
     async def scene() -> None:

@@ -17,9 +17,9 @@ from wire_stage import read_request, server
 from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.net.trace_context import SpanRef, current_trace, propagation_headers, parse_traceparent, trace_scope
 from dovetail.telemetry.otel import TelemetryError, open_telemetry
-from dovetail.telemetry.otel.attributes import MOST_PARTS, attributes, parts
-from dovetail.telemetry.record import Call as ToolCall
-from dovetail.telemetry.record import RequestEnd, Thought
+from dovetail.telemetry.otel.attributes import MAX_CHILD_SPANS, span_attributes, child_spans
+from dovetail.telemetry.record import ToolCallRecord as ToolCall
+from dovetail.telemetry.record import RequestRecord, ReasoningSpan
 from dovetail_model import Usage
 
 SERVER = 2  # the kind of a span, as the protocol numbers them
@@ -236,20 +236,20 @@ def test_an_engine_is_told_whose_request_it_works_on() -> None:
 
 def test_a_request_without_end_has_so_many_parts() -> None:
     calls = tuple(ToolCall(id=f"c{at}", name="", begin=1.0) for at in range(1000))
-    end = RequestEnd(
+    end = RequestRecord(
         id="r",
         endpoint="messages",
         status=200,
         duration=9.0,
         calls=calls,
-        thoughts=(Thought(0.5, 0.75),),
+        thoughts=(ReasoningSpan(0.5, 0.75),),
         usage=Usage(input_tokens=1),
     )
-    found = list(parts(end))
-    assert len(found) == MOST_PARTS
+    found = list(child_spans(end))
+    assert len(found) == MAX_CHILD_SPANS
     assert found[0].name == "reasoning"
     assert (found[1].end, found[1].attributes) == (9.0, {"gen_ai.tool.call.id": "c0"})
-    assert all(value is not None for value in attributes(end).values())
+    assert all(value is not None for value in span_attributes(end).values())
 
 
 def test_two_servers_one_behind_the_other_make_one_trace(

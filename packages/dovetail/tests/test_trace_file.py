@@ -22,9 +22,9 @@ from dovetail.http import capture as capturing
 from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import Inside, RequestEnd
-from dovetail.telemetry.recorders import recorders
-from dovetail.telemetry.trace.line import prefix_blocks
+from dovetail.telemetry.record import RequestContents, RequestRecord
+from dovetail.telemetry.recorders import open_recorders
+from dovetail.telemetry.trace.line import hash_prefix_blocks
 from dovetail.telemetry.trace.reader import TraceError, read_traces
 from dovetail.telemetry.trace.trace_writer import TraceWriter
 from dovetail.telemetry.trace.writer import TraceFile
@@ -32,8 +32,8 @@ from dovetail.telemetry.trace.writer import TraceFile
 LINE = b"x" * 99 + b"\n"
 
 
-def end(id: str = "r", **more: Any) -> RequestEnd:
-    return RequestEnd(id=id, endpoint="messages", status=200, duration=0.5, **more)
+def end(id: str = "r", **more: Any) -> RequestRecord:
+    return RequestRecord(id=id, endpoint="messages", status=200, duration=0.5, **more)
 
 
 def put_away(path: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def mode(path: Path) -> int:
 @pytest.mark.parametrize(("keep", "first"), [(1, 30), (2, 20), (3, 10), (4, 0), (9, 0)])
 def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, first: int) -> None:
     path = tmp_path / "trace.jsonl"
-    file = TraceFile(path, max_bytes=1000, keep=keep)
+    file = TraceFile(path, max_bytes=1000, max_rotated_files=keep)
     for number in range(45):
         file.write(b"%05d" % number + LINE[5:])
     file.close()
@@ -60,8 +60,8 @@ def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, fi
 
 
 def test_nothing_is_put_away_without_a_limit_nor_kept_where_none_are(tmp_path: Path) -> None:
-    endless = TraceFile(tmp_path / "endless", max_bytes=0, keep=2)
-    bare = TraceFile(tmp_path / "bare", max_bytes=150, keep=0)
+    endless = TraceFile(tmp_path / "endless", max_bytes=0, max_rotated_files=2)
+    bare = TraceFile(tmp_path / "bare", max_bytes=150, max_rotated_files=0)
     for _ in range(5):
         endless.write(LINE)
         bare.write(LINE)
@@ -80,7 +80,7 @@ def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
     left.write_bytes(LINE)
     stranger = path.with_name(f"{path.name}.notes")
     stranger.write_bytes(b"mine")
-    file = TraceFile(path, max_bytes=1000, keep=2)
+    file = TraceFile(path, max_bytes=1000, max_rotated_files=2)
     file.write(LINE)
     file.close()
     assert path.read_bytes() == b'{"cut": \n' + LINE
@@ -98,7 +98,7 @@ def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
         "print(file.path.name, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(path)]
-    first = TraceFile(path, max_bytes=1000, keep=2)
+    first = TraceFile(path, max_bytes=1000, max_rotated_files=2)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
@@ -111,8 +111,8 @@ def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
         b"ours\n",
         b"theirs\n",
     )
-    again = TraceFile(path, max_bytes=1000, keep=2)  # both names are free again
-    beside = TraceFile(path, max_bytes=1000, keep=2)
+    again = TraceFile(path, max_bytes=1000, max_rotated_files=2)  # both names are free again
+    beside = TraceFile(path, max_bytes=1000, max_rotated_files=2)
     assert (again.path.name, beside.path.name) == ("trace.jsonl", "trace-2.jsonl")
     again.close()
     beside.close()
@@ -137,10 +137,10 @@ class Stuck:
 
 def test_a_disk_that_stops_delays_nobody_and_what_is_dropped_is_counted() -> None:
     metrics, file = Metrics(), Stuck()
-    inside = Inside(ids=array("I", range(1000)), key=b"k")
-    writer = TraceWriter(file, metrics.untraced, room=20_000)  # type: ignore[arg-type]
+    inside = RequestContents(ids=array("I", range(1000)), key=b"k")
+    writer = TraceWriter(file, metrics.count_trace_dropped, max_queued_bytes=20_000)  # type: ignore[arg-type]
     for number in range(100):
-        writer.ended(end(str(number)), inside)
+        writer.record_request(end(str(number)), inside)
     assert file.begun.wait(60)
     dropped = metrics.registry.get_sample_value("dovetail_trace_dropped_total")
     assert dropped == 97
@@ -161,9 +161,9 @@ class Full(Stuck):
 
 def test_a_full_disk_costs_the_lines_that_it_had_no_room_for() -> None:
     metrics, file = Metrics(), Full()
-    writer = TraceWriter(file, metrics.untraced)  # type: ignore[arg-type]
+    writer = TraceWriter(file, metrics.count_trace_dropped)  # type: ignore[arg-type]
     for number in range(4):
-        writer.ended(end(str(number)), Inside())
+        writer.record_request(end(str(number)), RequestContents())
     writer.close()
     assert metrics.registry.get_sample_value("dovetail_trace_dropped_total") == 1
     assert [json.loads(line)["id"] for line in file.lines] == ["0", "2", "3"]
@@ -173,7 +173,7 @@ def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) 
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter(TraceFile(path, 0, 0))
     for began in (2.0, 1.0):
-        writer.ended(end(f"at {began}", began=began), Inside())
+        writer.record_request(end(f"at {began}", began=began), RequestContents())
     writer.close()
     with path.open("ab") as file:
         file.write(b'{"schema": "dovetail.request/1", "id"')
@@ -181,7 +181,7 @@ def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) 
     packed.write_bytes(gzip.compress(path.read_bytes()))
     trace = read_traces([path, packed])
     assert [line.id for line in trace.lines] == ["at 1.0", "at 1.0", "at 2.0", "at 2.0"]
-    assert trace.unread == 2
+    assert trace.skipped_lines == 2
     assert {line.event for line in trace.lines} == {"request_end"}
     other = tmp_path / "other.jsonl"
     other.write_text('{"schema": "dovetail.request/2", "event": "request_end"}\n')
@@ -198,23 +198,23 @@ def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) 
 def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     config = Config(trace_file=tmp_path / "missing" / "trace.jsonl")
     with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
-        recorders(config, Metrics())
-    assert recorders(Config(), Metrics()) == []
+        open_recorders(config, Metrics())
+    assert open_recorders(Config(), Metrics()) == []
     with pytest.raises(ValueError, match="only beside --trace-file"):
-        recorders(Config(trace_payloads=True), Metrics())
+        open_recorders(Config(trace_payloads=True), Metrics())
 
 
 def test_digests_need_a_key_and_are_of_whole_blocks() -> None:
     ids = array("I", range(1300))
-    assert prefix_blocks(ids, b"", "m") == ()
-    found = prefix_blocks(ids, b"k", "m")
+    assert hash_prefix_blocks(ids, b"", "m") == ()
+    found = hash_prefix_blocks(ids, b"k", "m")
     assert len(found) == 2
-    assert prefix_blocks(ids[:1024], b"k", "m") == found
-    assert prefix_blocks(ids[:1023], b"k", "m") == found[:1]
-    assert not set(found) & set(prefix_blocks(ids, b"k", "n"))
+    assert hash_prefix_blocks(ids[:1024], b"k", "m") == found
+    assert hash_prefix_blocks(ids[:1023], b"k", "m") == found[:1]
+    assert not set(found) & set(hash_prefix_blocks(ids, b"k", "n"))
     changed = array("I", ids)
     changed[0] = 7
-    assert not set(found) & set(prefix_blocks(changed, b"k", "m"))
+    assert not set(found) & set(hash_prefix_blocks(changed, b"k", "m"))
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -271,7 +271,7 @@ def test_a_device_is_never_renamed(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    file = TraceFile(path, max_bytes=150, keep=2)
+    file = TraceFile(path, max_bytes=150, max_rotated_files=2)
     for _ in range(3):
         file.write(LINE)
     assert os.read(reader, 1000) == LINE * 3
@@ -282,7 +282,7 @@ def test_a_device_is_never_renamed(tmp_path: Path) -> None:
 
 def test_a_file_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    file = TraceFile(path, max_bytes=250, keep=2)
+    file = TraceFile(path, max_bytes=250, max_rotated_files=2)
     file.write(LINE)
     path.rename(tmp_path / "taken")
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_where_no_new_file_can_be_opened_the_old_one_stays_open(
 ) -> None:
     """Its number would be another file's soon, or a client's, and be closed under them."""
     path = tmp_path / "trace.jsonl"
-    file = TraceFile(path, max_bytes=150, keep=2)
+    file = TraceFile(path, max_bytes=150, max_rotated_files=2)
     file.write(LINE)
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", _no_more_files)

@@ -82,7 +82,7 @@ def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
     path, _ = recorded
     assert len(list(path.parent.glob(f"{path.name}.*.gz"))) >= 1
     trace = _read(path)
-    assert (len(trace.lines), trace.unread) == (4 * STEPS, 0)
+    assert (len(trace.lines), trace.skipped_lines) == (4 * STEPS, 0)
     assert len({line.id for line in trace.lines}) == 4 * STEPS
     for at, line in enumerate(trace.lines):
         last = at >= 4 * (STEPS - 1)
@@ -92,7 +92,7 @@ def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
         assert line.prefix is not None
         assert line.prefix.turns["exact"] == (1 if at >= 4 else 0)
         assert line.prefix.lost == 0
-    assert len(list(trace.waits())) == 4 * (STEPS - 1)
+    assert len(list(trace.tool_waits())) == 4 * (STEPS - 1)
 
 
 def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None:

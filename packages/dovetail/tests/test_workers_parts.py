@@ -171,9 +171,9 @@ def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
         Gauge("truth", "Not every number is one.", registry=metrics[1].registry).set_function(
             lambda: True
         )
-        metrics[0].limited("requests")
-        metrics[1].limited("requests")
-        metrics[1].limited("requests")
+        metrics[0].count_rate_limited("requests")
+        metrics[1].count_rate_limited("requests")
+        metrics[1].count_rate_limited("requests")
         siblings = [Siblings(tmp_path, at, 3) for at in range(3)]
         told = [
             Numbers(one.registry, sibling) for one, sibling in zip(metrics, siblings, strict=True)

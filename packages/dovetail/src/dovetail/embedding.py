@@ -17,8 +17,8 @@ def app(**settings: Any) -> "App":
     from dovetail.server.build import build
     from dovetail.settings.sources import load_config
     from dovetail.telemetry.metrics import Metrics
-    from dovetail.telemetry.recorders import recorders
+    from dovetail.telemetry.recorders import open_recorders
 
     config = load_config(settings, os.environ).config
     metrics = Metrics()
-    return App(build(config), http_options(config), metrics, recorders(config, metrics))
+    return App(build(config), http_options(config), metrics, open_recorders(config, metrics))

@@ -25,7 +25,7 @@ from dovetail.eval.target import AcceptError, Subject, Wish, examine
 from dovetail.eval.tasks import TASKS, Task
 from dovetail.models.loader import CatalogError
 from dovetail.models.weights import WeightsError
-from dovetail.telemetry.log import configure
+from dovetail.telemetry.log import configure_logging
 from dovetail.watch.reference_model import Notation
 from dovetail_model import DovetailError, Sampling
 
@@ -91,7 +91,7 @@ def accept(  # noqa: PLR0913 - each is a flag
     Eight small tasks with tools, each with one right result, run in a scratch folder. The status is
     1 if the protocol failed anywhere, 0 however weak the model is, 2 if nothing could be tried.
     """
-    configure(level="error")  # what is worth telling is in the report
+    configure_logging(level="error")  # what is worth telling is in the report
     try:
         chosen = _chosen(tasks or ["*"])
         if list_tasks:

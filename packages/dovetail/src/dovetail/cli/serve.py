@@ -29,9 +29,9 @@ from dovetail.server.notify import notify
 from dovetail.server.supervisor import Crew, CrewError
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig
-from dovetail.telemetry.log import configure
+from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import VERSION, Metrics
-from dovetail.telemetry.recorders import recorders
+from dovetail.telemetry.recorders import open_recorders
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def serve(settings: LoadedConfig) -> None:
     come from flags, then DOVETAIL_* variables, then dovetail.toml; `dovetail config` shows them.
     """
     config = settings.config
-    configure(config.log_format, config.log_level)
+    configure_logging(config.log_format, config.log_level)
     try:
         options = http_options(config)
         certificate = certificate_of(config)
@@ -62,7 +62,7 @@ def serve(settings: LoadedConfig) -> None:
         return
     try:
         metrics = Metrics()
-        front = Front(options, certificate, place, metrics, recorders(config, metrics))
+        front = Front(options, certificate, place, metrics, open_recorders(config, metrics))
     except (OSError, ValueError) as error:
         fail("serve", str(error))
     service = build_service(config)

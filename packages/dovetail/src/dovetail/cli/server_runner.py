@@ -26,7 +26,7 @@ from dovetail.server.notify import notify
 from dovetail.server.reload import renewing
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.record import RequestRecorder
 
 _err = Console(stderr=True)
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Front:
     certificate: TlsCertificate | None
     place: socket.socket
     metrics: Metrics
-    recording: list[Recorder]
+    recording: list[RequestRecorder]
 
 
 def run_here(

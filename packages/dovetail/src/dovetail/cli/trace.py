@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.errors import fail
-from dovetail.telemetry.trace.perfetto import timeline
+from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
-from dovetail.telemetry.trace.summary import SessionSummary, summarize
+from dovetail.telemetry.trace.summary import SessionSummary, summarize_sessions
 
 app = typer.Typer(
     help="Look at the traces that `dovetail serve --trace-file` writes.",
@@ -36,7 +36,7 @@ def perfetto(
     tenant: Tenant = None,
 ) -> None:
     """Draw a timeline that ui.perfetto.dev opens: turns, thoughts, calls, waits for tools."""
-    drawn = msgspec.json.encode(timeline(_read(files, session, tenant))) + b"\n"
+    drawn = msgspec.json.encode(build_timeline(_read(files, session, tenant))) + b"\n"
     if output is None:
         sys.stdout.buffer.write(drawn)
         return
@@ -54,7 +54,7 @@ def summary(files: Files, session: Session = None, tenant: Tenant = None) -> Non
     table = Table("session", box=None, pad_edge=False)
     for head in (*heads, "answering", "thinking", "tools"):
         table.add_column(head, justify="right")
-    for one in summarize(_read(files, session, tenant)):
+    for one in summarize_sessions(_read(files, session, tenant)):
         table.add_row(one.name, *_cells(one))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
 
@@ -62,8 +62,8 @@ def summary(files: Files, session: Session = None, tenant: Tenant = None) -> Non
 def _cells(one: SessionSummary) -> list[str]:
     counts = (one.requests, one.failed, one.agents, one.calls, one.input_tokens)
     cells = [str(count) for count in counts]
-    cells += [f"{one.cached_share:.0%}", str(one.reprefilled), str(one.output_tokens)]
-    return cells + [f"{seconds:.1f}s" for seconds in (one.answering, one.thinking, one.waiting)]
+    cells += [f"{one.cached_share:.0%}", str(one.reprefilled_tokens), str(one.output_tokens)]
+    return cells + [f"{seconds:.1f}s" for seconds in (one.response_seconds, one.reasoning_seconds, one.tool_wait_seconds)]
 
 
 def _read(files: list[Path], session: str | None, tenant: str | None) -> Trace:
@@ -71,9 +71,9 @@ def _read(files: list[Path], session: str | None, tenant: str | None) -> Trace:
         trace = read_traces(files)
     except TraceError as error:
         fail("trace", str(error))
-    if trace.unread:
-        typer.echo(f"dovetail trace: {trace.unread} lines were passed over", err=True)
-    found = trace.of(session, tenant)
+    if trace.skipped_lines:
+        typer.echo(f"dovetail trace: {trace.skipped_lines} lines were passed over", err=True)
+    found = trace.select(session, tenant)
     if not found.lines:
         fail("trace", "there is no such request in it")
     return found

@@ -14,15 +14,15 @@ from dovetail.http.options import http_options
 from dovetail.server.folder import hold
 from dovetail.server.order import BOOK, Order, listen_to_parent, report, take_order
 from dovetail.server.peer_responses import joined
-from dovetail.telemetry.log import configure
+from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.recorders import recorders
+from dovetail.telemetry.recorders import open_recorders
 
 
 def main() -> int:
     """Serves until told to stop, by a signal or by the end of the parent."""
     order = take_order(Order)
-    configure(order.config.log_format, order.config.log_level)
+    configure_logging(order.config.log_format, order.config.log_level)
     _sign_lines(order.number)
     listen_to_parent()
     hold(order.folder)
@@ -48,7 +48,7 @@ def _serve(order: Order) -> None:
     config = order.config
     try:
         metrics = Metrics()
-        metrics.restarted(order.restarts)
+        metrics.count_restarts(order.restarts)
         front = Front(
             http_options(
                 config, SharedBook(order.folder / BOOK, order.number), again=order.restarts > 0
@@ -56,7 +56,7 @@ def _serve(order: Order) -> None:
             certificate_of(config),
             bind(config.http_host, order.port, shared=True),
             metrics,
-            recorders(config, metrics),
+            open_recorders(config, metrics),
         )
     except (OSError, ValueError) as error:
         fail("serve", str(error))

@@ -29,9 +29,9 @@ from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.net.trace_context import SpanFactory, trace_scope
 from dovetail.pipeline.registry import Service
-from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.record import RequestRecorder
 from dovetail_model import DovetailError
 from dovetail_protocols import COMPACT, COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
 
@@ -46,7 +46,7 @@ class App:
         service: Service,
         options: HttpOptions | None = None,
         metrics: Metrics | None = None,
-        recorders: Sequence[Recorder] = (),
+        recorders: Sequence[RequestRecorder] = (),
     ) -> None:
         self.service = service
         self.recorders = recorders
@@ -55,14 +55,14 @@ class App:
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaNumbers(service))
         self.metrics.registry.register(StoreNumbers(service.stores))
-        self.metrics.holding(lambda: held.size)
-        self._hush = Hush()
+        self.metrics.track_held_body_bytes(lambda: held.size)
+        self._hush = LogThrottle()
         self.fault: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         #: What a scrape is answered with: all numbers, also of other processes where there are any.
         self.numbers: Callable[[str], Awaitable[tuple[bytes, str]]] = self._own_numbers
         self.draining = Draining(self.options.drain_timeout)
-        self.draining.on_begin(lambda: self.metrics.draining(True))
+        self.draining.on_begin(lambda: self.metrics.set_draining(True))
         self.background = Background(service.kept, self.metrics, self.draining)
         self._generator = Generator(
             service, self.options, self.draining, self.metrics, self.background
@@ -133,14 +133,14 @@ class App:
             codec, failure = dialect(exchange, self._chat), told(error)
             account.failed(failure, status_of(failure, codec))
             if isinstance(failure, NoRoom):
-                self.metrics.limited(failure.reason)
+                self.metrics.count_rate_limited(failure.reason)
             if exchange.status is not None:
                 raise  # the server cuts the connection: half an answer must not look whole
             await refuse(exchange, codec, failure)
 
     def _close(self, exchange: Exchange, account: Account, answer: bytes | None = None) -> None:
         """The request is over. Strangers who are refused do not fill the log."""
-        if account.erred and exchange.caller is STRANGER and not self._hush.speaks(exchange.peer):
+        if account.erred and exchange.caller is STRANGER and not self._hush.allow(exchange.peer):
             account.mute()
         account.close(answer)
 

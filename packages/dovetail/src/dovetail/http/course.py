@@ -6,7 +6,7 @@ from dovetail.http.standing import prefix_of
 from dovetail.pipeline.execution import Watch
 from dovetail.pipeline.preparation import Prepared
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import Prefix
+from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Usage
 
 
@@ -33,7 +33,7 @@ class Course:
         self._cached_told = False
         self.prepared: Prepared | None = None
         self.prepared_at: float | None = None
-        self.prefix: Prefix | None = None
+        self.prefix: PrefixStats | None = None
         self.replica: int | None = None  # the last that was asked
         self.migrations = 0
         self.carried = 0  # tokens that went along
@@ -62,24 +62,24 @@ class Course:
         self.prepared_at = perf_counter()
         self.prefix = prefix_of(prepared)
         failed = prepared.prompt.notes.count("splice_failed")
-        self._metrics.prompted(self._model, self.prefix, failed)
+        self._metrics.count_prompt(self._model, self.prefix, failed)
 
     def _on_note(self, note: str) -> None:
         """Something that the client demanded and does not get."""
         self.notes[note] = None
 
     def _on_inexact(self) -> None:
-        self._metrics.inexact(self._model)
+        self._metrics.count_inexact_turn(self._model)
 
     def _on_migrated(self, carried: int) -> None:
         """Another replica goes on, and is given what was said so far."""
         self.migrations += 1
         self.carried += carried
-        self._metrics.migrated(self._model, carried)
+        self._metrics.count_migration(self._model, carried)
 
     def _on_relayed(self, turns: int) -> None:
         """The turns went to an upstream as text: how they stand in its prompt is not known."""
-        self._metrics.replayed(self._model, {"relayed": turns})
+        self._metrics.count_replayed_turns(self._model, {"relayed": turns})
 
     def _on_taken(self, replica: int) -> None:
         self.replica = replica

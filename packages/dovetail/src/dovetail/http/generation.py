@@ -81,7 +81,7 @@ class Generator:
             options.max_concurrent,
             options.max_queued,
             options.queue_timeout,
-            refused=lambda: metrics.limited("busy"),
+            refused=lambda: metrics.count_rate_limited("busy"),
         )
         self._raw = {one.name: raw(one) for one in service.served if isinstance(one, Served)}
 

@@ -6,7 +6,7 @@ Of several choices the first one's are kept. What a model can make grow is bound
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.telemetry.record import Call, Thought
+from dovetail.telemetry.record import ToolCallRecord, ReasoningSpan
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -31,7 +31,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._thought: float | None = None  # when the one that is open began
-        self._thoughts: list[Thought] = []
+        self._thoughts: list[ReasoningSpan] = []
         self._calls: dict[int, tuple[CallOpen, float, float | None]] = {}
         self.diagnostics: dict[str, int] = {}
         #: When the answer ended.
@@ -46,16 +46,16 @@ class Timeline:
         last = type(events[-1])
         return last if choice == 0 and last in _FLOWING else None
 
-    def thoughts(self, start: float, end: float) -> tuple[Thought, ...]:
+    def thoughts(self, start: float, end: float) -> tuple[ReasoningSpan, ...]:
         """The thoughts from `start` on; one that was never closed ends at `end`."""
         if self._thought is not None:
             self._keep_thought(end)
-        return tuple(Thought(one.begin - start, one.end - start) for one in self._thoughts)
+        return tuple(ReasoningSpan(one.begin - start, one.end - start) for one in self._thoughts)
 
-    def calls(self, start: float, known: frozenset[str]) -> tuple[Call, ...]:
+    def calls(self, start: float, known: frozenset[str]) -> tuple[ToolCallRecord, ...]:
         """The calls from `start` on. A name that is not `known` is the model's own words."""
         return tuple(
-            Call(
+            ToolCallRecord(
                 opened.id or "",
                 opened.name if opened.name in known else "",
                 begin - start,
@@ -66,7 +66,7 @@ class Timeline:
 
     def _keep_thought(self, at: float) -> None:
         if self._thought is not None and len(self._thoughts) < MOST:
-            self._thoughts.append(Thought(self._thought, at))
+            self._thoughts.append(ReasoningSpan(self._thought, at))
         self._thought = None
 
     def _think(self, event: ReasoningDelta, at: float) -> None:

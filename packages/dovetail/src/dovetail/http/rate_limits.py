@@ -32,7 +32,7 @@ class Gate:
         try:
             visit = self._quota.enter(caller.key, caller.limits)
         except TooMany as refusal:
-            self._metrics.limited(refusal.reason)
+            self._metrics.count_rate_limited(refusal.reason)
             raise
         finally:
             standings = self._quota.standing(caller.key, caller.limits)

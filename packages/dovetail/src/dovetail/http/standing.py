@@ -4,7 +4,7 @@ from itertools import islice
 
 from dovetail.net.trace_context import parse_traceparent
 from dovetail.pipeline.preparation import Prepared
-from dovetail.telemetry.record import Prefix
+from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Request, ToolResultBlock
 
 _LONGEST_NAME = 256  # characters of what a client calls things
@@ -36,11 +36,11 @@ def results_of(request: Request) -> tuple[str, ...]:
     return tuple(short(id) for id in islice(reversed(found), _MOST_RESULTS))
 
 
-def prefix_of(prepared: Prepared) -> Prefix:
+def prefix_of(prepared: Prepared) -> PrefixStats:
     """How the prompt stands beside the last one of its session."""
     diagnosis = prepared.diagnosis
     begins = all(turn.role != "assistant" for turn in prepared.request.turns)
-    return Prefix(
+    return PrefixStats(
         common=diagnosis.common,
         total=diagnosis.total,
         lost=0 if begins else diagnosis.lost,  # of a sub-agent beside its caller nothing is

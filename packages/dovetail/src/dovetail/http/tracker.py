@@ -17,8 +17,8 @@ from dovetail.pipeline.preparation import Prepared
 from dovetail.pipeline.registry import Offered
 from dovetail.prompt.diagnosis import describe, headers
 from dovetail.telemetry.log import log_request
-from dovetail.telemetry.metrics import GAPS, Gaps, Metrics
-from dovetail.telemetry.record import Inside, Recorder, RequestEnd
+from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
+from dovetail.telemetry.record import RequestContents, RequestRecorder, RequestRecord
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
 HUNG_UP = 499  # no status that anybody gets: the client is gone
@@ -65,7 +65,7 @@ class Account:
         metrics: Metrics,
         *,
         log_prefix: bool = False,
-        recorders: Sequence[Recorder] = (),
+        recorders: Sequence[RequestRecorder] = (),
     ) -> None:
         self._exchange = exchange
         self._endpoint = endpoint
@@ -76,7 +76,7 @@ class Account:
         self._request: Request | None = None
         self._model = ""
         self._course = Course(metrics)
-        self._gaps = Gaps()
+        self._gaps = InterTokenHistogram()
         self._queued = False
         self._decoded: float | None = None
         self._admitted: float | None = None
@@ -95,7 +95,7 @@ class Account:
 
     def open(self) -> None:
         """The request is counted from now on."""
-        self._metrics.began(self._endpoint)
+        self._metrics.start_request(self._endpoint)
 
     def asked(self, request: Request, served: Offered) -> None:
         """The request is understood and its model is known."""
@@ -103,10 +103,10 @@ class Account:
         self._request = request
         self._model = served.name
         self._course = Course(self._metrics, served.name)
-        self._gaps = self._metrics.gaps(served.name)
+        self._gaps = self._metrics.inter_token_histogram(served.name)
         self._ends = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
-        self._metrics.queued(+1)
+        self._metrics.add_queued(+1)
 
     def admitted(self) -> None:
         """There is room for the request."""
@@ -155,7 +155,7 @@ class Account:
         """The times between batches, from the first tokens on."""
         times, counts = self._times, self._gaps.counts
         for before, now in pairwise(times):
-            counts[bisect_left(GAPS, now - before)] += 1
+            counts[bisect_left(INTER_TOKEN_BUCKETS_SECONDS, now - before)] += 1
         self._gaps.sum += times[-1] - times[0]
         del times[:-1]
 
@@ -241,13 +241,13 @@ class Account:
         self._count_gaps()
         self._leave_queue()
         end = self._end()
-        self._metrics.ended(end)
+        self._metrics.record_request(end)
         if self._muted:
             return
         log_request(end, self._exchange.peer)
         if self._recorders:
             made = self.prepared
-            inside = Inside(
+            inside = RequestContents(
                 ids=None if made is None else made.prompt.ids,
                 key=b"" if made is None else made.owner.key,
                 body=self.body,
@@ -255,21 +255,21 @@ class Account:
             )
             for recorder in self._recorders:
                 try:
-                    recorder.ended(end, inside)
+                    recorder.record_request(end, inside)
                 except Exception:  # who records may fail: the request did not
                     _log.exception("recorder_failed")
 
     def _leave_queue(self) -> None:
         if self._queued:
             self._queued = False
-            self._metrics.queued(-1)
+            self._metrics.add_queued(-1)
 
-    def _end(self) -> RequestEnd:
+    def _end(self) -> RequestRecord:
         exchange, request, now = self._exchange, self._request, perf_counter()
         start, duration = exchange.started, now - exchange.started
         identity = request.identity if request is not None else None
         course, usage = self._course, self.usage
-        return RequestEnd(
+        return RequestRecord(
             id=exchange.request_id,
             endpoint=self._endpoint,
             status=self._status or exchange.status or HUNG_UP,

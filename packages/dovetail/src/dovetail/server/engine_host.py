@@ -19,13 +19,13 @@ from dovetail.server.build import engine_here
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.folder import hold
 from dovetail.server.order import HostOrder, listen_to_parent, report, take_order
-from dovetail.telemetry.log import configure
+from dovetail.telemetry.log import configure_logging
 
 
 def main() -> int:
     """Serves until told to stop. What is wrong is told in one line."""
     order = take_order(HostOrder)
-    configure(order.config.log_format, order.config.log_level)
+    configure_logging(order.config.log_format, order.config.log_level)
     listen_to_parent()
     hold(order.socket.parent)
     try:

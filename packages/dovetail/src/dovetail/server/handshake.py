@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import HEADER_TIMEOUT_SECONDS, max_connections
-from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
 AT_ONCE = 32  # connections more that are taken where one was waiting
@@ -55,7 +55,7 @@ class Handshakes:
         self._refused = refused  # hears of connections for which there is no room
         self._metrics = metrics
         self._peers = peers
-        self._hush = Hush(event="tls_failures_not_logged", what="handshakes")
+        self._hush = LogThrottle(event="tls_failures_not_logged", count_field="handshakes")
         self._http: Callable[[], asyncio.Protocol] = asyncio.Protocol
         self._connections: Collection[object] = ()
         self._accepting: list[asyncio.Task[None]] = []
@@ -108,7 +108,7 @@ class Handshakes:
     async def _shake_hands(self, connected: socket.socket, client: Any) -> None:
         try:
             if not await _speaks(connected):
-                self._metrics.tls_failed(_UNUSED)  # without a line: load balancers look so for life
+                self._metrics.count_tls_failure(_UNUSED)  # without a line: load balancers look so for life
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 self._http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS
@@ -119,9 +119,9 @@ class Handshakes:
             self._failed(client, *reason_of(error))
 
     def _failed(self, client: Any, reason: str, detail: str | None) -> None:
-        self._metrics.tls_failed(reason)
+        self._metrics.count_tls_failure(reason)
         peer = self._peers.normalize(client[0]) if isinstance(client, tuple) else None
-        if self._hush.speaks(peer):
+        if self._hush.allow(peer):
             known = {"peer": peer, "reason": reason, "detail": detail}
             fields = {name: value for name, value in known.items() if value is not None}
             _log.warning("tls_failed", extra={"fields": fields})

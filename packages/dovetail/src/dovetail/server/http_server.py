@@ -19,7 +19,7 @@ from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import BoundedHttpProtocol, max_connections, raise_file_limit
 from dovetail.net.tls import TlsCertificate
 from dovetail.server.handshake import Handshakes
-from dovetail.telemetry.log_throttle import Hush
+from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
 IDLE_TIMEOUT = 120  # seconds that an unused connection stays open: agents pause between turns
@@ -124,7 +124,7 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     refused = _teller(metrics)
     handshakes = None
     if certificate is not None:
-        metrics.certificate(lambda: certificate.expires_at)
+        metrics.track_certificate_expiry(lambda: certificate.expires_at)
         handshakes = Handshakes(certificate.context, refused, metrics, peers or ClientAddressResolver())
     config = uvicorn.Config(
         app,
@@ -152,11 +152,11 @@ def server(  # noqa: PLR0913 - all but the first are said by name
 
 def _teller(metrics: Metrics) -> Callable[[str], None]:
     """Counts connections that are refused, and says when there are too many: one line a minute."""
-    hush = Hush(lines=1, event="connections_not_logged")
+    hush = LogThrottle(max_lines=1, event="connections_not_logged")
 
     def refused(reason: str) -> None:
-        metrics.refused(reason)
-        if reason == "connections" and hush.speaks():
+        metrics.count_refused_connection(reason)
+        if reason == "connections" and hush.allow():
             _log.warning("too_many_connections", extra={"fields": {"most": max_connections()}})
 
     return refused

@@ -8,22 +8,22 @@ import time
 from collections.abc import Mapping
 from typing import Literal, TextIO
 
-from dovetail.telemetry.record import RequestEnd
+from dovetail.telemetry.record import RequestRecord
 from dovetail_model import Usage
 
-Form = Literal["logfmt", "json"]
-Value = str | int | float | bool | None
+LogFormat = Literal["logfmt", "json"]
+LogValue = str | int | float | bool | None
 
-_requests = logging.getLogger("dovetail.request")
-_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
+_request_logger = logging.getLogger("dovetail.request")
+_UNQUOTED_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
 #: What would steer a terminal that shows a line; JSON has the other control characters escaped.
-_STEERING = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
-def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None = None) -> None:
+def configure_logging(log_format: LogFormat = "logfmt", level: str = "info", stream: TextIO | None = None) -> None:
     """Sends everything that is logged to one place, in one form."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else Logfmt())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -31,69 +31,69 @@ def configure(form: Form = "logfmt", level: str = "info", stream: TextIO | None 
     logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
 
 
-def log_request(end: RequestEnd, peer: str | None = None) -> None:
+def log_request(record: RequestRecord, peer: str | None = None) -> None:
     """One line for a request that is over. Where it came from is told nowhere else."""
-    if _requests.isEnabledFor(logging.INFO):
-        _requests.info("request", extra={"fields": request_fields(end, peer)})
+    if _request_logger.isEnabledFor(logging.INFO):
+        _request_logger.info("request", extra={"fields": request_fields(record, peer)})
 
 
-def request_fields(end: RequestEnd, peer: str | None = None) -> dict[str, Value]:
+def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, LogValue]:
     """The fields of a request's line. What is not known is left out."""
-    usage = end.usage or Usage()
-    counted = end.usage is not None
-    fields: dict[str, Value] = {
-        "id": end.id,
-        "endpoint": end.endpoint,
-        "status": end.status,
+    usage = record.usage or Usage()
+    counted = record.usage is not None
+    fields: dict[str, LogValue] = {
+        "id": record.id,
+        "endpoint": record.endpoint,
+        "status": record.status,
         "peer": peer,
-        "model": end.asked or None,
-        "stream": end.stream,
-        "tenant": end.tenant or None,
-        "session": end.session,
-        "parent": end.parent,
-        "agent": end.agent,
+        "model": record.asked or None,
+        "stream": record.stream,
+        "tenant": record.tenant or None,
+        "session": record.session,
+        "parent": record.parent,
+        "agent": record.agent,
         "input": usage.input_tokens if counted else None,
         "output": usage.output_tokens if counted else None,
         "cached": usage.cached_tokens if counted else None,
         "reasoning": usage.reasoning_tokens or None,
-        "ttft_ms": None if end.first_token is None else round(end.first_token * 1000, 1),
-        "queue_ms": _waited(end),
-        "duration_ms": round(end.duration * 1000, 1),
-        "finish": end.finish,
-        "error": end.error,
-        "reason": end.reason,
-        "disconnected": end.disconnected or None,
-        "migrations": end.migrations or None,
-        "transport": end.transport if end.transport != "http" else None,
-        "prefix": end.prefix_line,
+        "ttft_ms": None if record.first_token is None else round(record.first_token * 1000, 1),
+        "queue_ms": _queue_ms(record),
+        "duration_ms": round(record.duration * 1000, 1),
+        "finish": record.finish,
+        "error": record.error,
+        "reason": record.reason,
+        "disconnected": record.disconnected or None,
+        "migrations": record.migrations or None,
+        "transport": record.transport if record.transport != "http" else None,
+        "prefix": record.prefix_line,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _waited(end: RequestEnd) -> float | None:
+def _queue_ms(record: RequestRecord) -> float | None:
     """Milliseconds from the request being understood to there being room for it."""
-    if end.decoded is None or end.admitted is None:
+    if record.decoded is None or record.admitted is None:
         return None
-    return round((end.admitted - end.decoded) * 1000, 1) or None
+    return round((record.admitted - record.decoded) * 1000, 1) or None
 
 
-class Logfmt(logging.Formatter):
+class LogfmtFormatter(logging.Formatter):
     """`ts=… level=… event=… name=value`, values quoted where they need it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{name}={_written(value)}" for name, value in _line(self, record).items())
+        return " ".join(f"{name}={_format_value(value)}" for name, value in _log_fields(self, record).items())
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _json(_line(self, record))
+        return _to_json(_log_fields(self, record))
 
 
-def _line(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Value]:
+def _log_fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, LogValue]:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    line: dict[str, Value] = {
+    line: dict[str, LogValue] = {
         "ts": f"{seconds}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
@@ -107,12 +107,12 @@ def _line(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, 
     return line
 
 
-def _written(value: Value) -> str:
+def _format_value(value: LogValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else _json(text)
+    return text if _UNQUOTED_VALUE.fullmatch(text) else _to_json(text)
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False).translate(_STEERING)
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).translate(_CONTROL_ESCAPES)

@@ -13,16 +13,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from dovetail.telemetry.record import Prefix, RequestEnd
+from dovetail.telemetry.record import PrefixStats, RequestRecord
 
 VERSION = version("dovetail")
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_TOKENS = tuple(float(2**power) for power in range(4, 21))
-GAPS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_GAP_NAME = "dovetail_inter_token_latency_seconds"
-_GAP_HELP = "Time between two batches of tokens of a stream."
+_DURATION_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_BUCKETS = tuple(float(2**power) for power in range(4, 21))
+INTER_TOKEN_BUCKETS_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_INTER_TOKEN_NAME = "dovetail_inter_token_latency_seconds"
+_INTER_TOKEN_HELP = "Time between two batches of tokens of a stream."
 #: What the histograms say of themselves.
-_HELP = {
+_HISTOGRAM_HELP = {
     "time_to_first_token_seconds": "From a request's first byte to the model's first token.",
     "request_duration_seconds": "From a request's first byte to the end of its answer.",
     "input_sequence_tokens": "Tokens of a prompt.",
@@ -34,7 +34,7 @@ _HELP = {
 }
 
 
-class Gaps:
+class InterTokenHistogram:
     """The times between batches of one model.
 
     The library's own histogram takes a lock and walks its buckets: too much for every token. All
@@ -45,13 +45,13 @@ class Gaps:
     __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(GAPS) + 1)
+        self.counts = [0] * (len(INTER_TOKEN_BUCKETS_SECONDS) + 1)
         self.sum = 0.0
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Cumulative counts by upper bound, as Prometheus wants them, and the sum."""
         total, found = 0, []
-        for bound, count in zip([*map(str, GAPS), "+Inf"], self.counts, strict=True):
+        for bound, count in zip([*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True):
             total += count
             found.append((bound, float(total)))
         return found, self.sum
@@ -61,7 +61,7 @@ class Metrics:
     """All numbers of one server."""
 
     def __init__(self) -> None:
-        self.registry: CollectorRegistry = _Registry()
+        self.registry: CollectorRegistry = _RegistryWithoutCreated()
         ProcessCollector(registry=self.registry)
         self._gauge("build_info", "Always 1, for the version.", "version").labels(VERSION).set(1)
         by_model = ("model",)
@@ -70,30 +70,30 @@ class Metrics:
         )
         self._inflight = self._gauge("inflight_requests", "Requests being worked on.", "endpoint")
         self._queued = self._gauge("queued_requests", "Requests before their first token.")
-        self._first = self._histogram("time_to_first_token_seconds", _SECONDS, *by_model)
+        self._time_to_first_token = self._histogram("time_to_first_token_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
         self._duration = self._histogram(
-            "request_duration_seconds", _SECONDS, "model", "endpoint", "request_type"
+            "request_duration_seconds", _DURATION_BUCKETS_SECONDS, "model", "endpoint", "request_type"
         )
-        self._input = self._histogram("input_sequence_tokens", _TOKENS, *by_model)
-        self._output = self._histogram("output_sequence_tokens", _TOKENS, *by_model)
-        self._cached = self._histogram("cached_tokens", _TOKENS, *by_model)
-        self._gone = self._counter("disconnected_clients", "Clients that hung up.", *by_model)
-        self._reasons = self._counter(
+        self._input = self._histogram("input_sequence_tokens", _TOKEN_BUCKETS, *by_model)
+        self._output = self._histogram("output_sequence_tokens", _TOKEN_BUCKETS, *by_model)
+        self._cached = self._histogram("cached_tokens", _TOKEN_BUCKETS, *by_model)
+        self._disconnected = self._counter("disconnected_clients", "Clients that hung up.", *by_model)
+        self._prefix_reasons = self._counter(
             "prefix_reasons", "Prompts by why they left the last one.", "model", "reason"
         )
-        self._turns = self._counter(
+        self._replayed_turns = self._counter(
             "replayed_turns", "Assistant turns by how they stand in the prompt.", "model", "kind"
         )
-        self._splices = self._counter(
+        self._splice_failures = self._counter(
             "splice_failures", "Known turns that could not be put in as they were.", *by_model
         )
-        self._inexact = self._counter(
+        self._inexact_turns = self._counter(
             "inexact_turns", "Answers whose ids the engine lost track of.", *by_model
         )
         self._migrations = self._counter(
             "migrations", "Answers that went on on another replica.", *by_model
         )
-        self._carried = self._counter(
+        self._migrated_tokens = self._counter(
             "migrated_tokens", "Tokens of answers that went on on another replica.", *by_model
         )
         self._prefix_tokens = self._counter(
@@ -102,25 +102,25 @@ class Metrics:
         self._reprefilled = self._counter(
             "reprefilled_tokens", "Prompt tokens that an engine read a second time.", *by_model
         )
-        self._lead = self._histogram("dispatch_lead_seconds", _SECONDS, *by_model)
-        self._queue = self._histogram("queue_wait_seconds", _SECONDS, *by_model)
-        self._preparing = self._histogram("prepare_seconds", _SECONDS, *by_model)
-        self._untraced = self._counter("trace_dropped", "Requests that no trace has.")
+        self._dispatch_lead = self._histogram("dispatch_lead_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
+        self._queue_wait = self._histogram("queue_wait_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
+        self._prepare_time = self._histogram("prepare_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
+        self._trace_dropped = self._counter("trace_dropped", "Requests that no trace has.")
         self._diagnostics = self._counter(
             "parser_diagnostics", "Malformed output that was tolerated.", "model", "code"
         )
-        self._limited = self._counter(
+        self._rate_limited = self._counter(
             "rate_limited_requests", "Requests that a limit turned away.", "reason"
         )
-        self._refused = self._counter(
+        self._refused_connections = self._counter(
             "refused_connections", "Connections refused before there was a request.", "reason"
         )
-        self._refused.labels("connections")  # from 0 on: the first ones are an increase, too
+        self._refused_connections.labels("connections")  # from 0 on: the first ones are an increase, too
         self._tls_failures = self._counter("tls_failures", "TLS handshakes that failed.", "reason")
-        self._held = self._gauge(
+        self._held_body_bytes = self._gauge(
             "held_body_bytes", "Bodies and messages of requests that are not over."
         )
-        self._sockets = self._gauge("websocket_connections", "WebSockets that are open.")
+        self._websockets = self._gauge("websocket_connections", "WebSockets that are open.")
         self._draining = self._gauge("draining", "1 while the server ends what runs, else 0.")
         self._background = self._gauge(
             "background_responses", "Responses that are made without a client."
@@ -128,105 +128,105 @@ class Metrics:
         self._restarts = self._counter(
             "worker_restarts", "How often this worker fell and was started again."
         )
-        self._gaps: dict[str, Gaps] = {}
-        self.registry.register(_GapCollector(self._gaps))
+        self._inter_token: dict[str, InterTokenHistogram] = {}
+        self.registry.register(_InterTokenCollector(self._inter_token))
 
-    def gaps(self, model: str) -> Gaps:
+    def inter_token_histogram(self, model: str) -> InterTokenHistogram:
         """Where the times between the batches of a model are counted."""
-        return self._gaps.setdefault(model, Gaps())
+        return self._inter_token.setdefault(model, InterTokenHistogram())
 
-    def began(self, endpoint: str) -> None:
+    def start_request(self, endpoint: str) -> None:
         self._inflight.labels(endpoint).inc()
 
-    def queued(self, by: int) -> None:
+    def add_queued(self, delta: int) -> None:
         """A request waits for its first token, or does no longer."""
-        self._queued.inc(by)
+        self._queued.inc(delta)
 
-    def inexact(self, model: str) -> None:
-        self._inexact.labels(model).inc()
+    def count_inexact_turn(self, model: str) -> None:
+        self._inexact_turns.labels(model).inc()
 
-    def migrated(self, model: str, carried: int) -> None:
+    def count_migration(self, model: str, tokens: int) -> None:
         """An answer goes on on another replica, with so many tokens that it was given."""
         self._migrations.labels(model).inc()
-        self._carried.labels(model).inc(carried)
+        self._migrated_tokens.labels(model).inc(tokens)
 
-    def untraced(self) -> None:
+    def count_trace_dropped(self) -> None:
         """A request is not in the trace: it was given up."""
-        self._untraced.inc()
+        self._trace_dropped.inc()
 
-    def limited(self, reason: str) -> None:
+    def count_rate_limited(self, reason: str) -> None:
         """A request was turned away: `reason` names the limit, from a closed set."""
-        self._limited.labels(reason).inc()
+        self._rate_limited.labels(reason).inc()
 
-    def refused(self, reason: str) -> None:
+    def count_refused_connection(self, reason: str) -> None:
         """A connection was refused below the application: `reason` is from a closed set."""
-        self._refused.labels(reason).inc()
+        self._refused_connections.labels(reason).inc()
 
-    def tls_failed(self, reason: str) -> None:
+    def count_tls_failure(self, reason: str) -> None:
         """A handshake failed: `reason` is from a closed set."""
         self._tls_failures.labels(reason).inc()
 
-    def certificate(self, expires: Callable[[], float]) -> None:
+    def track_certificate_expiry(self, read_expiry: Callable[[], float]) -> None:
         """HTTPS is served: when the certificate ends, as a time of the clock."""
         name, help = "certificate_expiry_timestamp_seconds", "When the certificate ends."
-        self._gauge(name, help).set_function(expires)
+        self._gauge(name, help).set_function(read_expiry)
 
-    def holding(self, size: Callable[[], int]) -> None:
+    def track_held_body_bytes(self, read_bytes: Callable[[], int]) -> None:
         """Where to look for the bytes that are held of requests."""
-        self._held.set_function(size)
+        self._held_body_bytes.set_function(read_bytes)
 
-    def sockets(self, by: int) -> None:
+    def add_websockets(self, delta: int) -> None:
         """A WebSocket was opened, or closed."""
-        self._sockets.inc(by)
+        self._websockets.inc(delta)
 
-    def draining(self, begun: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         """The server takes nothing new from now on, or does again."""
-        self._draining.set(begun)
+        self._draining.set(draining)
 
-    def background(self, by: int) -> None:
+    def add_background_responses(self, delta: int) -> None:
         """A response is made without a client, or is no longer."""
-        self._background.inc(by)
+        self._background.inc(delta)
 
-    def restarted(self, times: int) -> None:
+    def count_restarts(self, times: int) -> None:
         """This process was started again so often, after those before it fell."""
         self._restarts.inc(times)
 
-    def ended(self, end: RequestEnd) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """Counts a request that is over."""
-        kind = "stream" if end.stream else "unary"
-        self._inflight.labels(end.endpoint).dec()
-        self._requests.labels(end.model, end.endpoint, kind, str(end.status)).inc()
-        self._duration.labels(end.model, end.endpoint, kind).observe(end.duration)
-        if end.disconnected:
-            self._gone.labels(end.model).inc()
-        for code, count in end.diagnostics.items():
-            self._diagnostics.labels(end.model, code).inc(count)
-        self._count_tokens(end)
-        self._count_times(end)
+        kind = "stream" if record.stream else "unary"
+        self._inflight.labels(record.endpoint).dec()
+        self._requests.labels(record.model, record.endpoint, kind, str(record.status)).inc()
+        self._duration.labels(record.model, record.endpoint, kind).observe(record.duration)
+        if record.disconnected:
+            self._disconnected.labels(record.model).inc()
+        for code, count in record.diagnostics.items():
+            self._diagnostics.labels(record.model, code).inc(count)
+        self._count_tokens(record)
+        self._count_durations(record)
 
-    def _count_tokens(self, end: RequestEnd) -> None:
-        if end.usage is not None:
-            self._input.labels(end.model).observe(end.usage.input_tokens)
-            self._output.labels(end.model).observe(end.usage.output_tokens)
-            self._cached.labels(end.model).observe(end.usage.cached_tokens)
-        if end.reprefilled is not None:
-            self._reprefilled.labels(end.model).inc(end.reprefilled)
+    def _count_tokens(self, record: RequestRecord) -> None:
+        if record.usage is not None:
+            self._input.labels(record.model).observe(record.usage.input_tokens)
+            self._output.labels(record.model).observe(record.usage.output_tokens)
+            self._cached.labels(record.model).observe(record.usage.cached_tokens)
+        if record.reprefilled is not None:
+            self._reprefilled.labels(record.model).inc(record.reprefilled)
 
-    def _count_times(self, end: RequestEnd) -> None:
-        if end.first_token is not None:
-            self._first.labels(end.model).observe(end.first_token)
-        if end.decoded is not None and end.admitted is not None:
-            self._queue.labels(end.model).observe(end.admitted - end.decoded)
-        if end.admitted is not None and end.prepared is not None:
-            self._preparing.labels(end.model).observe(end.prepared - end.admitted)
-        if end.stream and end.said is not None:
-            for call in end.calls:
+    def _count_durations(self, record: RequestRecord) -> None:
+        if record.first_token is not None:
+            self._time_to_first_token.labels(record.model).observe(record.first_token)
+        if record.decoded is not None and record.admitted is not None:
+            self._queue_wait.labels(record.model).observe(record.admitted - record.decoded)
+        if record.admitted is not None and record.prepared is not None:
+            self._prepare_time.labels(record.model).observe(record.prepared - record.admitted)
+        if record.stream and record.said is not None:
+            for call in record.calls:
                 if call.dispatched is not None:
-                    self._lead.labels(end.model).observe(end.said - call.dispatched)
+                    self._dispatch_lead.labels(record.model).observe(record.said - call.dispatched)
 
-    def prompted(self, model: str, prefix: Prefix, failed: int) -> None:
+    def count_prompt(self, model: str, prefix: PrefixStats, splice_failures: int) -> None:
         """Counts a prompt: why it left the last one, how turns stand in it, what went wrong."""
-        self._reasons.labels(model, prefix.reason or "none").inc()
+        self._prefix_reasons.labels(model, prefix.reason or "none").inc()
         kinds = {
             "kept": prefix.common,
             "new": prefix.total - prefix.common,
@@ -234,14 +234,14 @@ class Metrics:
         }
         for kind, count in kinds.items():
             self._prefix_tokens.labels(model, kind).inc(count)
-        self.replayed(model, prefix.turns)
-        if failed:
-            self._splices.labels(model).inc(failed)
+        self.count_replayed_turns(model, prefix.turns)
+        if splice_failures:
+            self._splice_failures.labels(model).inc(splice_failures)
 
-    def replayed(self, model: str, turns: dict[str, int]) -> None:
+    def count_replayed_turns(self, model: str, turns: dict[str, int]) -> None:
         """Counts assistant turns by how they stand in the prompt."""
         for kind, count in turns.items():
-            self._turns.labels(model, kind).inc(count)
+            self._replayed_turns.labels(model, kind).inc(count)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """All numbers as text, and the type of that text, as the client can read it."""
@@ -256,11 +256,11 @@ class Metrics:
 
     def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(
-            f"dovetail_{name}", _HELP[name], labels, buckets=buckets, registry=self.registry
+            f"dovetail_{name}", _HISTOGRAM_HELP[name], labels, buckets=buckets, registry=self.registry
         )
 
 
-class _Registry(CollectorRegistry):
+class _RegistryWithoutCreated(CollectorRegistry):
     """Leaves out when each series was made: it would double them, and nobody asks for it."""
 
     def collect(self) -> Iterable[Metric]:
@@ -269,15 +269,15 @@ class _Registry(CollectorRegistry):
             yield family
 
 
-class _GapCollector(Collector):
+class _InterTokenCollector(Collector):
     """Shows the plain lists to the registry."""
 
-    def __init__(self, gaps: dict[str, Gaps]) -> None:
-        self._gaps = gaps
+    def __init__(self, histograms: dict[str, InterTokenHistogram]) -> None:
+        self._histograms = histograms
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        family = HistogramMetricFamily(_GAP_NAME, _GAP_HELP, labels=["model"])
-        for model, gaps in self._gaps.items():
+        family = HistogramMetricFamily(_INTER_TOKEN_NAME, _INTER_TOKEN_HELP, labels=["model"])
+        for model, gaps in self._histograms.items():
             buckets, total = gaps.buckets()
             family.add_metric([model], buckets, total)
         yield family

@@ -9,14 +9,14 @@ import msgspec
 from dovetail_model import Usage
 
 
-class Thought(msgspec.Struct, frozen=True):
+class ReasoningSpan(msgspec.Struct, frozen=True):
     """A span of thought: when it began and ended, in seconds from the request's beginning."""
 
     begin: float
     end: float
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call that the model made.
 
     `name` is one of the request's tools, empty where it is none of them: then it is text of the
@@ -30,7 +30,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     dispatched: float | None = None
 
 
-class Prefix(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prompt beside the last one of its session.
 
     `common` of its `total` leading tokens stood there or were said then, `lost` tokens of then are
@@ -46,7 +46,7 @@ class Prefix(msgspec.Struct, frozen=True, omit_defaults=True):
     turns: dict[str, int] = {}
 
 
-class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A finished request. Nothing in it is text of a prompt or an answer.
 
     `model` is the served model's own name, empty where none was found, `asked` what the client
@@ -86,10 +86,10 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prepared: float | None = None
     first_token: float | None = None
     said: float | None = None
-    thoughts: tuple[Thought, ...] = ()
-    calls: tuple[Call, ...] = ()
+    thoughts: tuple[ReasoningSpan, ...] = ()
+    calls: tuple[ToolCallRecord, ...] = ()
     results: tuple[str, ...] = ()
-    prefix: Prefix | None = None
+    prefix: PrefixStats | None = None
     reprefilled: int | None = None
     replica: int | None = None
     migrations: int = 0
@@ -112,13 +112,13 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             if begin is not None and end is not None:
                 yield name, begin, end
 
-    def end_of(self, call: Call) -> float:
+    def call_end(self, call: ToolCallRecord) -> float:
         """When a call was written; one that was cut, with the answer."""
         cut = self.duration if self.said is None else self.said
         return cut if call.dispatched is None else call.dispatched
 
 
-class Inside(msgspec.Struct, frozen=True, kw_only=True):
+class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
     """What a request was made of. It may go no further than into what is derived from it.
 
     `ids` is the prompt, `key` its tenant's own, `body` and `answer` are what was read and sent,
@@ -131,10 +131,10 @@ class Inside(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes | None = None
 
 
-class Recorder(Protocol):
+class RequestRecorder(Protocol):
     """Who is told of every request that is over, on the loop: it must not wait for anything."""
 
-    def ended(self, end: RequestEnd, inside: Inside) -> None: ...
+    def record_request(self, record: RequestRecord, contents: RequestContents) -> None: ...
 
     def close(self) -> None:
         """Nothing more comes: what is still to be written is. May take its time."""

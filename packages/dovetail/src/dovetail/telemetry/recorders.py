@@ -5,29 +5,29 @@ import logging
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.otel import open_telemetry
-from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.record import RequestRecorder
 from dovetail.telemetry.trace.trace_writer import TraceWriter
 from dovetail.telemetry.trace.writer import TraceFile
 
 _log = logging.getLogger(__name__)
 
 
-def recorders(config: Config, metrics: Metrics) -> list[Recorder]:
+def open_recorders(config: Config, metrics: Metrics) -> list[RequestRecorder]:
     """The recorders of one process.
 
     Raises `OSError` where a trace cannot be written, `ValueError` where spans cannot be sent.
     """
     if config.trace_payloads and config.trace_file is None:
         raise ValueError("--trace-payloads is of use only beside --trace-file")
-    found: list[Recorder] = []
+    found: list[RequestRecorder] = []
     if config.trace_file is not None:
-        found.append(_trace(config, metrics))
+        found.append(_open_trace(config, metrics))
     if config.otlp_endpoint is not None:
         found.append(open_telemetry(config.otlp_endpoint))
     return found
 
 
-def _trace(config: Config, metrics: Metrics) -> TraceWriter:
+def _open_trace(config: Config, metrics: Metrics) -> TraceWriter:
     assert config.trace_file is not None
     try:
         file = TraceFile(config.trace_file, config.trace_max_bytes, config.trace_keep)
@@ -37,4 +37,4 @@ def _trace(config: Config, metrics: Metrics) -> TraceWriter:
     fields = {"file": str(file.path), "payloads": config.trace_payloads}
     level = logging.WARNING if config.trace_payloads else logging.INFO
     _log.log(level, "trace_begins", extra={"fields": fields})
-    return TraceWriter(file, metrics.untraced)
+    return TraceWriter(file, metrics.count_trace_dropped)

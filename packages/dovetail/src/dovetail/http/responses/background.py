@@ -74,7 +74,7 @@ class Background:
         apart.extensions, apart.extra = {}, []
         key = (response.tenant, response.id)
         self._running[key] = run
-        self._metrics.background(+1)
+        self._metrics.add_background_responses(+1)
         account.detached = True
         run.task = asyncio.create_task(self._work(key, run, account, work(apart)))
         run.task.add_done_callback(_seen)
@@ -195,7 +195,7 @@ class Background:
             run.frames.end()
             del self._running[key]
             self._put_away(key, run.frames)
-            self._metrics.background(-1)
+            self._metrics.add_background_responses(-1)
             account.close(None if account.body is None else run.frames.beginning(MOST_KEPT))
 
     async def _watch(self, key: Key, run: Run) -> None:

@@ -51,7 +51,7 @@ class Sockets:
         source = Source(scope, send, local)
         connection = Connection(source, receive, self._respond, self._most_bytes)
         self._open.add(connection)
-        self._metrics.sockets(+1)
+        self._metrics.add_websockets(+1)
         if self._draining.begun:
             connection.retire()
         try:
@@ -59,7 +59,7 @@ class Sockets:
         finally:
             self._open.discard(connection)
             local.close()
-            self._metrics.sockets(-1)
+            self._metrics.add_websockets(-1)
 
     async def accept(self, exchange: Exchange) -> None:
         if self._draining.begun:

@@ -3,28 +3,28 @@
 from urllib.parse import urlsplit
 
 from dovetail.settings.extras import install_command
-from dovetail.telemetry.record import Recorder
+from dovetail.telemetry.record import RequestRecorder
 
-_PATH = "/v1/traces"
+_TRACES_PATH = "/v1/traces"
 
 
 class TelemetryError(ValueError):
     """Spans cannot be sent. The message says what is missing."""
 
 
-def open_telemetry(endpoint: str) -> Recorder:
+def open_telemetry(endpoint: str) -> RequestRecorder:
     """A recorder that sends spans to a collector."""
-    address = _address(endpoint)
+    address = _traces_url(endpoint)
     try:
-        from dovetail.telemetry.otel.recorder import Telemetry
+        from dovetail.telemetry.otel.recorder import OtelRecorder
     except ImportError as error:
         raise TelemetryError(f"--otlp-endpoint needs more: {install_command('otel')}") from error
-    return Telemetry(address)
+    return OtelRecorder(address)
 
 
-def _address(endpoint: str) -> str:
+def _traces_url(endpoint: str) -> str:
     """Where to send spans. Of a collector's address alone, the path is the usual one."""
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise TelemetryError(f"--otlp-endpoint {endpoint}: an http:// or https:// URL is wanted")
-    return endpoint if address.path.strip("/") else endpoint.rstrip("/") + _PATH
+    return endpoint if address.path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH

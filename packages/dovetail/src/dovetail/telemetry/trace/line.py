@@ -6,22 +6,22 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.telemetry.record import Inside, RequestEnd
+from dovetail.telemetry.record import RequestContents, RequestRecord
 
-SCHEMA = "dovetail.request/1"
-BLOCK = 512  # tokens; a digest of fewer would say little and cost a line more
-_DIGEST = 8  # bytes
-_PERSON = b"dovetail.prefix"
+TRACE_SCHEMA = "dovetail.request/1"
+PREFIX_BLOCK_TOKENS = 512  # tokens; a digest of fewer would say little and cost a line more
+_DIGEST_BYTES = 8  # bytes
+_DIGEST_PERSON = b"dovetail.prefix"
 
 
-class Payload(msgspec.Struct, frozen=True, omit_defaults=True):
+class TracePayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was asked and answered, as text, as far as it is kept."""
 
     request: str | None = None
     answer: str | None = None
 
 
-class TraceLine(RequestEnd, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", tag=TRACE_SCHEMA):
     """A finished request, and the digests of its prompt's leading blocks.
 
     Each digest is of all tokens up to its block's end, under its tenant's own key: equal ones are
@@ -31,41 +31,41 @@ class TraceLine(RequestEnd, frozen=True, kw_only=True, tag_field="schema", tag=S
 
     event: Literal["request_end"]
     prefix_blocks: tuple[str, ...] = ()
-    payload: Payload | None = None
+    payload: TracePayload | None = None
 
 
-def line_of(end: RequestEnd, inside: Inside) -> bytes:
+def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes:
     """The line of a request, with the end of the line."""
-    fields = {name: getattr(end, name) for name in RequestEnd.__struct_fields__}
+    fields = {name: getattr(record, name) for name in RequestRecord.__struct_fields__}
     line = TraceLine(
         event="request_end",
-        prefix_blocks=prefix_blocks(inside.ids, inside.key, end.model),
-        payload=_payload(inside),
+        prefix_blocks=hash_prefix_blocks(contents.ids, contents.key, record.model),
+        payload=_payload(contents),
         **fields,
     )
     return msgspec.json.encode(line) + b"\n"
 
 
-def prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
+def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
     """Digests of the whole blocks that a prompt begins with. Without a key there are none."""
     if ids is None or not key:
         return ()
-    whole, size = memoryview(ids).cast("B"), BLOCK * ids.itemsize
+    whole, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
     found, before = [], model.encode()
     for at in range(0, len(whole) - size + 1, size):
         digest = blake2b(
-            before + whole[at : at + size], digest_size=_DIGEST, key=key[:64], person=_PERSON
+            before + whole[at : at + size], digest_size=_DIGEST_BYTES, key=key[:64], person=_DIGEST_PERSON
         )
         before = digest.digest()
         found.append(before.hex())
     return tuple(found)
 
 
-def _payload(inside: Inside) -> Payload | None:
-    if inside.body is None and inside.answer is None:
+def _payload(contents: RequestContents) -> TracePayload | None:
+    if contents.body is None and contents.answer is None:
         return None
-    return Payload(_text(inside.body), _text(inside.answer))
+    return TracePayload(_decode_text(contents.body), _decode_text(contents.answer))
 
 
-def _text(body: bytes | None) -> str | None:
+def _decode_text(body: bytes | None) -> str | None:
     return None if body is None else body.decode("utf-8", "replace")

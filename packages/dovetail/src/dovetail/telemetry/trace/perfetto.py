@@ -11,107 +11,107 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.telemetry.record import Call
+from dovetail.telemetry.record import ToolCallRecord
 from dovetail.telemetry.trace.line import TraceLine
-from dovetail.telemetry.trace.reader import Trace, Wait
-from dovetail.telemetry.trace.sessions import Lane, Tracks, parents_of
+from dovetail.telemetry.trace.reader import Trace, ToolWait
+from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_parent_sessions
 
 Json = dict[str, Any]
-_FACTS = ("id", "endpoint", "transport", "status", "model", "asked", "finish", "error", "replica")
+_ARG_FIELDS = ("id", "endpoint", "transport", "status", "model", "asked", "finish", "error", "replica")
 
 
-def timeline(trace: Trace) -> Json:
+def build_timeline(trace: Trace) -> Json:
     """The whole timeline, ready to be written as JSON."""
-    drawn = _Drawing(trace)
+    drawn = _TimelineBuilder(trace)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"source": "dovetail", "requests": len(trace.lines)},
-        "traceEvents": [*drawn.names(), *drawn.events],
+        "traceEvents": [*drawn.metadata_events(), *drawn.events],
     }
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Slice:
     """A piece of a request, in microseconds of the wall clock."""
 
     name: str
     kind: str
     begin: int
     end: int
-    call: Call | None = None
+    call: ToolCallRecord | None = None
 
 
-class _Drawing:
+class _TimelineBuilder:
     """The events of a trace: requests in the order they began, then what lies between them."""
 
     def __init__(self, trace: Trace) -> None:
         self.events: list[Json] = []
-        self._calls: dict[int, _Part] = {}
-        self._tracks = Tracks(parents_of(trace.lines))
-        self._lanes = [self._request(line) for line in trace.lines]
+        self._call_slices: dict[int, _Slice] = {}
+        self._tracks = TrackAllocator(find_parent_sessions(trace.lines))
+        self._tracks_by_line = [self._add_request(line) for line in trace.lines]
         places = {id(line): at for at, line in enumerate(trace.lines)}
-        for flow, wait in enumerate(trace.waits(), 1):
-            lanes = (self._lanes[places[id(wait.line)]], self._lanes[places[id(wait.later)]])
-            self._wait(wait, lanes, flow)
+        for flow, wait in enumerate(trace.tool_waits(), 1):
+            lanes = (self._tracks_by_line[places[id(wait.line)]], self._tracks_by_line[places[id(wait.result_line)]])
+            self._add_tool_wait(wait, lanes, flow)
 
-    def names(self) -> Iterator[Json]:
+    def metadata_events(self) -> Iterator[Json]:
         """What processes and threads are called, and the order they stand in."""
-        for process in self._tracks.processes():
-            yield _name("process_name", process.number, None, name=process.name)
+        for process in self._tracks.process_tracks():
+            yield _metadata_event("process_name", process.number, None, name=process.name)
             order = process.number
-            yield _name("process_sort_index", process.number, None, sort_index=order)
-        for lane in self._tracks.lanes():
-            yield _name("thread_name", lane.process, lane.number, name=lane.name)
-            yield _name("thread_sort_index", lane.process, lane.number, sort_index=lane.number)
+            yield _metadata_event("process_sort_index", process.number, None, sort_index=order)
+        for lane in self._tracks.thread_tracks():
+            yield _metadata_event("thread_name", lane.process, lane.number, name=lane.name)
+            yield _metadata_event("thread_sort_index", lane.process, lane.number, sort_index=lane.number)
 
-    def _request(self, line: TraceLine) -> Lane:
-        parts = list(_parts(line))
-        begin = _at(line, 0.0)
-        end = max(begin + 1, _at(line, line.duration), *(part.end for part in parts))
-        who = self._tracks.speaker(line)
-        lane = self._tracks.lane(line, who, begin, end)
-        self._slice(lane, _Part(line.endpoint, "turn", begin, end), _facts(line))
+    def _add_request(self, line: TraceLine) -> ThreadTrack:
+        parts = list(_slices(line))
+        begin = _to_microseconds(line, 0.0)
+        end = max(begin + 1, _to_microseconds(line, line.duration), *(part.end for part in parts))
+        who = self._tracks.agent_name(line)
+        lane = self._tracks.thread_track(line, who, begin, end)
+        self._add_slice(lane, _Slice(line.endpoint, "turn", begin, end), _request_args(line))
         for part in parts:
-            self._slice(lane, part, {"call": part.call.id} if part.call is not None else {})
+            self._add_slice(lane, part, {"call": part.call.id} if part.call is not None else {})
             if part.call is not None:
-                self._calls[id(part.call)] = part
-        self._count(lane, line, who, end)
+                self._call_slices[id(part.call)] = part
+        self._add_token_counter(lane, line, who, end)
         return lane
 
-    def _wait(self, wait: Wait, lanes: tuple[Lane, Lane], flow: int) -> None:
+    def _add_tool_wait(self, wait: ToolWait, tracks: tuple[ThreadTrack, ThreadTrack], flow: int) -> None:
         """The time that the client spent on a call, and an arrow to where its result came."""
-        begin, back = _at(wait.line, wait.dispatched), _at(wait.later, 0.0)
+        begin, back = _to_microseconds(wait.line, wait.dispatched), _to_microseconds(wait.result_line, 0.0)
         end = max(begin + 1, back)
-        who = self._tracks.speaker(wait.line)
-        lane = self._tracks.lane(wait.line, f"{who}: tools", begin, end)
+        who = self._tracks.agent_name(wait.line)
+        lane = self._tracks.thread_track(wait.line, f"{who}: tools", begin, end)
         name = f"wait {wait.call.name or 'tool'}"
-        self._slice(lane, _Part(name, "tool wait", begin, end), {"call": wait.call.id})
-        call = self._calls.get(id(wait.call))
+        self._add_slice(lane, _Slice(name, "tool wait", begin, end), {"call": wait.call.id})
+        call = self._call_slices.get(id(wait.call))
         if call is not None and call.begin <= back:
             # It begins within the call's slice: the moment of its end is no longer in it.
-            self._arrow("s", lanes[0], min(call.end - 1, back), flow)
-            self._arrow("f", lanes[1], back, flow)
+            self._add_flow_event("s", tracks[0], min(call.end - 1, back), flow)
+            self._add_flow_event("f", tracks[1], back, flow)
 
-    def _slice(self, lane: Lane, part: _Part, facts: Json) -> None:
+    def _add_slice(self, track: ThreadTrack, slice_: _Slice, args: Json) -> None:
         self.events.append(
             {
                 "ph": "X",
-                "name": part.name,
-                "cat": part.kind,
-                "pid": lane.process,
-                "tid": lane.number,
-                "ts": part.begin,
-                "dur": part.end - part.begin,
-                "args": facts,
+                "name": slice_.name,
+                "cat": slice_.kind,
+                "pid": track.process,
+                "tid": track.number,
+                "ts": slice_.begin,
+                "dur": slice_.end - slice_.begin,
+                "args": args,
             }
         )
 
-    def _arrow(self, phase: str, lane: Lane, at: int, flow: int) -> None:
+    def _add_flow_event(self, phase: str, track: ThreadTrack, at: int, flow: int) -> None:
         event: Json = {"ph": phase, "name": "result", "cat": "tool", "id": flow}
-        event |= {"pid": lane.process, "tid": lane.number, "ts": at}
+        event |= {"pid": track.process, "tid": track.number, "ts": at}
         self.events.append(event | {"bp": "e"} if phase == "f" else event)
 
-    def _count(self, lane: Lane, line: TraceLine, who: str, at: int) -> None:
+    def _add_token_counter(self, track: ThreadTrack, line: TraceLine, agent: str, at: int) -> None:
         if line.usage is None:
             return
         cached = line.usage.cached_tokens
@@ -120,39 +120,39 @@ class _Drawing:
             "prefilled": line.usage.input_tokens - cached,
             "output": line.usage.output_tokens,
         }
-        event: Json = {"ph": "C", "name": f"tokens of {who}", "pid": lane.process, "ts": at}
+        event: Json = {"ph": "C", "name": f"tokens of {agent}", "pid": track.process, "ts": at}
         self.events.append(event | {"args": counts})
 
 
-def _parts(line: TraceLine) -> Iterator[_Part]:
+def _slices(line: TraceLine) -> Iterator[_Slice]:
     """The pieces of a request in the order of time. None begins before the last has ended."""
-    last = free = _at(line, 0.0)
-    for part in sorted(_spans(line), key=lambda part: (part.begin, part.end)):
+    last = free = _to_microseconds(line, 0.0)
+    for part in sorted(_raw_slices(line), key=lambda part: (part.begin, part.end)):
         if part.end >= max(last, part.begin):
             begin = max(free, part.begin)
             last, free = part.end, max(begin + 1, part.end)
             yield replace(part, begin=begin, end=free)
 
 
-def _spans(line: TraceLine) -> Iterator[_Part]:
+def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
     received = () if line.decoded is None else (("receive", 0.0, line.decoded),)
     for name, begin, end in (*received, *line.stages()):
-        yield _Part(name, name, _at(line, begin), _at(line, end))
+        yield _Slice(name, name, _to_microseconds(line, begin), _to_microseconds(line, end))
     for thought in line.thoughts:
-        yield _Part("reasoning", "reasoning", _at(line, thought.begin), _at(line, thought.end))
+        yield _Slice("reasoning", "reasoning", _to_microseconds(line, thought.begin), _to_microseconds(line, thought.end))
     for call in line.calls:
-        begin, end = _at(line, call.begin), _at(line, line.end_of(call))
-        yield _Part(call.name or "call", "tool call", begin, end, call)
+        begin, end = _to_microseconds(line, call.begin), _to_microseconds(line, line.call_end(call))
+        yield _Slice(call.name or "call", "tool call", begin, end, call)
 
 
-def _at(line: TraceLine, seconds: float) -> int:
+def _to_microseconds(line: TraceLine, seconds: float) -> int:
     """A moment of a request in microseconds of the wall clock: whole ones keep their order."""
     return round((line.began + min(seconds, line.duration)) * 1e6)
 
 
-def _facts(line: TraceLine) -> Json:
+def _request_args(line: TraceLine) -> Json:
     """What is shown of a request when it is chosen."""
-    facts = {name: getattr(line, name) for name in _FACTS}
+    facts = {name: getattr(line, name) for name in _ARG_FIELDS}
     if line.usage is not None:
         facts |= {"input": line.usage.input_tokens, "output": line.usage.output_tokens}
         facts |= {"cached": line.usage.cached_tokens, "reasoning": line.usage.reasoning_tokens}
@@ -163,6 +163,6 @@ def _facts(line: TraceLine) -> Json:
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
-def _name(kind: str, process: int, thread: int | None, **args: Any) -> Json:
+def _metadata_event(kind: str, process: int, thread: int | None, **args: Any) -> Json:
     event: Json = {"ph": "M", "name": kind, "pid": process, "args": args}
     return event if thread is None else event | {"tid": thread}

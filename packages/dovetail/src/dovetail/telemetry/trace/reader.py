@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.telemetry.record import Call
+from dovetail.telemetry.record import ToolCallRecord
 from dovetail.telemetry.trace.line import TraceLine
 
 
@@ -16,17 +16,17 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Wait:
+class ToolWait:
     """A call of a request, and the later request that brought its result: so long a tool ran."""
 
     line: TraceLine
-    call: Call
+    call: ToolCallRecord
     dispatched: float
-    later: TraceLine
+    result_line: TraceLine
 
     @property
     def seconds(self) -> float:
-        return self.later.began - self.line.began - self.dispatched
+        return self.result_line.began - self.line.began - self.dispatched
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Trace:
     """The requests of some files in the order they began. `unread` lines were none of ours."""
 
     lines: tuple[TraceLine, ...]
-    unread: int = 0
+    skipped_lines: int = 0
 
-    def of(self, session: str | None = None, tenant: str | None = None) -> "Trace":
+    def select(self, session: str | None = None, tenant: str | None = None) -> "Trace":
         """What belongs to a session, its sub-agents' sessions included, or to a tenant."""
         lines = tuple(one for one in self.lines if tenant is None or one.tenant == tenant)
         if session is not None:
-            family = _family(lines, session)
+            family = _session_tree(lines, session)
             lines = tuple(one for one in lines if one.session in family)
-        return Trace(lines, self.unread)
+        return Trace(lines, self.skipped_lines)
 
-    def waits(self) -> Iterator[Wait]:
+    def tool_waits(self) -> Iterator[ToolWait]:
         """The calls whose results came back, in the order they were made."""
         brought: dict[tuple[str, str], TraceLine] = {}
         for line in self.lines:
@@ -54,7 +54,7 @@ class Trace:
             for call in line.calls:
                 later, run = brought.get((line.tenant, call.id)), call.dispatched
                 if later is not None and run is not None and later.began >= line.began + run:
-                    yield Wait(line, call, run, later)
+                    yield ToolWait(line, call, run, later)
 
 
 def read_traces(paths: Iterable[Path]) -> Trace:
@@ -63,7 +63,7 @@ def read_traces(paths: Iterable[Path]) -> Trace:
     unread = 0
     for path in paths:
         before, strange = len(lines), 0
-        for line in _lines(path):
+        for line in _decode_lines(path):
             if line is None:
                 strange += 1
             else:
@@ -74,7 +74,7 @@ def read_traces(paths: Iterable[Path]) -> Trace:
     return Trace(tuple(sorted(lines, key=lambda line: line.began)), unread)
 
 
-def _lines(path: Path) -> Iterator[TraceLine | None]:
+def _decode_lines(path: Path) -> Iterator[TraceLine | None]:
     decoder = msgspec.json.Decoder(TraceLine)
     opened = gzip.open if path.name.endswith(".gz") else open
     try:
@@ -90,7 +90,7 @@ def _lines(path: Path) -> Iterator[TraceLine | None]:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def _family(lines: Iterable[TraceLine], session: str) -> set[str | None]:
+def _session_tree(lines: Iterable[TraceLine], session: str) -> set[str | None]:
     """A session and those that name it, or one of these, as their parent."""
     family: set[str | None] = {session}
     parents = {line.session: line.parent for line in lines if line.parent is not None}

@@ -13,17 +13,17 @@ NO_SESSION = "requests without a session"
 
 
 @dataclass
-class Lane:
+class ThreadTrack:
     """A row of slices. `until` is where the last one ends."""
 
     process: int
     number: int
     name: str
-    until: int = -(1 << 62)
+    last_end: int = -(1 << 62)
 
 
 @dataclass
-class Process:
+class ProcessTrack:
     """A session: its number and name."""
 
     number: int
@@ -31,51 +31,51 @@ class Process:
 
 
 @dataclass
-class Tracks:
+class TrackAllocator:
     """Gives out processes and lanes. `parents` are the sessions that others belong to."""
 
     parents: Mapping[tuple[str, str], str]
-    _processes: dict[tuple[str, str], Process] = field(default_factory=dict)
-    _lanes: dict[tuple[int, str], list[Lane]] = field(default_factory=dict)
+    _process_tracks: dict[tuple[str, str], ProcessTrack] = field(default_factory=dict)
+    _thread_tracks: dict[tuple[int, str], list[ThreadTrack]] = field(default_factory=dict)
 
-    def process(self, line: TraceLine) -> Process:
+    def process_track(self, line: TraceLine) -> ProcessTrack:
         """The session that a request belongs to: of a sub-agent, the one that called it."""
-        root = self._root(line)
+        root = self._root_session(line)
         key = (line.tenant, root)
-        if key not in self._processes:
+        if key not in self._process_tracks:
             of = f" ({line.tenant})" if line.tenant else ""
             named = f"session {root}{of}" if root else f"{NO_SESSION}{of}"
-            self._processes[key] = Process(len(self._processes) + 1, named)
-        return self._processes[key]
+            self._process_tracks[key] = ProcessTrack(len(self._process_tracks) + 1, named)
+        return self._process_tracks[key]
 
-    def speaker(self, line: TraceLine) -> str:
+    def agent_name(self, line: TraceLine) -> str:
         """Who spoke: the agent itself, or one of its sub-agents."""
-        apart = line.session is not None and line.session != self._root(line)
+        apart = line.session is not None and line.session != self._root_session(line)
         if not apart:
             return line.agent or "main"
         return f"{line.agent or 'sub-agent'} {line.session}"
 
-    def lane(self, line: TraceLine, name: str, begin: int, end: int) -> Lane:
+    def thread_track(self, line: TraceLine, name: str, begin: int, end: int) -> ThreadTrack:
         """A lane of this name with room from `begin` to `end`. Ask in the order of time."""
-        process = self.process(line).number
-        lanes = self._lanes.setdefault((process, name), [])
-        free = next((lane for lane in lanes if lane.until <= begin), None)
+        process = self.process_track(line).number
+        lanes = self._thread_tracks.setdefault((process, name), [])
+        free = next((lane for lane in lanes if lane.last_end <= begin), None)
         if free is None:
             more = f" ({len(lanes) + 1})" if lanes else ""
-            number = sum(map(len, self._lanes.values())) + 1
-            free = Lane(process, number, f"{name}{more}")
+            number = sum(map(len, self._thread_tracks.values())) + 1
+            free = ThreadTrack(process, number, f"{name}{more}")
             lanes.append(free)
-        free.until = end
+        free.last_end = end
         return free
 
-    def processes(self) -> Iterator[Process]:
-        yield from self._processes.values()
+    def process_tracks(self) -> Iterator[ProcessTrack]:
+        yield from self._process_tracks.values()
 
-    def lanes(self) -> Iterator[Lane]:
-        for lanes in self._lanes.values():
+    def thread_tracks(self) -> Iterator[ThreadTrack]:
+        for lanes in self._thread_tracks.values():
             yield from lanes
 
-    def _root(self, line: TraceLine) -> str:
+    def _root_session(self, line: TraceLine) -> str:
         """The session at the top, as far as it is known. A ring of parents ends where it closes."""
         root, seen = line.session or "", set[str]()
         while (parent := self.parents.get((line.tenant, root))) and root not in seen:
@@ -84,7 +84,7 @@ class Tracks:
         return root
 
 
-def parents_of(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], str]:
+def find_parent_sessions(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], str]:
     """The sessions whose parent is a session of the trace, too. An agent's id is none."""
     known = {(line.tenant, line.session) for line in lines}
     return {

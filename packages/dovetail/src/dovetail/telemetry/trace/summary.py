@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dovetail.telemetry.trace.line import TraceLine
 from dovetail.telemetry.trace.reader import Trace
-from dovetail.telemetry.trace.sessions import Tracks, parents_of
+from dovetail.telemetry.trace.sessions import TrackAllocator, find_parent_sessions
 
 
 @dataclass
@@ -19,42 +19,42 @@ class SessionSummary:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    reprefilled: int = 0
-    answering: float = 0.0
-    thinking: float = 0.0
-    waiting: float = 0.0  # for tools: from a call's dispatch to the request with its result
+    reprefilled_tokens: int = 0
+    response_seconds: float = 0.0
+    reasoning_seconds: float = 0.0
+    tool_wait_seconds: float = 0.0  # for tools: from a call's dispatch to the request with its result
 
     @property
     def cached_share(self) -> float:
         return self.cached_tokens / self.input_tokens if self.input_tokens else 0.0
 
 
-def summarize(trace: Trace) -> list[SessionSummary]:
+def summarize_sessions(trace: Trace) -> list[SessionSummary]:
     """The sessions in the order they began. Requests that no model was asked by are left out."""
-    tracks = Tracks(parents_of(trace.lines))
+    tracks = TrackAllocator(find_parent_sessions(trace.lines))
     found: dict[int, SessionSummary] = {}
     agents: dict[int, set[str]] = {}
     for line in trace.lines:
         if line.decoded is None:
             continue
-        process = tracks.process(line)
+        process = tracks.process_track(line)
         one = found.setdefault(process.number, SessionSummary(process.name))
-        _add(one, line)
-        agents.setdefault(process.number, set()).add(tracks.speaker(line))
+        _add_request(one, line)
+        agents.setdefault(process.number, set()).add(tracks.agent_name(line))
         one.agents = len(agents[process.number])
-    for wait in trace.waits():
-        found[tracks.process(wait.line).number].waiting += wait.seconds
+    for wait in trace.tool_waits():
+        found[tracks.process_track(wait.line).number].tool_wait_seconds += wait.seconds
     return list(found.values())
 
 
-def _add(one: SessionSummary, line: TraceLine) -> None:
-    one.requests += 1
-    one.failed += line.status >= 400
-    one.calls += len(line.calls)
-    one.answering += line.duration
-    one.thinking += sum(thought.end - thought.begin for thought in line.thoughts)
-    one.reprefilled += line.reprefilled or 0
+def _add_request(summary: SessionSummary, line: TraceLine) -> None:
+    summary.requests += 1
+    summary.failed += line.status >= 400
+    summary.calls += len(line.calls)
+    summary.response_seconds += line.duration
+    summary.reasoning_seconds += sum(thought.end - thought.begin for thought in line.thoughts)
+    summary.reprefilled_tokens += line.reprefilled or 0
     if line.usage is not None:
-        one.input_tokens += line.usage.input_tokens
-        one.cached_tokens += line.usage.cached_tokens
-        one.output_tokens += line.usage.output_tokens
+        summary.input_tokens += line.usage.input_tokens
+        summary.cached_tokens += line.usage.cached_tokens
+        summary.output_tokens += line.usage.output_tokens
