@@ -23,7 +23,7 @@ from benchmarks.gpu.rounds import CASES, session_names
 from benchmarks.gpu.scenes import STEPS, SUFFIX, THOUGHT, make_scene
 from benchmarks.gpu.server import END, make_script
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.equivalence import same_arguments
 from dovetail_parsers import parse
 from dovetail_tokenizers import Tokenizer, load
@@ -156,7 +156,7 @@ class Real:
     """An engine that knows what it has read, in pages of four tokens."""
 
     name = "real"
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.asked: list[EngineRequest] = []
@@ -165,16 +165,16 @@ class Real:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(True)
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         cached = max((_shared(request.prompt, one.prompt) for one in self.asked), default=0)
         self.asked.append(request)
         ids = [7] * min(request.max_tokens, 3)
         for at, id in enumerate(ids):
             finish = "length" if at == len(ids) - 1 else None
-            listener.hear(TokenDelta([id], finish=finish, cached=None if at else cached))  # type: ignore[arg-type]
+            listener.push(TokenDelta([id], finish=finish, cached=None if at else cached))  # type: ignore[arg-type]
 
 
 def _shared(one: "array[int]", other: "array[int]") -> int:

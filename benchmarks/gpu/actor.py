@@ -17,10 +17,10 @@ from typing import Any, Self
 import msgspec
 
 from dovetail.engines.engine import (
-    Abilities,
+    EngineCapabilities,
     EngineRequest,
-    Health,
-    Listener,
+    EngineHealth,
+    TokenSink,
     TokenDelta,
     TokenEngine,
 )
@@ -110,23 +110,23 @@ class Hearing:
 class Through(Hearing):
     """Passes on what it hears."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: TokenSink) -> None:
         super().__init__()
         self._listener = listener
 
     def hear(self, delta: TokenDelta) -> bool:
         if self.first_ms is None or delta.cached is not None:
             self.note(delta)
-        return self._listener.hear(delta)
+        return self._listener.push(delta)
 
     async def wait(self) -> bool:
-        return await self._listener.wait()
+        return await self._listener.drain()
 
 
 class Cue(Hearing):
     """Tells the first words of an answer at the moment in which the engine has its first token."""
 
-    def __init__(self, listener: Listener, opening: list[int]) -> None:
+    def __init__(self, listener: TokenSink, opening: list[int]) -> None:
         super().__init__()
         self._listener = listener
         self._opening = opening
@@ -137,7 +137,7 @@ class Cue(Hearing):
         self.note(delta)
         if first:
             cached = delta.cached or 0
-            self.room = self._listener.hear(TokenDelta(self._opening, cached=cached))
+            self.room = self._listener.push(TokenDelta(self._opening, cached=cached))
         return True
 
     async def wait(self) -> bool:
@@ -166,8 +166,8 @@ class Actor:
         self._answers: Counter[str] = Counter()
 
     @property
-    def abilities(self) -> Abilities:
-        return self._engine.abilities
+    def abilities(self) -> EngineCapabilities:
+        return self._engine.capabilities
 
     async def start(self) -> None:
         await self._engine.start()
@@ -175,10 +175,10 @@ class Actor:
     async def stop(self) -> None:
         await self._engine.stop()
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return await self._engine.health()
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         session = request.session or ""
         number = self._answers[session]
         ids = self._script(session, number)
@@ -213,12 +213,12 @@ class Actor:
         self._notebook.write(note)
 
 
-async def _tell(listener: Listener, ids: Sequence[int], room: bool) -> None:
+async def _tell(listener: TokenSink, ids: Sequence[int], room: bool) -> None:
     """The rest of an answer, as fast as it is wanted."""
     for piece, last in _pieces(ids):
-        if not room and not await listener.wait():
+        if not room and not await listener.drain():
             return
-        room = listener.hear(TokenDelta(piece, finish="stop" if last else None))
+        room = listener.push(TokenDelta(piece, finish="stop" if last else None))
 
 
 def _pieces(ids: Sequence[int]) -> Iterator[tuple[list[int], bool]]:

@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.gpu.actor import Note, Silent, read_notes, read_prompt
 from benchmarks.gpu.orders import Group, Replay
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.transformers.child.engine import BatchingEngine, make_engine
+from dovetail.engines.transformers.child.engine import BatchingEngine, create_batching_engine
 from dovetail.engines.transformers.child.loader import load_model
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.net.settling import freeze_gc
@@ -49,7 +49,7 @@ def load_engine(order: Replay) -> BatchingEngine:
     options = msgspec.convert(order.options, TransformersOptions, strict=False)
     folder = Path(order.model)
     loaded = load_model(folder, options)
-    return make_engine(folder, loaded, options, loaded.window)[0]
+    return create_batching_engine(folder, loaded, options, loaded.context_length)[0]
 
 
 async def run(order: Replay) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.engines import scripted
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError
 from dovetail_tokenizers import Tokenizer
 
@@ -54,8 +54,8 @@ class NotedEngine:
     name: str = "noted"
 
     @property
-    def abilities(self) -> Abilities:
-        return self.engine.abilities
+    def abilities(self) -> EngineCapabilities:
+        return self.engine.capabilities
 
     async def start(self) -> None:
         await self.engine.start()
@@ -63,10 +63,10 @@ class NotedEngine:
     async def stop(self) -> None:
         await self.engine.stop()
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return await self.engine.health()
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         """The answer, and a note of it once it is over."""
         noting = _Noting(listener)
         try:
@@ -85,13 +85,13 @@ class _Noting:
 
     __slots__ = ("_listener", "left")
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: TokenSink) -> None:
         self._listener = listener
         self.left: list[int] = []
 
     def hear(self, delta: TokenDelta) -> bool:
         self.left.append(time.monotonic_ns())
-        return self._listener.hear(delta)
+        return self._listener.push(delta)
 
     async def wait(self) -> bool:
-        return await self._listener.wait()
+        return await self._listener.drain()

@@ -7,7 +7,7 @@ from typing import Any
 
 from sandbox import Ran, Sandbox
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 
 HEADLESS = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
 
@@ -46,7 +46,7 @@ class Told:
         return [one for content in lists for one in content if one["type"] == block]
 
 
-def behind_the_system_text(before: Heard, after: Heard) -> bool:
+def behind_the_system_text(before: RecordedGeneration, after: RecordedGeneration) -> bool:
     """Whether a prompt goes on exactly from an earlier one, but for its system message.
 
     The token that ended the earlier answer also ends messages: the first of them is the system's.

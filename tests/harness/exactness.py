@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 
 BLOCK = 16  # tokens of a block of the scripted engine's cache
 
@@ -35,7 +35,7 @@ class Row:
 Tell = Callable[[Sequence[Row]], None]  # what the fixture `tell` is
 
 
-def rows(heard: Sequence[Heard]) -> list[Row]:
+def rows(heard: Sequence[RecordedGeneration]) -> list[Row]:
     """A row for each request, in the order in which they were asked."""
     found = []
     for at, one in enumerate(heard):
@@ -49,7 +49,7 @@ def rows(heard: Sequence[Heard]) -> list[Row]:
 
 
 def was_exact(
-    heard: Sequence[Heard], *, new: int, again: int = 0, cold: Collection[int] = ()
+    heard: Sequence[RecordedGeneration], *, new: int, again: int = 0, cold: Collection[int] = ()
 ) -> list[Row]:
     """Every request went on exactly, but for so many that began anew or came again.
 
@@ -86,7 +86,7 @@ def table(found: Sequence[Row]) -> str:
     return captured.get()
 
 
-def _goes_on(one: Heard, before: Heard, number: int) -> Row:
+def _goes_on(one: RecordedGeneration, before: RecordedGeneration, number: int) -> Row:
     whole = before.prompt + before.output
     shared = _shared(one.prompt, whole)
     if shared >= len(whole) - 1:  # the token that ended the turn may be the template's
@@ -94,7 +94,7 @@ def _goes_on(one: Heard, before: Heard, number: int) -> Row:
     return _row("again" if shared >= len(before.prompt) else "new", one, number, shared)
 
 
-def _row(kind: Kind, one: Heard, source: int | None, kept: int) -> Row:
+def _row(kind: Kind, one: RecordedGeneration, source: int | None, kept: int) -> Row:
     source = None if kind == "new" else source
     return Row(kind, len(one.prompt), len(one.output), one.cached, source, kept)
 

@@ -17,7 +17,7 @@ import pytest
 from models_at_hand import TEMPLATES, TOKENIZERS
 from served import Running, served
 
-from dovetail.engines.scripted.generation_log import Heard, read_record
+from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import resolve, write
 
@@ -103,9 +103,9 @@ class Stage:
         return self.folder / "data"
 
     @property
-    def heard(self) -> list[Heard]:
+    def heard(self) -> list[RecordedGeneration]:
         """Every generation that the engine was asked for, over all servers of this stage."""
-        heard = read_record(self.folder / "record.jsonl")
+        heard = read_generation_log(self.folder / "record.jsonl")
         return sorted(heard, key=lambda one: one.began)
 
     @contextmanager

@@ -10,7 +10,7 @@ from exactness import Row, Tell, was_exact
 from sandbox import Sandbox
 from stage import QWEN3_5, QWEN3_CODER, Stage, stage
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 
 #: A line for each turn; the one with Read and Bash is the subagent's.
 TOOLS = """
@@ -65,7 +65,7 @@ def _codes(where: Stage, place: Sandbox, url: str) -> list[Row]:
     return was_exact(where.heard, new=2)  # the conversation's first, and the subagent's
 
 
-def _codes_and_commits(where: Stage, place: Sandbox) -> tuple[Heard, Heard]:
+def _codes_and_commits(where: Stage, place: Sandbox) -> tuple[RecordedGeneration, RecordedGeneration]:
     """The task and a second prompt. Gives the requests on both sides of it."""
     with where.server(coding(where.family, place.work)) as server:
         done = len(_codes(where, place, server.url))
@@ -75,7 +75,7 @@ def _codes_and_commits(where: Stage, place: Sandbox) -> tuple[Heard, Heard]:
     return where.heard[done - 1], where.heard[done]
 
 
-def _system_text(one: Heard) -> str:
+def _system_text(one: RecordedGeneration) -> str:
     return one.text.partition("<|im_end|>")[0]
 
 

@@ -19,7 +19,7 @@ from sandbox import Sandbox
 from served import Running, free_port
 from stage import KIMI, QWEN3_CODER, Family, Stage, call, say, stage, think, turns
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_model import OutputBlock
 
 SOCKETS = ("--api", "websocket")
@@ -144,7 +144,7 @@ def _builds() -> dict[str, Any]:
     return {"rules": [*script["rules"], agent], "turns": turns(KIMI, [])}
 
 
-def _turns(scene: Stage) -> list[Heard]:
+def _turns(scene: Stage) -> list[RecordedGeneration]:
     """What was asked for the task, without what the engine has read before it."""
     return [one for one in scene.heard if TASK in one.text]
 

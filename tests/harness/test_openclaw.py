@@ -28,7 +28,7 @@ from small_task import (
 )
 from stage import GPT_OSS, KIMI, QWEN3_CODER, Family, stage
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 
 Tell = Callable[[Sequence[Row]], None]
 #: Tokens of its context, and of the heads of the message that it is in and of the answer.
@@ -79,14 +79,14 @@ def test_openclaw_is_asked_again(place: Sandbox, tmp_path: Path, tell: Tell) -> 
     tell(found)
 
 
-def _goes_on_behind_its_context(before: Heard, after: Heard) -> None:
+def _goes_on_behind_its_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
     """All up to the context is kept, and the model's turn is in the next prompt to the token."""
     _kept_up_to_context(before, after)
     said = array("I", before.output[:-1])  # the token that ended the turn may be the template's
     assert said.tobytes() in array("I", after.prompt).tobytes(), table(rows([before, after]))
 
 
-def _kept_up_to_context(before: Heard, after: Heard) -> None:
+def _kept_up_to_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
     row = rows([before, after])[1]
     assert row.kept >= len(before.prompt) - MOVED, table([row])
     assert row.cached >= row.kept - row.kept % BLOCK - BLOCK, table([row])

@@ -11,8 +11,8 @@ from typing import Any
 from watch_stage import PLAIN
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
-from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
+from dovetail.engines.completion_server.model import CompletionModel
+from dovetail.engines.engine import EngineRequest, TokenSink, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.eval.tasks import TASKS
 from dovetail.http.app import App
@@ -130,7 +130,7 @@ class Remembering(ScriptedEngine):
     prompt: list[int] = []  # noqa: RUF012 - replaced, never changed
     said: list[int] = []  # noqa: RUF012
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.prompt, self.said = request.prompt.tolist(), []
         await super().generate(request, Overhearing(listener, self.said))
 
@@ -138,14 +138,14 @@ class Remembering(ScriptedEngine):
 class Overhearing:
     """Notes the ids that a listener is told."""
 
-    def __init__(self, listener: Listener, said: list[int]) -> None:
+    def __init__(self, listener: TokenSink, said: list[int]) -> None:
         self._listener = listener
         self._said = said
-        self.wait = listener.wait
+        self.wait = listener.drain
 
     def hear(self, delta: TokenDelta) -> bool:
         self._said += delta.ids
-        return self._listener.hear(delta)
+        return self._listener.push(delta)
 
 
 def _with_ids(engine: Remembering, send: Send) -> Send:
@@ -181,7 +181,7 @@ async def like_vllm(
     )
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
     chat = App(Service([Served((MODEL,), model, preparer, Pool([engine]), max_context=32768)]))
-    tokens = CompletionsServer(engine, ServedModel((MODEL,), model.tokenizer, ids, 32768))
+    tokens = CompletionsServer(engine, CompletionModel((MODEL,), model.tokenizer, ids, 32768))
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

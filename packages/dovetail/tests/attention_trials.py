@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.engines.transformers.child import attention
-from dovetail.engines.transformers.child.attention import Batch, New, Pages
+from dovetail.engines.transformers.child.attention import PagedBatch, NewTokens, KvPages
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ def error(trial: Trial) -> float:
     batch = _batch(trial, tables, pages)
     real = tokens - trial.padding
     keys, values = pages.keys.clone(), pages.values.clone()
-    keys[batch.written[:real]] = key.transpose(0, 1)[:real]
-    values[batch.written[:real]] = value.transpose(0, 1)[:real]
+    keys[batch.write_slots[:real]] = key.transpose(0, 1)[:real]
+    values[batch.write_slots[:real]] = value.transpose(0, 1)[:real]
     scale = trial.size**-0.5
     wanted = _plain(query, keys, values, trial, batch, scale)
-    found = attention.attend(New(query, key, value), pages, batch, scale, trial.splits)[:real]
-    if not torch.equal(pages.keys[batch.slots], keys[batch.slots]):
+    found = attention.attend(NewTokens(query, key, value), pages, batch, scale, trial.splits)[:real]
+    if not torch.equal(pages.keys[batch.read_slots], keys[batch.read_slots]):
         return float("inf")  # stored in the wrong place
     return float((found - wanted).norm() / wanted.norm())
 
 
-def _lay_out(trial: Trial) -> tuple[list[list[int]], Pages]:
+def _lay_out(trial: Trial) -> tuple[list[list[int]], KvPages]:
     """Pages in no order, some of them nobody's."""
     needed = [-(-length // trial.page) for _, length in trial.sequences]
     free = torch.randperm(sum(needed) + 3).tolist()
     tables = [[free.pop() for _ in range(count)] for count in needed]
     shape = ((sum(needed) + 3) * trial.page, trial.kv_heads, trial.size)
     trash = free.pop() * trial.page
-    return tables, Pages(torch.randn(shape), torch.randn(shape), trial.page, trash=trash)
+    return tables, KvPages(torch.randn(shape), torch.randn(shape), trial.page, trash_slot=trash)
 
 
-def _batch(trial: Trial, tables: list[list[int]], pages: Pages) -> Batch:
+def _batch(trial: Trial, tables: list[list[int]], pages: KvPages) -> PagedBatch:
     starts_q, starts_k, slots, written = [0], [0], [], []
     for (new, length), table in zip(trial.sequences, tables, strict=True):
         places = [table[i // trial.page] * trial.page + i % trial.page for i in range(length)]
@@ -78,12 +78,12 @@ def _batch(trial: Trial, tables: list[list[int]], pages: Pages) -> Batch:
     rows = torch.full((len(tables) + empty, max(map(len, tables))), -1, dtype=torch.int32)
     for row, table in zip(rows, tables, strict=False):
         row[: len(table)] = torch.tensor(table)
-    return Batch(
+    return PagedBatch(
         torch.tensor(starts_q, dtype=torch.int32),
         torch.tensor(starts_k, dtype=torch.int32),
         rows if trial.single else None,
         torch.tensor(slots),
-        torch.tensor(written + [pages.trash] * trial.padding),
+        torch.tensor(written + [pages.trash_slot] * trial.padding),
         (max(length for _, length in trial.sequences), max(new for new, _ in trial.sequences)),
     )
 
@@ -93,13 +93,13 @@ def _plain(
     keys: torch.Tensor,
     values: torch.Tensor,
     trial: Trial,
-    batch: Batch,
+    batch: PagedBatch,
     scale: float,
 ) -> torch.Tensor:
     found, at_q, at_k = [], 0, 0
     group = trial.heads // trial.kv_heads
     for new, length in trial.sequences:
-        slots = batch.slots[at_k : at_k + length]
+        slots = batch.read_slots[at_k : at_k + length]
         all_keys = keys[slots].repeat_interleave(group, 1)
         all_values = values[slots].repeat_interleave(group, 1)
         scores = torch.einsum("hqd,khd->hqk", query[:, at_q : at_q + new], all_keys) * scale

@@ -10,9 +10,9 @@ import uvicorn
 from scripted_stage import END, RETURN, TOKENIZER, engine
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
-from dovetail.engines.registry import EngineSetup, create_engine, discover
+from dovetail.engines.completion_server.model import CompletionModel
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.registry import EngineSetup, create_engine, discover_model
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.net.http_client import Endpoint
 from dovetail.net.listener import uvicorn_config
@@ -27,8 +27,8 @@ async def scripted_server(
 ) -> AsyncIterator[tuple[ScriptedEngine, Endpoint]]:
     """The scripted engine behind a real socket, and where that is."""
     playing = engine(script, (END, RETURN), **options)
-    model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
-    app = CompletionsServer(playing, model, key=key, bursts=playing.bursts)
+    model = CompletionModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
+    app = CompletionsServer(playing, model, api_key=key, stream_batches=playing.generate_batches)
     server = uvicorn.Server(uvicorn_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -83,7 +83,7 @@ def open_stream(*payloads: bytes) -> bytes:
 class Remotely:
     """An engine together with the server that it speaks to, for whoever wants one object."""
 
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self, name: str, script: str) -> None:
         self.name = name
@@ -92,15 +92,15 @@ class Remotely:
 
     async def start(self) -> None:
         _, endpoint = await self._stack.enter_async_context(scripted_server(self._script))
-        remote = await discover(self.name, endpoint)
+        remote = await discover_model(self.name, endpoint)
         setup = EngineSetup(TOKENIZER, endpoint=endpoint, remote=remote, options={"probe": False})
         self._engine = create_engine(self.name, setup)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         await self._engine.generate(request, listener)
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return await self._engine.health()
 
     async def stop(self) -> None:

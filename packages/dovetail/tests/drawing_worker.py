@@ -11,8 +11,8 @@ from math import isinf
 from types import SimpleNamespace
 from typing import Any
 
-from dovetail.engines.transformers.child.batch_sampler import ARGUMENTS, Drawing
-from dovetail.engines.transformers.child.sampling import Draw
+from dovetail.engines.transformers.child.batch_sampler import ARGUMENT_ROWS, BatchSampler
+from dovetail.engines.transformers.child.sampling import SamplingParams
 
 torch = import_module("torch")
 PADDING = 3  # rows more than there are requests, as in a batch that is replayed
@@ -34,10 +34,10 @@ class Bench:
     """One processor, and the requests that it has seen."""
 
     def __init__(self, rows: int, vocabulary: int, spelled: int) -> None:
-        self._drawing = Drawing(rows, vocabulary, spelled, "cpu")
-        self._arguments = torch.zeros((ARGUMENTS, rows + PADDING), dtype=torch.int32)
-        self._draws: dict[str, Draw] = {}
-        defaults = torch.zeros((ARGUMENTS, 1), dtype=torch.int32)
+        self._drawing = BatchSampler(rows, vocabulary, spelled, "cpu")
+        self._arguments = torch.zeros((ARGUMENT_ROWS, rows + PADDING), dtype=torch.int32)
+        self._draws: dict[str, SamplingParams] = {}
+        defaults = torch.zeros((ARGUMENT_ROWS, 1), dtype=torch.int32)
         self._drawing.fill_defaults(defaults)
         self._arguments[:] = defaults
 
@@ -57,7 +57,7 @@ class Bench:
     ) -> list[list[int]]:
         """For each seed what it draws at each place; a number stands for so many equal scores."""
         given = torch.zeros(scores) if isinstance(scores, int) else torch.tensor(scores)
-        draws = [Draw(seed=seed, **fields) for seed in seeds]
+        draws = [SamplingParams(seed=seed, **fields) for seed in seeds]
         drawn = []
         for place in range(places):
             states = [_state(draw, [1], range(place)) for draw in draws]
@@ -71,11 +71,11 @@ class Bench:
         fields = row.get("draw", {})
         if "allow" in fields:
             fields["guide"] = Allowing(fields.pop("allow"))
-        draw = self._draws.setdefault(row["name"], Draw(**fields))
+        draw = self._draws.setdefault(row["name"], SamplingParams(**fields))
         return _state(draw, row["prompt"], row["said"], row.get("moved", 0))
 
 
-def _state(draw: Draw, prompt: list[int], said: Any, moved: int = 0) -> Any:
+def _state(draw: SamplingParams, prompt: list[int], said: Any, moved: int = 0) -> Any:
     """`moved` tokens of what was said are in the prompt: the request was started again."""
     return SimpleNamespace(
         logit_processor_kwargs={"draw": draw},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.engines.transformers.child.fusion import fuse
-from dovetail.engines.transformers.child.loader import UNWANTED
+from dovetail.engines.transformers.child.loader import BLOCKED_MODULES
 
 FAMILIES = ("Qwen3", "Llama", "Gemma2", "Glm4")
 SHAPE = {
@@ -43,6 +43,6 @@ def trial(family: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.modules.update(dict.fromkeys(UNWANTED))  # type: ignore[arg-type]
+    sys.modules.update(dict.fromkeys(BLOCKED_MODULES))  # type: ignore[arg-type]
     torch.manual_seed(0)
     print(json.dumps({family: trial(family) for family in FAMILIES}))

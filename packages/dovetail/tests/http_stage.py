@@ -22,7 +22,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
@@ -87,7 +87,7 @@ class StageEngine:
     name = "stage"
 
     def __init__(self, model: Model) -> None:
-        self.abilities = Abilities()
+        self.abilities = EngineCapabilities()
         self.tokenizer = model.tokenizer
         self.stop_id = self.tokenizer.controls["<|im_end|>"]
         self.asked: list[EngineRequest] = []
@@ -96,7 +96,7 @@ class StageEngine:
         self.began = asyncio.Event()
         self.closed = asyncio.Event()
         self.started = self.stopped = False
-        self.state = Health(True)
+        self.state = EngineHealth(True)
         self.plan: Plan = self.says("Hello.")
 
     def says(self, *texts: str, step: int = 3, cached: int = 0) -> Plan:
@@ -121,10 +121,10 @@ class StageEngine:
     async def stop(self) -> None:
         self.stopped = True
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return self.state
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.asked.append(request)
         self.running += 1
         self.began.set()
@@ -132,7 +132,7 @@ class StageEngine:
         try:
             async for delta in deltas:
                 self.given += 1
-                if not listener.hear(delta) and not await listener.wait():
+                if not listener.push(delta) and not await listener.drain():
                     return
         finally:
             await deltas.aclose()

@@ -9,7 +9,7 @@ from typing import Any
 
 from llamacpp_at_hand import WEIGHTS
 
-from dovetail.engines.llamacpp.process import CHILD
+from dovetail.engines.llamacpp.process import CHILD_SCRIPT
 
 #: ChatML that shows thoughts of a history, and calls in Hermes' notation.
 THINKING_CHATML = """\
@@ -49,7 +49,7 @@ def llama_server(**more: Any) -> Iterator[str]:
     }
     wanted = {"model": str(WEIGHTS), "params": params, "threads": 1}
     child = subprocess.Popen(
-        [sys.executable, "-P", str(CHILD)],
+        [sys.executable, "-P", str(CHILD_SCRIPT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import Sampling
 from dovetail_tokenizers import HfTokenizer, from_gguf
 
@@ -46,7 +46,7 @@ class Player:
 
 
 async def collect(engine: LlamaCppEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in pulled(engine, request)]
+    return [delta async for delta in iter_deltas(engine, request)]
 
 
 def request(

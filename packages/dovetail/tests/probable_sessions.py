@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.engines.engine import EngineRequest, Health, Listener, TokenDelta, TokenEngine
+from dovetail.engines.engine import EngineRequest, EngineHealth, TokenSink, TokenDelta, TokenEngine
 from dovetail_model import TokenLogprob
 
 APIS = ("messages", "chat", "responses")
@@ -132,7 +132,7 @@ class Overhearing:
 
     def __init__(self, engine: TokenEngine) -> None:
         self.engine = engine
-        self.abilities = engine.abilities
+        self.abilities = engine.capabilities
         self.asked: list[EngineRequest] = []
         self.truths: list[Truth] = []
 
@@ -140,10 +140,10 @@ class Overhearing:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return await self.engine.health()
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         truth = Truth(request.prompt.tolist())
         self.asked.append(request)
         self.truths.append(truth)
@@ -151,17 +151,17 @@ class Overhearing:
 
 
 class _Noting:
-    def __init__(self, truth: Truth, listener: Listener) -> None:
+    def __init__(self, truth: Truth, listener: TokenSink) -> None:
         self._truth = truth
         self._listener = listener
-        self.wait = listener.wait
+        self.wait = listener.drain
 
     def hear(self, delta: TokenDelta) -> bool:
         self._truth.answer += delta.ids
         self._truth.logprobs += map(_known, delta.logprobs)
         if delta.cached is not None:
             self._truth.cached = delta.cached
-        return self._listener.hear(delta)
+        return self._listener.push(delta)
 
 
 def _known(one: TokenLogprob) -> float | None:

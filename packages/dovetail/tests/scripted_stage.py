@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.engines.scripted.script import Script
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail_tokenizers import ByteTokenizer
 
 CONTROLS = ("<|end|>", "<|return|>", "<think>", "</think>")
@@ -37,7 +37,7 @@ def engine(script: str | Script, stop_ids: Sequence[int] = (), **options: Any) -
 
 
 async def deltas(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in pulled(playing, asked)]
+    return [delta async for delta in iter_deltas(playing, asked)]
 
 
 async def said(playing: ScriptedEngine, asked: EngineRequest) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.sglang.request import body
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.sglang.request import encode_request
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import Sampling
 
@@ -82,7 +82,7 @@ def _questions() -> Iterator[tuple[str, bytes]]:
     for path in ("/v1/models", HEALTH):
         yield path, b""
     for request in ASKED.values():
-        yield "/generate", body(request, Spelling(), "recorded", None)
+        yield "/generate", encode_request(request, PromptEncoder(), "recorded", None)
 
 
 @asynccontextmanager

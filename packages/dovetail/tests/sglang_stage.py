@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from scripted_stage import END, TOKENIZER, ids
 
-from dovetail.engines.engine import EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.engines.sglang import SglangEngine, SglangOptions
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import Endpoint
 
 Json = dict[str, Any]
@@ -190,7 +190,7 @@ class StandInEngine:
         self._stand_in = StandIn()
         self._server: asyncio.Server | None = None
         self._engine = SglangEngine(Endpoint(port=1), TOKENIZER)
-        self.abilities = self._engine.abilities
+        self.abilities = self._engine.capabilities
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._stand_in.serve, "127.0.0.1", 0)
@@ -198,10 +198,10 @@ class StandInEngine:
         self._engine = SglangEngine(Endpoint(host, port), TOKENIZER)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         await self._engine.generate(request, listener)
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         return await self._engine.health()
 
     async def stop(self) -> None:
@@ -218,4 +218,4 @@ def ask(max_tokens: int = 5000, **more: Any) -> EngineRequest:
 
 
 async def heard(engine: SglangEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in pulled(engine, request)]
+    return [delta async for delta in iter_deltas(engine, request)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.engines.process import LOG_LINES, ChildProcess, Launch, PrivateSocket
+from dovetail.engines.process import MAX_LOG_LINES, ChildProcess, ProcessSpec, PrivateSocket
 from dovetail_model import EngineUnavailable
 
 READY = 'print(json.dumps({"address": "unix:///s", "heard": order}), flush=True)\n'
@@ -22,7 +22,7 @@ HEAD = "import json, os, signal, sys\norder = json.loads(sys.stdin.buffer.readli
 def child(script: str, patience: float = 60.0) -> ChildProcess:
     """A child that runs this once it has its order."""
     command = (sys.executable, "-S", "-c", HEAD + script)
-    return ChildProcess(Launch("it", command, patience=patience))
+    return ChildProcess(ProcessSpec("it", command, start_timeout=patience))
 
 
 def play(script: str, patience: float = 60.0) -> tuple[dict[str, object], ChildProcess]:
@@ -43,7 +43,7 @@ def test_one_line_in_and_one_line_out() -> None:
     answer, made = play(READY + UNTIL_END)
     assert answer == {"address": "unix:///s", "heard": {"what": "é"}}
     assert not made.alive
-    assert made.epitaph() == "it ended (0)"
+    assert made.describe_exit() == "it ended (0)"
 
 
 def test_life_and_death() -> None:
@@ -51,14 +51,14 @@ def test_life_and_death() -> None:
 
     async def main() -> None:
         assert (made.alive, made.pid) == (False, None)
-        assert await made.ended(0.0)  # it never began
+        assert await made.wait_for_exit(0.0)  # it never began
         await made.start({})
         assert made.alive
-        assert made.epitaph() == "it does not answer"
-        assert not await made.ended(0.0)
+        assert made.describe_exit() == "it does not answer"
+        assert not await made.wait_for_exit(0.0)
         os.kill(made.pid or 0, signal.SIGKILL)
-        assert await made.ended(60.0)
-        assert made.epitaph() == "it was killed, perhaps because memory ran out"
+        assert await made.wait_for_exit(60.0)
+        assert made.describe_exit() == "it was killed, perhaps because memory ran out"
         await made.stop()
 
     asyncio.run(main())
@@ -82,7 +82,7 @@ def test_life_and_death() -> None:
 def test_last_words(script: str, answer: dict[str, str], epitaph: str, log: list[str]) -> None:
     heard, made = play(script)
     assert heard == answer
-    assert made.epitaph() == epitaph
+    assert made.describe_exit() == epitaph
     assert list(made.log) == log
 
 
@@ -117,7 +117,7 @@ def test_a_child_that_will_not_listen_is_killed() -> None:
 
 
 def test_no_such_program() -> None:
-    made = ChildProcess(Launch("it", ("/no/such/program",)))
+    made = ChildProcess(ProcessSpec("it", ("/no/such/program",)))
     with pytest.raises(EngineUnavailable, match=r"cannot run /no/such/program \(No such file"):
         asyncio.run(made.start({}))
 
@@ -138,17 +138,17 @@ def test_a_start_that_is_given_up_leaves_no_process() -> None:
 
 
 def test_the_log_is_read_to_its_end_and_its_tail_is_kept() -> None:
-    lines = LOG_LINES * 50
+    lines = MAX_LOG_LINES * 50
     noise = f"sys.stderr.write('y' * 3_000_000 + '\\n')\nfor n in range({lines}):\n"
     _, made = play(noise + "    sys.stderr.write(f'line {n}\\n')\nsys.exit(1)")
-    assert list(made.log) == [f"line {n}" for n in range(lines - LOG_LINES, lines)]
+    assert list(made.log) == [f"line {n}" for n in range(lines - MAX_LOG_LINES, lines)]
 
 
 def test_the_environment_is_ours_and_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_OURS", "1")
     script = "import os, json\nprint(json.dumps({k: os.environ.get(k) for k in ('%s', '%s')}))"
     command = (sys.executable, "-S", "-c", script % ("DOVETAIL_OURS", "DOVETAIL_ADDED"))
-    made = ChildProcess(Launch("it", command, environment={"DOVETAIL_ADDED": "2"}))
+    made = ChildProcess(ProcessSpec("it", command, environment={"DOVETAIL_ADDED": "2"}))
     assert asyncio.run(made.start({})) == {"DOVETAIL_OURS": "1", "DOVETAIL_ADDED": "2"}
 
 
@@ -185,7 +185,7 @@ def test_the_socket_lies_where_only_we_can_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     socket = PrivateSocket()
-    path = socket.make("s.sock")
+    path = socket.create("s.sock")
     assert path is not None
     folder = Path(path).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -195,7 +195,7 @@ def test_the_socket_lies_where_only_we_can_go(
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    assert socket.make("s.sock") is None
+    assert socket.create("s.sock") is None
     socket.remove()
     assert not list(deep.iterdir())
 
@@ -214,7 +214,7 @@ def test_a_helper_that_the_child_left_behind_holds_nobody_up(killed: bool) -> No
         await made.start({})
         if killed:
             os.kill(made.pid or 0, signal.SIGKILL)
-            assert await made.ended(30)
+            assert await made.wait_for_exit(30)
         await asyncio.wait_for(made.stop(), 30)
 
     asyncio.run(main())

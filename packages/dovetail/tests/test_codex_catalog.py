@@ -15,7 +15,7 @@ from models_at_hand import PAIRS, model, require
 from served import dovetail, qwen_folder, served
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Abilities
+from dovetail.engines.engine import EngineCapabilities
 from dovetail.engines.registry import UpstreamSetup, create_upstream
 from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.http.entries import entry
@@ -72,7 +72,7 @@ class Unstarted(StageEngine):
     """An engine that has said nothing of itself but its window."""
 
     def __init__(self, window: int | None) -> None:
-        self.abilities = Abilities(context_length=window)
+        self.abilities = EngineCapabilities(context_length=window)
 
 
 def offered(name: str, settings: Settings | None = None, window: int | None = None) -> Served:
@@ -262,7 +262,7 @@ def test_the_tag_stands_for_the_entries_alone() -> None:
     assert Catalog(other).current() == before
     assert first.current() is before
     assert Catalog(one, PROFILE).current().etag != before.etag
-    engine.abilities = Abilities(context_length=2048)
+    engine.abilities = EngineCapabilities(context_length=2048)
     assert first.current().etag != before.etag
     assert first.current().models[0]["context_window"] == 2048
 

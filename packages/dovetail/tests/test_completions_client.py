@@ -13,11 +13,11 @@ import uvloop
 from completions_stage import MODEL, made_up_server, open_stream, scripted_server, status, stream
 from scripted_stage import END, RETURN, ids, request
 
-from dovetail.engines.completions.body import body
+from dovetail.engines.completions.body import encode_request
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, Syntax, TokenDelta
-from dovetail.engines.token_ids import Spelling
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax, TokenDelta
+from dovetail.engines.token_ids import PromptEncoder
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import Endpoint, Timeouts
 from dovetail_model import (
     ContextOverflow,
@@ -46,7 +46,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
 async def heard(endpoint: Endpoint, asked: EngineRequest, **more: Any) -> list[TokenDelta]:
     client = CompletionsClient(endpoint, MODEL, **more)
-    return [delta async for delta in pulled(client, asked)]
+    return [delta async for delta in iter_deltas(client, asked)]
 
 
 def said(deltas: list[TokenDelta]) -> list[int]:
@@ -112,15 +112,15 @@ def test_what_the_server_is_asked() -> None:
         ("lark", "grammar"),
     ],
 )
-def test_constraints_in_the_members_that_vllm_reads(syntax: Syntax, member: str) -> None:
+def test_constraints_in_the_members_that_vllm_reads(syntax: ConstraintSyntax, member: str) -> None:
     asked = request(constraint=Constraint(syntax, "text"))
-    told = json.loads(body(asked, Spelling(), MODEL, priority=True))
+    told = json.loads(encode_request(asked, PromptEncoder(), MODEL, with_priority=True))
     assert told["structured_outputs"] == {member: "text"}
 
 
 def test_what_nobody_set_is_left_to_the_server() -> None:
     told = json.loads(
-        body(request(stop_ids=frozenset()), Spelling(), MODEL, priority=True, extra={"x": 1})
+        encode_request(request(stop_ids=frozenset()), PromptEncoder(), MODEL, with_priority=True, extra_fields={"x": 1})
     )
     assert set(told) == {
         "model",
@@ -137,9 +137,9 @@ def test_what_nobody_set_is_left_to_the_server() -> None:
 
 
 def test_a_lower_number_runs_sooner_over_there() -> None:
-    assert json.loads(body(request(priority=5), Spelling(), MODEL, priority=True))["priority"] == -5
+    assert json.loads(encode_request(request(priority=5), PromptEncoder(), MODEL, with_priority=True))["priority"] == -5
     assert "priority" not in json.loads(
-        body(request(priority=5), Spelling(), MODEL, priority=False)
+        encode_request(request(priority=5), PromptEncoder(), MODEL, with_priority=False)
     )
 
 
@@ -156,7 +156,7 @@ def test_a_server_that_takes_no_priorities_is_asked_once() -> None:
         async with made_up_server(answer) as endpoint:
             client = CompletionsClient(endpoint, MODEL)
             for _ in range(2):
-                deltas = [delta async for delta in pulled(client, request(priority=2))]
+                deltas = [delta async for delta in iter_deltas(client, request(priority=2))]
                 assert said(deltas) == [7, 8]
 
     play(scene)
@@ -168,12 +168,12 @@ def test_closing_lets_the_server_go() -> None:
         script = f"[{{text: '{'a' * 5000}'}}]"
         async with scripted_server(script, decode_rate=1000) as (playing, endpoint):
             client = CompletionsClient(endpoint, MODEL)
-            async with aclosing(pulled(client, request())) as deltas:
+            async with aclosing(iter_deltas(client, request())) as deltas:
                 await anext(deltas)
-                assert playing.counts.running == 1
-            while playing.counts.running:  # noqa: ASYNC110
+                assert playing.counters.running == 1
+            while playing.counters.running:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert playing.counts.generated < 5000
+            assert playing.counters.generated < 5000
 
     play(scene)
 
@@ -183,9 +183,9 @@ def test_dropping_ends_every_answer_with_an_error() -> None:
         script = f"[{{text: '{'a' * 5000}'}}]"
         async with scripted_server(script, decode_rate=1000) as (_, endpoint):
             client = CompletionsClient(endpoint, MODEL)
-            async with aclosing(pulled(client, request())) as deltas:
+            async with aclosing(iter_deltas(client, request())) as deltas:
                 await anext(deltas)
-                client.drop()
+                client.abort_all()
                 with pytest.raises(EngineUnavailable, match="broke off"):
                     async for _ in deltas:
                         pass
@@ -197,19 +197,19 @@ def test_whether_what_is_cached_is_told() -> None:
     async def scene() -> None:
         async with scripted_server(HELLO) as (_, endpoint):
             client = CompletionsClient(endpoint, MODEL)
-            told = [client.tells_cached]
-            async for _ in pulled(client, request()):
+            told = [client.reports_cached_tokens]
+            async for _ in iter_deltas(client, request()):
                 pass
-            assert [*told, client.tells_cached] == [None, True]
+            assert [*told, client.reports_cached_tokens] == [None, True]
 
         async def answer(path: str, content: bytes) -> list[bytes]:
             return [stream(TOKEN, LAST, b"[DONE]")]
 
         async with made_up_server(answer) as endpoint:
             client = CompletionsClient(endpoint, MODEL)
-            async for _ in pulled(client, request()):
+            async for _ in iter_deltas(client, request()):
                 pass
-            assert client.tells_cached is False
+            assert client.reports_cached_tokens is False
 
     play(scene)
 

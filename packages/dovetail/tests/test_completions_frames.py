@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.completions.errors import error_of_status, refuses_priority
-from dovetail.engines.completions.frames import FrameReader
+from dovetail.engines.completions.errors import error_from_status, is_priority_rejection
+from dovetail.engines.completions.frames import CompletionFrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.incoming import ResponseParser, SseDataReader
 from dovetail_model import (
@@ -48,7 +48,7 @@ DONE = b"[DONE]"
 
 
 def read(*batches: list[bytes], **fields: Any) -> list[TokenDelta]:
-    reader = FrameReader(request(**fields), "vLLM")
+    reader = CompletionFrameReader(request(**fields), "vLLM")
     return [delta for batch in batches if (delta := reader.read(batch)) is not None]
 
 
@@ -153,7 +153,7 @@ def test_tokens_that_are_named_by_their_ids_are_spelled() -> None:
         "token_logprobs": [-2.0, -9.0],
         "top_logprobs": [named, {"b": -0.5}],
     }
-    reader = FrameReader(request(sampling=Sampling(logprobs=3)), "vLLM", ByteTokenizer())
+    reader = CompletionFrameReader(request(sampling=Sampling(logprobs=3)), "vLLM", ByteTokenizer())
     delta = reader.read([choice([228, 98], "length", logprobs=told), DONE])
     assert delta is not None
     part = "\ufffd"
@@ -218,16 +218,16 @@ REFUSALS: list[tuple[int, bytes, type[DovetailError]]] = [
 
 @pytest.mark.parametrize(("status", "content", "kind"), REFUSALS)
 def test_refusals(status: int, content: bytes, kind: type[DovetailError]) -> None:
-    error = error_of_status("vLLM", status, content)
+    error = error_from_status("vLLM", status, content)
     assert type(error) is kind
     assert len(error.message) < 400
 
 
 def test_a_refused_priority_is_recognised() -> None:
-    refused = error_of_status("vLLM", 400, b'{"message":"Priority scheduling is not enabled."}')
-    assert refuses_priority(refused)
-    assert not refuses_priority(error_of_status("vLLM", 400, b'{"message":"bad grammar"}'))
-    assert not refuses_priority(error_of_status("vLLM", 500, b'{"message":"priority"}'))
+    refused = error_from_status("vLLM", 400, b'{"message":"Priority scheduling is not enabled."}')
+    assert is_priority_rejection(refused)
+    assert not is_priority_rejection(error_from_status("vLLM", 400, b'{"message":"bad grammar"}'))
+    assert not is_priority_rejection(error_from_status("vLLM", 500, b'{"message":"priority"}'))
 
 
 ANSWER = [
@@ -250,7 +250,7 @@ def over_http(payloads: list[bytes]) -> bytes:
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
 def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
     wire, at, piece = over_http(ANSWER), 0, 0
-    answer, events, frames = ResponseParser(), SseDataReader(), FrameReader(request(), "vLLM")
+    answer, events, frames = ResponseParser(), SseDataReader(), CompletionFrameReader(request(), "vLLM")
     heard: list[TokenDelta] = []
     while not (heard and heard[-1].finish):
         size = sizes[piece % len(sizes)]

@@ -19,7 +19,7 @@ from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.registry import ENGINES, EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import EngineError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -69,7 +69,7 @@ def run(make: Maker, request: EngineRequest) -> list[TokenDelta]:
         await running.start()
         assert (await running.health()).ready
         try:
-            return [delta async for delta in pulled(running, request)]
+            return [delta async for delta in iter_deltas(running, request)]
         finally:
             await running.stop()
 
@@ -111,9 +111,9 @@ def test_an_engine_that_is_closed_early_can_go_on_with_others(make: Maker) -> No
     async def main() -> None:
         running = make()
         await running.start()
-        async with aclosing(pulled(running, asked())) as first:
+        async with aclosing(iter_deltas(running, asked())) as first:
             await anext(first)
-        again = [delta async for delta in pulled(running, asked())]
+        again = [delta async for delta in iter_deltas(running, asked())]
         assert again[-1].finish == "stop"
         await running.stop()
 
@@ -125,7 +125,7 @@ def test_stopping_ends_what_runs_with_an_error(make: Maker) -> None:
     async def main() -> None:
         running = make()
         await running.start()
-        async with aclosing(pulled(running, asked())) as deltas:
+        async with aclosing(iter_deltas(running, asked())) as deltas:
             await anext(deltas)
             await running.stop()
             with pytest.raises(EngineError):
@@ -151,7 +151,7 @@ def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
     made = create_engine("scripted", setup(script=script, decode_rate="50", chunk="4"))
     assert isinstance(made, ScriptedEngine)
     assert (made.options.decode_rate, made.options.chunk) == (50.0, 4)
-    assert made.abilities.context_length == 100
+    assert made.capabilities.context_length == 100
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folde
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.engines.scripted.generation_log import Heard, read_record
+from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
 
 KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
 LOGPROBS = (-0.5, -0.25, -0.125)
@@ -74,7 +74,7 @@ def _answer_id(frames: bytes) -> str:
 class Ran:
     """A server that three agents have talked to, each in a session of its own."""
 
-    def __init__(self, running: Running, home: Path, heard: list[Heard]) -> None:
+    def __init__(self, running: Running, home: Path, heard: list[RecordedGeneration]) -> None:
         self.running = running
         self.home = home
         self.heard = heard
@@ -88,7 +88,7 @@ def ran(tmp_path_factory: Any) -> Iterator[Ran]:
         ran = Ran(running, home / "data", [])
         for kind in KINDS:
             ran.answers[kind.name] = _play(running, kind(session=kind.name))
-        ran.heard = read_record(home / "record")
+        ran.heard = read_generation_log(home / "record")
         assert len(ran.heard) == len(KINDS) * len(_said())
         yield ran
 
@@ -106,7 +106,7 @@ def _export(home: Path, *arguments: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-def _check(samples: Sequence[dict[str, Any]], heard: Sequence[Heard]) -> None:
+def _check(samples: Sequence[dict[str, Any]], heard: Sequence[RecordedGeneration]) -> None:
     """Every prompt and every answer that the engine wrote down, and nothing else."""
     told = []
     for sample in samples:
@@ -299,7 +299,7 @@ def test_from_redis_it_is_the_same(tmp_path: Path) -> None:
         with served(*arguments, home=tmp_path / "data") as running:
             _play(running, Codex(session="in redis"))
             samples = _export(tmp_path, "in redis", "--store", server.url)
-        heard = read_record(tmp_path / "record")
+        heard = read_generation_log(tmp_path / "record")
         assert all(sample["logprobs"] is None for sample in samples)
         _check([{**one, "logprobs": one["ids"]} for one in samples], heard)
     finally:

@@ -13,7 +13,7 @@ from http_stage import NAME, Stage, run, service, serving
 
 from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
-from dovetail.engines.engine import EngineRequest, Health, TokenDelta
+from dovetail.engines.engine import EngineRequest, EngineHealth, TokenDelta
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail_model import EngineError, EngineUnavailable
@@ -254,7 +254,7 @@ def test_a_response_that_is_not_kept_cannot_be_gone_on_from() -> None:
 def test_an_engine_that_is_not_ready() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.state = Health(False, "loading")
+            stage.engine.state = EngineHealth(False, "loading")
             for path in ("/health", "/ready"):
                 reply = await stage.ask("GET", path)
                 assert reply.status == 503

@@ -22,7 +22,7 @@ from llamacpp_at_hand import (
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, InvalidRequest, Unsupported
 
@@ -188,7 +188,7 @@ def test_constraints_that_are_not_taken(
 def test_closing_frees_the_slot(player: Player) -> None:
     async def main() -> None:
         for _ in range(4):  # more than there are slots
-            async with aclosing(pulled(player.engine, request(prompt, 900))) as deltas:
+            async with aclosing(iter_deltas(player.engine, request(prompt, 900))) as deltas:
                 first = await anext(deltas)
                 assert first.finish is None
         # Both slots are asked for at once; neither is held by what nobody reads.

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.llamacpp.frames import FrameReader
-from dovetail.engines.llamacpp.recovery import Recovery
-from dovetail.engines.llamacpp.request import body, refusal
+from dovetail.engines.llamacpp.frames import LlamaCppFrameReader
+from dovetail.engines.llamacpp.recovery import TokenIdRecovery
+from dovetail.engines.llamacpp.request import encode_request, error_from_status
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -40,7 +40,7 @@ def end(kind: str, count: int, **more: Any) -> dict[str, Any]:
 
 def read(frames: list[dict[str, Any]], ask: EngineRequest = ASK) -> list[TokenDelta]:
     """The deltas up to the one with a finish, as the engine reads them."""
-    reader, deltas = FrameReader(ask, BYTES, Recovery(BYTES)), []
+    reader, deltas = LlamaCppFrameReader(ask, BYTES, TokenIdRecovery(BYTES)), []
     for frame in frames:
         delta = reader.read([json.dumps(frame).encode()])
         if delta is not None:
@@ -157,9 +157,9 @@ ERRORS: list[tuple[int, dict[str, Any] | str, type[DovetailError]]] = [
 @pytest.mark.parametrize(("status", "fault", "kind"), ERRORS)
 def test_errors(status: int, fault: dict[str, Any] | str, kind: type[DovetailError]) -> None:
     content = fault if isinstance(fault, str) else json.dumps({"error": fault})
-    assert type(refusal(status, content.encode())) is kind
+    assert type(error_from_status(status, content.encode())) is kind
     with pytest.raises(kind):
-        FrameReader(ASK, BYTES, Recovery(BYTES)).read([content.encode()])
+        LlamaCppFrameReader(ASK, BYTES, TokenIdRecovery(BYTES)).read([content.encode()])
 
 
 def test_request_in_its_words() -> None:
@@ -169,7 +169,7 @@ def test_request_in_its_words() -> None:
     ask = msgspec.structs.replace(
         ASK, sampling=sampling, constraint=Constraint("gbnf", 'root ::= "a"')
     )
-    sent = json.loads(body(ask, 3))
+    sent = json.loads(encode_request(ask, 3))
     assert sent == {
         "prompt": [1, 2],
         "n_predict": 13,
@@ -186,4 +186,4 @@ def test_request_in_its_words() -> None:
         "grammar": 'root ::= "a"',
     }
     with pytest.raises(Unsupported, match="no json_schema constraints"):
-        body(msgspec.structs.replace(ASK, constraint=Constraint("json_schema", "{}")), 0)
+        encode_request(msgspec.structs.replace(ASK, constraint=Constraint("json_schema", "{}")), 0)

@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_at_hand import TOKENIZERS
 
-from dovetail.engines.llamacpp.recovery import Recovery
+from dovetail.engines.llamacpp.recovery import TokenIdRecovery
 from dovetail_tokenizers import ByteTokenizer, Tokenizer, load
 
 NAMES = ("smollm2", "qwen3", "gemma3")
 
 
 @cache
-def recovery(name: str) -> tuple[Tokenizer, Recovery]:
+def recovery(name: str) -> tuple[Tokenizer, TokenIdRecovery]:
     path = TOKENIZERS / name
     if not path.exists():
         pytest.skip(f"no tokenizer {name}: tools/fetch_tokenizers.py fetches it")
     found = sorted(path.glob("*.gguf"))
     tokenizer = load(found[0] if found else path)
-    return tokenizer, Recovery(tokenizer)
+    return tokenizer, TokenIdRecovery(tokenizer)
 
 
 @cache
@@ -53,7 +53,7 @@ def as_streamed(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, list[in
 def test_certain_means_right(name: str, text: str) -> None:
     tokenizer, lost = recovery(name)
     for spelled, ids in as_streamed(tokenizer, tokenizer.encode_plain(text)):
-        found, certain = lost.complete(spelled, len(ids) - 1, ids[-1:])
+        found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
         assert found == ids or not certain
         assert tokenizer.decode(found) == spelled
 
@@ -66,21 +66,21 @@ def test_bytewise_spelling_is_found_too(name: str, text: str) -> None:
     tokenizer, lost = recovery(name)
     single = single_bytes(name)
     for spelled, ids in as_streamed(tokenizer, [single[bytes([b])] for b in text.encode()]):
-        found, certain = lost.complete(spelled, len(ids) - 1, ids[-1:])
+        found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
         assert found == ids
         assert certain
 
 
 def test_doubt_is_told_and_counted() -> None:
     tokenizer, _ = recovery("smollm2")
-    lost = Recovery(tokenizer)
+    lost = TokenIdRecovery(tokenizer)
     ids = tokenizer.encode_plain("🥰")
-    found, certain = lost.complete("🥰", len(ids) - 1, ids[-1:])
+    found, certain = lost.recover("🥰", len(ids) - 1, ids[-1:])
     assert not certain
     assert tokenizer.decode(found) == "🥰"
-    lost.complete("🦜", 2, tokenizer.encode_plain("🦜")[-1:])
-    lost.give_up()
-    assert (lost.recovered, lost.doubtful) == (2, 2)
+    lost.recover("🦜", 2, tokenizer.encode_plain("🦜")[-1:])
+    lost.record_unrecoverable()
+    assert (lost.recovered, lost.ambiguous) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,6 @@ def test_doubt_is_told_and_counted() -> None:
     [("é", 3, [0xA9]), ("é", 1, [0x41]), ("a�", 2, [0x42]), ("", 1, []), ("é", 1, [])],
 )
 def test_what_cannot_be(text: str, lost: int, given_ids: list[int]) -> None:
-    found, certain = Recovery(ByteTokenizer()).complete(text, lost, given_ids)
+    found, certain = TokenIdRecovery(ByteTokenizer()).recover(text, lost, given_ids)
     assert not certain
     assert ByteTokenizer().decode(found) == text

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.llamacpp.capacity import cache_bytes_per_token, default_threads, window
-from dovetail.engines.llamacpp.slots import Slots, common_length
+from dovetail.engines.llamacpp.capacity import kv_bytes_per_token, default_thread_count, fit_context_length
+from dovetail.engines.llamacpp.slots import SlotPool, common_prefix_length
 
 
 def ids(*values: int) -> "array[int]":
     return array("i", values)
 
 
-async def visit(slots: Slots, session: str | None, prompt: "array[int]", said: int = 9) -> int:
-    slot = await slots.take(session, prompt)
-    slots.give_back(slot, ids(said))
+async def visit(slots: SlotPool, session: str | None, prompt: "array[int]", said: int = 9) -> int:
+    slot = await slots.acquire(session, prompt)
+    slots.release(slot, ids(said))
     return slot.number
 
 
 def test_sessions_come_back() -> None:
     async def main() -> None:
-        slots = Slots(3)
+        slots = SlotPool(3)
         one = await visit(slots, "one", ids(1, 2, 3))
         two = await visit(slots, "two", ids(1, 2, 4))
         assert one != two
@@ -37,7 +37,7 @@ def test_sessions_come_back() -> None:
 
 def test_without_a_session_the_content_decides() -> None:
     async def main() -> None:
-        slots = Slots(2)
+        slots = SlotPool(2)
         first = await visit(slots, None, ids(1, 2, 3, 4))
         second = await visit(slots, None, ids(1, 8, 8, 8))  # begins alike, is another
         assert first != second
@@ -50,33 +50,33 @@ def test_without_a_session_the_content_decides() -> None:
 
 def test_own_slot_busy_takes_another() -> None:
     async def main() -> None:
-        slots = Slots(2)
-        one = await slots.take("s", ids(1))
-        two = await slots.take("s", ids(1))
+        slots = SlotPool(2)
+        one = await slots.acquire("s", ids(1))
+        two = await slots.acquire("s", ids(1))
         assert {one.number, two.number} == {0, 1}
-        assert slots.busy == 2
+        assert slots.busy_count == 2
 
     asyncio.run(main())
 
 
 def test_waiting_in_line_and_giving_up() -> None:
     async def main() -> None:
-        slots = Slots(1)
-        slot = await slots.take("a", ids(1))
+        slots = SlotPool(1)
+        slot = await slots.acquire("a", ids(1))
         order: list[str] = []
 
         async def wait(name: str) -> None:
-            got = await slots.take(name, ids(1))
+            got = await slots.acquire(name, ids(1))
             order.append(name)
-            slots.give_back(got, ids())
+            slots.release(got, ids())
 
         tasks = [asyncio.create_task(wait(name)) for name in "bcd"]
         await asyncio.sleep(0)
         tasks[1].cancel()
-        slots.give_back(slot, ids())
+        slots.release(slot, ids())
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == ["b", "d"]
-        assert slots.busy == 0
+        assert slots.busy_count == 0
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ def test_common_length(one: list[int], other: list[int]) -> None:
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
-    assert common_length(array("i", one), array("i", other)) == plain
+    assert common_prefix_length(array("i", one), array("i", other)) == plain
 
 
 LLAMA = {
@@ -102,12 +102,12 @@ GB = 1 << 30
 
 
 def test_bytes_per_token() -> None:
-    assert cache_bytes_per_token(LLAMA) == 128 * 1024
+    assert kv_bytes_per_token(LLAMA) == 128 * 1024
     layers = {**LLAMA, "llama.attention.head_count_kv": [8] * 16 + [0] * 16}
-    assert cache_bytes_per_token(layers) == 64 * 1024
+    assert kv_bytes_per_token(layers) == 64 * 1024
     wide = {**LLAMA, "llama.attention.key_length": 256, "llama.attention.value_length": 256}
-    assert cache_bytes_per_token(wide) == 256 * 1024
-    assert cache_bytes_per_token({}) == 0
+    assert kv_bytes_per_token(wide) == 256 * 1024
+    assert kv_bytes_per_token({}) == 0
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_bytes_per_token() -> None:
 def test_window(tmp_path: Path, free: int | None, slots: int, expected: int) -> None:
     model = tmp_path / "m.gguf"
     model.touch()
-    assert window(LLAMA, model, slots, free) == expected
+    assert fit_context_length(LLAMA, model, slots, free) == expected
     small = {**LLAMA, "llama.context_length": 2048}
-    assert window(small, model, slots, free) == 2048
+    assert fit_context_length(small, model, slots, free) == 2048
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (5, None), (64, None)])
 def test_threads(cores: int, threads: int | None) -> None:
-    assert default_threads(cores) == threads
+    assert default_thread_count(cores) == threads

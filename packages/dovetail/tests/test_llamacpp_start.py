@@ -15,7 +15,7 @@ from llamacpp_at_hand import WEIGHTS, collect, load_tokenizer, need_weights, req
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions, create
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import EngineUnavailable
 from dovetail_tokenizers import ByteTokenizer
@@ -73,7 +73,7 @@ def test_killed_while_it_speaks() -> None:
 
     async def main() -> None:
         await served.start()
-        async with aclosing(pulled(served, once)) as deltas:
+        async with aclosing(iter_deltas(served, once)) as deltas:
             await anext(deltas)
             os.kill(served.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="was killed"):
@@ -98,7 +98,7 @@ def test_stopped_while_it_speaks() -> None:
             await collect(served, once)
         assert not (await served.health()).ready
         await served.start()
-        async with aclosing(pulled(served, once)) as deltas:
+        async with aclosing(iter_deltas(served, once)) as deltas:
             await anext(deltas)
             await served.stop()
             await served.stop()

@@ -58,7 +58,7 @@ def test_its_model_is_found() -> None:
             assert found.version == "dovetail"
             engine = behind(stage)
             await engine.start()
-            assert engine.abilities.context_length == 4096
+            assert engine.capabilities.context_length == 4096
 
     run(scene)
 
@@ -207,7 +207,7 @@ def test_closing_an_answer_cancels_it_there(api: str) -> None:
 
             stage.engine.plan = hangs
             stage.engine.closed.clear()
-            batches = engine.answer(user("Go."))
+            batches = engine.stream(user("Go."))
             while not any(isinstance(event, TextDelta) for event in await anext(batches)):
                 pass
             await batches.aclose()

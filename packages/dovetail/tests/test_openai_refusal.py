@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dovetail.engines.openai.errors import error_in_stream, error_of, read_refusal
+from dovetail.engines.openai.errors import error_from_stream_failure, error_from_rejection, parse_rejection
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -65,7 +65,7 @@ CASES: list[tuple[int, bytes, type[DovetailError], str]] = [
 
 @pytest.mark.parametrize(("status", "content", "kind", "words"), CASES)
 def test_a_status_means(status: int, content: bytes, kind: type[Exception], words: str) -> None:
-    error = error_of("the upstream", "m", read_refusal(status, content))
+    error = error_from_rejection("the upstream", "m", parse_rejection(status, content))
     assert type(error) is kind
     assert words in error.message
 
@@ -74,7 +74,7 @@ def test_a_status_means(status: int, content: bytes, kind: type[Exception], word
 def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
     headers = {} if header is None else {"retry-after": header}
     for status in (429, 503):
-        assert error_of("it", "m", read_refusal(status, b"", headers)).retry_after == seconds
+        assert error_from_rejection("it", "m", parse_rejection(status, b"", headers)).retry_after == seconds
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
     ],
 )
 def test_a_failure_in_a_stream_means(failure: Failure, kind: type[Exception]) -> None:
-    assert type(error_in_stream("the upstream", failure)) is kind
+    assert type(error_from_stream_failure("the upstream", failure)) is kind

@@ -24,8 +24,8 @@ from upstream_at_hand import (
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai import OpenAIUpstream, create
-from dovetail.engines.openai.probe import THOUGHT
-from dovetail.engines.openai.tool_calls import form_of
+from dovetail.engines.openai.probe import PROBE_REASONING
+from dovetail.engines.openai.tool_calls import call_id_format
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (
@@ -329,7 +329,7 @@ class TestFailures:
 
         async def scene() -> None:
             async with faked(fixed(given)) as fake:
-                batches = asking()(fake).answer(user("Hi."))
+                batches = asking()(fake).stream(user("Hi."))
                 assert await anext(batches) == [TextDelta("Hi.")]
                 await batches.aclose()
                 await asyncio.wait_for(fake.hung_up.wait(), 30)
@@ -439,7 +439,7 @@ class TestProbe:
         run(scene)
 
     def test_the_thought_is_long_enough_to_be_seen(self) -> None:
-        assert len(THOUGHT.split()) > 50
+        assert len(PROBE_REASONING.split()) > 50
 
 
 class TestResponsesAlone:
@@ -516,7 +516,7 @@ class TestCallIds:
 
     def test_another_dovetail_is_sent_none_in_our_style(self) -> None:
         """One that it never gave would tell it that the turn is somebody else's."""
-        assert form_of(RemoteModel("m", version="dovetail")) == "nine"
+        assert call_id_format(RemoteModel("m", version="dovetail")) == "nine"
 
     def test_a_template_that_refuses_ids_gets_others(self) -> None:
         def strict(body: dict[str, Any]) -> Answer:

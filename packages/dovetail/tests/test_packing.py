@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.engines import packing
-from dovetail.engines.packing import highest, pack, unpack
+from dovetail.engines.packing import max_token_id, pack_token_ids, unpack_token_ids
 
 IDS = st.lists(st.integers(0, 2**32 - 1))
 
@@ -17,8 +17,8 @@ IDS = st.lists(st.integers(0, 2**32 - 1))
 @given(IDS)
 def test_four_bytes_for_each_the_lowest_first(ids: list[int]) -> None:
     given = array("I", ids)
-    assert pack(given) == b"".join(id.to_bytes(4, "little") for id in ids)
-    assert unpack(pack(given)) == given
+    assert pack_token_ids(given) == b"".join(id.to_bytes(4, "little") for id in ids)
+    assert unpack_token_ids(pack_token_ids(given)) == given
 
 
 @given(IDS)
@@ -27,14 +27,14 @@ def test_a_machine_that_has_them_the_other_way_round_turns_them(ids: list[int]) 
         patch.setattr(packing, "sys", SimpleNamespace(byteorder="big", modules={}))
         given = array("I", ids)
         turned = b"".join(id.to_bytes(4, "little")[::-1] for id in ids)
-        assert pack(given) == turned
+        assert pack_token_ids(given) == turned
         assert given == array("I", ids)
-        assert unpack(turned) == given
+        assert unpack_token_ids(turned) == given
 
 
 def test_bytes_that_are_no_ids() -> None:
     with pytest.raises(ValueError, match="multiple"):
-        unpack(b"12345")
+        unpack_token_ids(b"12345")
 
 
 @given(IDS.filter(bool))
@@ -52,4 +52,4 @@ def test_the_highest_by_whatever_is_at_hand(ids: list[int]) -> None:
     for at_hand in ({}, {"numpy": Numbers}):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(packing, "sys", SimpleNamespace(modules=at_hand))
-            assert highest(array("I", ids)) == max(ids)
+            assert max_token_id(array("I", ids)) == max(ids)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from http_stage import NAME, Stage, run, serving
 
-from dovetail.engines.engine import Abilities, Health
+from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.registry import Relayed, Service
@@ -56,7 +56,7 @@ class Upstream:
     """Plays one list of batches for each request; an exception among them is raised."""
 
     name = "openai"
-    abilities = Abilities(context_length=4096)
+    abilities = EngineCapabilities(context_length=4096)
 
     def __init__(self, *answers: list[Any]) -> None:
         self.answers = list(answers)
@@ -67,8 +67,8 @@ class Upstream:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(True)
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
 
     async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
         self.asked.append(request)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, ConstraintSyntax, TokenDelta
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.routing import pool as pool_module
 from dovetail.routing import replica as worker
 from dovetail.routing.pool import Pool
@@ -24,12 +24,12 @@ class Replica:
     def __init__(
         self,
         number: int,
-        constraints: tuple[Syntax, ...] = ("gbnf",),
+        constraints: tuple[ConstraintSyntax, ...] = ("gbnf",),
         window: int | None = None,
         local: bool = False,
     ) -> None:
         self.number = number
-        self.abilities = Abilities(constraints, True, True, window, local)
+        self.abilities = EngineCapabilities(constraints, True, True, window, local)
         self.ready = True
         self.fails: Exception | None = None
         self.go_on = asyncio.Event()
@@ -48,10 +48,10 @@ class Replica:
     async def stop(self) -> None:
         self.stops += 1
 
-    async def health(self) -> Health:
-        return Health(self.ready, "" if self.ready else "nobody there")
+    async def health(self) -> EngineHealth:
+        return EngineHealth(self.ready, "" if self.ready else "nobody there")
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.asked.append(request)
         if self.fails is not None:
             raise self.fails
@@ -60,7 +60,7 @@ class Replica:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        listener.hear(TokenDelta([self.number], finish="stop"))
+        listener.push(TokenDelta([self.number], finish="stop"))
 
 
 def request(session: str | None = None, priority: int = 0) -> EngineRequest:
@@ -68,7 +68,7 @@ def request(session: str | None = None, priority: int = 0) -> EngineRequest:
 
 
 async def said(pool: Pool, session: str | None = None) -> int:
-    async with aclosing(pulled(pool, request(session))) as deltas:
+    async with aclosing(iter_deltas(pool, request(session))) as deltas:
         told = [delta async for delta in deltas]
         return told[0].ids[0]
 
@@ -342,7 +342,7 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
             self.fails = EngineUnavailable("the line was cut")
             self.go_on.set()
 
-        async def generate(self, request: EngineRequest, listener: Listener) -> None:
+        async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
             self.asked.append(request)
             await self.go_on.wait()
             raise self.fails or AssertionError("it did not hang")

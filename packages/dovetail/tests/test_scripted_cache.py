@@ -102,7 +102,7 @@ def test_nothing_is_left_of_salts_that_were_forgotten() -> None:
         cache.add(array("I", range(64)), salt)
     assert cache.blocks == 8
     assert len(cache._roots) == 2
-    assert len(cache._order) == 2
+    assert len(cache._eviction_order) == 2
 
 
 def test_a_grown_conversation_takes_steps_for_its_turns_only() -> None:
@@ -112,4 +112,4 @@ def test_a_grown_conversation_takes_steps_for_its_turns_only() -> None:
         cache.add(prompt)
         prompt.extend(range(turn * 1000, turn * 1000 + 160))
     assert cache.look_up(prompt) == len(prompt) - 160
-    assert len(cache._order) == 10
+    assert len(cache._eviction_order) == 10

@@ -7,7 +7,7 @@ import msgspec
 from scripted_stage import engine, play_text, request
 
 from dovetail.engines.scripted import ScriptedOptions
-from dovetail.engines.scripted.script import Entry, Fail, When
+from dovetail.engines.scripted.script import ScriptEntry, ReplyFailure, RuleCondition
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scripts.md").read_text(encoding="utf-8")
 
@@ -37,7 +37,7 @@ def test_the_example_plays() -> None:
 
 
 def test_every_key_is_explained() -> None:
-    for form in (Entry, When, Fail, ScriptedOptions):
+    for form in (ScriptEntry, RuleCondition, ReplyFailure, ScriptedOptions):
         names = {field.name for field in msgspec.structs.fields(form)} - {"remember"}
         missing = [name for name in names if not re.search(rf"\b{name}\b", PAGE)]
         assert not missing

@@ -13,8 +13,8 @@ from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text,
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.scripted.reel import BURST
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.scripted.reel import MAX_BATCH_DELTAS
+from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import (
     ContextOverflow,
     EngineError,
@@ -28,7 +28,7 @@ TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
 def test_it_is_a_token_engine() -> None:
     playing: TokenEngine = engine("[{text: a}]")
-    assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(playing.abilities.constraints)
+    assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(playing.capabilities.constraints)
 
 
 def texts(playing: ScriptedEngine, asked: list[EngineRequest]) -> list[str]:
@@ -137,10 +137,10 @@ def test_what_was_not_played_is_not_cached() -> None:
     playing = engine(f"[{{text: '{'a' * 200}'}}]")
 
     async def main() -> None:
-        async with aclosing(playing.bursts(request("p" * 16))) as bursts:
-            assert len(await anext(bursts)) == BURST
+        async with aclosing(playing.generate_batches(request("p" * 16))) as bursts:
+            assert len(await anext(bursts)) == MAX_BATCH_DELTAS
         assert playing.cache.blocks == 1  # the last token played has not been computed
-        async with aclosing(playing.bursts(request("p" * 16))) as bursts:
+        async with aclosing(playing.generate_batches(request("p" * 16))) as bursts:
             await anext(bursts)
             await anext(bursts)
         assert playing.cache.blocks == 2
@@ -152,7 +152,7 @@ def test_a_prompt_is_known_from_the_first_token_on() -> None:
     playing = engine("[{text: abc, delay: {between: 1}}]")
 
     async def main() -> list[TokenDelta]:
-        async with aclosing(pulled(playing, request("p" * 33))) as first:
+        async with aclosing(iter_deltas(playing, request("p" * 33))) as first:
             await anext(first)
             return await deltas(playing, request("p" * 33))
 
@@ -170,7 +170,7 @@ def test_the_cache_forgets_beyond_its_capacity() -> None:
 async def timed(playing: ScriptedEngine, asked: EngineRequest) -> list[tuple[float, int]]:
     """When each delta came, and its tokens."""
     clock = asyncio.get_running_loop().time
-    return [(round(clock(), 6), len(delta.ids)) async for delta in pulled(playing, asked)]
+    return [(round(clock(), 6), len(delta.ids)) async for delta in iter_deltas(playing, asked)]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
 
     async def main() -> list[int]:
         sizes = []
-        async with aclosing(playing.bursts(request())) as bursts:
+        async with aclosing(playing.generate_batches(request())) as bursts:
             async for burst in bursts:
                 sizes.append(len(burst))
                 await asyncio.sleep(2.5)
@@ -257,7 +257,7 @@ def test_others_run_while_it_plays_as_fast_as_possible() -> None:
         await ticking
         return ticks
 
-    assert asyncio.run(main()) >= 1000 // BURST
+    assert asyncio.run(main()) >= 1000 // MAX_BATCH_DELTAS
 
 
 KINDS = [
@@ -280,7 +280,7 @@ async def until_error(playing: ScriptedEngine, asked: EngineRequest) -> list[Tok
     heard: list[TokenDelta] = []
 
     async def listen() -> None:
-        async for delta in pulled(playing, asked):
+        async for delta in iter_deltas(playing, asked):
             heard.append(delta)  # noqa: PERF401 (what came before the error counts)
 
     with pytest.raises(EngineError):
@@ -352,7 +352,7 @@ def test_the_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
     playing = engine(f"[{{chunks: {chunks}, wait_for: {awaited}}}]")
 
     async def main() -> None:
-        bursts = playing.bursts(request())
+        bursts = playing.generate_batches(request())
         assert [id for delta in await anext(bursts) for id in delta.ids] == ids("ab")
         last = asyncio.ensure_future(anext(bursts))
         await asyncio.sleep(1_000)
@@ -380,11 +380,11 @@ def test_cancellation_is_immediate(script: str) -> None:
         task = asyncio.ensure_future(said(playing, request()))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert playing.counts.running == 1
+        assert playing.counters.running == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert playing.counts.running == 0
+        assert playing.counters.running == 0
         assert asyncio.get_running_loop().time() == 0
 
     run_jumping(main())
@@ -394,11 +394,11 @@ def test_closing_the_iterator_ends_the_generation() -> None:
     playing = engine("[{text: abcdef, delay: {between: 1}}]")
 
     async def main() -> None:
-        async with aclosing(pulled(playing, request())) as stream:
+        async with aclosing(iter_deltas(playing, request())) as stream:
             async for _ in stream:
                 break
-        assert playing.counts.running == 0
-        assert playing.counts.generated == 1
+        assert playing.counters.running == 0
+        assert playing.counters.generated == 1
 
     run_jumping(main())
 
@@ -426,5 +426,5 @@ def test_many_streams_at_once_are_all_complete() -> None:
         return await asyncio.gather(*coroutines)
 
     assert set(run_jumping(main())) == {"abcdefgh<|end|>"}
-    assert playing.counts.generated == 500 * 9
+    assert playing.counters.generated == 500 * 9
     assert END in playing.requests[-1].stop_ids

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from scripted_stage import END, engine, ids, play, request
 
-from dovetail.engines.scripted.generation_log import read_record
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.scripted.generation_log import read_generation_log
+from dovetail.engines.token_stream import iter_deltas
 
 
 def test_prompt_and_answer_are_written_as_tokens_and_text(tmp_path: Path) -> None:
     file = tmp_path / "record"
     playing = engine("- text: naïve", record=str(file))
     play(playing, request("<think>what", session="s"))
-    (heard,) = read_record(file)
+    (heard,) = read_generation_log(file)
     assert list(heard.prompt) == ids("<think>what")
     assert list(heard.output) == [*ids("naïve"), END]
     assert (heard.text, heard.said, heard.session) == ("<think>what", "naïve<|end|>", "s")
@@ -26,7 +26,7 @@ def test_what_was_cached_is_written(tmp_path: Path) -> None:
     playing = engine("- text: indeed", record=str(file))
     for _ in range(2):
         play(playing, request("x" * 40))
-    assert [heard.cached for heard in read_record(file)] == [0, 32]
+    assert [heard.cached for heard in read_generation_log(file)] == [0, 32]
 
 
 def test_an_answer_that_nobody_wanted_to_the_end_is_written_as_far_as_it_had_left(
@@ -36,11 +36,11 @@ def test_an_answer_that_nobody_wanted_to_the_end_is_written_as_far_as_it_had_lef
     playing = engine("- text: abcdef\n  delay: {between: 0.01}", record=str(file))
 
     async def hang_up() -> None:
-        async with aclosing(pulled(playing, request())) as deltas:
+        async with aclosing(iter_deltas(playing, request())) as deltas:
             await anext(deltas)
 
     asyncio.run(hang_up())
-    (heard,) = read_record(file)
+    (heard,) = read_generation_log(file)
     assert heard.said == "a"
 
 
@@ -49,7 +49,7 @@ def test_an_answer_that_fails_is_written_too(tmp_path: Path) -> None:
     playing = engine("- text: abcdef\n  fail: {after: 3}", record=str(file))
     with pytest.raises(Exception, match="fails"):
         play(playing, request())
-    assert [heard.said for heard in read_record(file)] == ["abc"]
+    assert [heard.said for heard in read_generation_log(file)] == ["abc"]
 
 
 def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
@@ -58,4 +58,4 @@ def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> N
 
 
 def test_nothing_was_heard_before_the_file_is_there(tmp_path: Path) -> None:
-    assert read_record(tmp_path / "none") == []
+    assert read_generation_log(tmp_path / "none") == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scripted_stage import END, RETURN, TOKENIZER, engine, ids, play, play_text, request
 
-from dovetail.engines.scripted import ScriptedEngine, ScriptError, parse_script, read_script
+from dovetail.engines.scripted import ScriptedEngine, ScriptError, parse_script, load_script
 from dovetail_model import Sampling
 
 
@@ -187,7 +187,7 @@ def test_what_the_model_does_not_know_is_told_at_the_start(script: str, what: st
 def test_a_plain_file_is_the_answer_to_everything(tmp_path: Path) -> None:
     path = tmp_path / "answer.txt"
     path.write_text("turns: []\n<think>é</think>\n\n", "utf-8")
-    playing = ScriptedEngine(TOKENIZER, read_script(path))
+    playing = ScriptedEngine(TOKENIZER, load_script(path))
     for prompt in ("a", "ab", "abc"):
         assert play_text(playing, request(prompt)) == "turns: []\n<think>é</think>\n<|end|>"
 
@@ -195,13 +195,13 @@ def test_a_plain_file_is_the_answer_to_everything(tmp_path: Path) -> None:
 def test_a_long_answer_may_stand_in_a_file_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("from a file\n", "utf-8")
     (tmp_path / "s.yml").write_text("- file: long.txt\n", "utf-8")
-    playing = ScriptedEngine(TOKENIZER, read_script(tmp_path / "s.yml"))
+    playing = ScriptedEngine(TOKENIZER, load_script(tmp_path / "s.yml"))
     assert play_text(playing, request()) == "from a file<|end|>"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match=r"gone\.txt: cannot be read"):
-        read_script(tmp_path / "gone.txt")
+        load_script(tmp_path / "gone.txt")
 
 
 def test_ids_are_those_of_the_tokenizer() -> None:

@@ -19,10 +19,10 @@ from real_tokenizers import folder
 from scripted_stage import END, RETURN, TOKENIZER, engine, ids
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.scripted.process import ProcessOptions, served_model
+from dovetail.engines.scripted.process import ScriptedServerOptions, load_served_model
 from dovetail.net.listener import uvicorn_config
 
 MODEL = "org/model"
@@ -74,8 +74,8 @@ async def staged(
     script: str, max_model_len: int = 1000, **options: Any
 ) -> AsyncGenerator[Stage, None]:
     playing = engine(script, (END, RETURN), **options)
-    model = ServedModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
-    app = CompletionsServer(playing, model, bursts=playing.bursts)
+    model = CompletionModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
+    app = CompletionsServer(playing, model, stream_batches=playing.generate_batches)
     server = uvicorn.Server(uvicorn_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     port = listener.getsockname()[1]
@@ -319,7 +319,7 @@ def test_the_other_routes() -> None:
 
 async def settled(playing: ScriptedEngine, running: int) -> None:
     """Lets the loop run until so many generations do."""
-    while playing.counts.running != running:  # noqa: ASYNC110 (nothing tells the end of one)
+    while playing.counters.running != running:  # noqa: ASYNC110 (nothing tells the end of one)
         await asyncio.sleep(0)
 
 
@@ -344,7 +344,7 @@ def test_five_hundred_streams_at_once() -> None:
         assert {status for status, _ in answers} == {200}
         assert {body.count(b'"text":"a"') for _, body in answers} == {100}
         assert all(body.count(b"[DONE]") == 1 for _, body in answers)
-        assert stage.engine.counts.running == 0
+        assert stage.engine.counters.running == 0
 
     on_stage(f"[{{text: '{'a' * 100}'}}]", body)
 
@@ -394,7 +394,7 @@ def test_a_folder_says_what_the_model_is(tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [151645, 151643]}')
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 40960}')
-    model = served_model(ProcessOptions(Path("unused"), tmp_path))
+    model = load_served_model(ScriptedServerOptions(Path("unused"), tmp_path))
     assert model.eos_ids == (151645, 151643)
     assert model.max_model_len == 40960
     assert model.names == (tmp_path.name,)

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from scripted_stage import END, RETURN, TOKENIZER, ids, request
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
-    Abilities,
+    EngineCapabilities,
     Constraint,
     EngineRequest,
-    Health,
-    Listener,
+    EngineHealth,
+    TokenSink,
     TokenDelta,
 )
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.direct import DirectWriter
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
@@ -51,7 +51,7 @@ class PlannedEngine:
     """Gives the deltas that it is told to, then fails if it is told to; or waits for ever."""
 
     name = "planned"
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.plan: list[TokenDelta] = [TokenDelta([*ids("hi"), END], finish="stop")]
@@ -67,17 +67,17 @@ class PlannedEngine:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(self.ready, facts={"waiting": 7})
+    async def health(self) -> EngineHealth:
+        return EngineHealth(self.ready, facts={"waiting": 7})
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.asked.append(request)
         try:
             for delta in self.plan:
-                if listener.hear(delta):
+                if listener.push(delta):
                     continue
                 self.held.set()
-                if not await listener.wait():
+                if not await listener.drain():
                     return
             self.speaking.set()
             if self.waits:
@@ -95,10 +95,10 @@ class Stage:
         self.engine = engine
         self.deaths = 0
         self.endpoint = Endpoint(socket=socket, headers={"authorization": f"Bearer {KEY}"})
-        self.client = CompletionsClient(self.endpoint, "m", who="it", packed=packed)
+        self.client = CompletionsClient(self.endpoint, "m", server_name="it", binary_prompt=packed)
 
     async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return [delta async for delta in pulled(self.client, asked)]
+        return [delta async for delta in iter_deltas(self.client, asked)]
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, Any]:
         call = ClientRequest("POST", "/v1/completions", json.dumps(body).encode())
@@ -112,10 +112,10 @@ class Stage:
 @asynccontextmanager
 async def staged(packed: bool = False, **config: Any) -> AsyncGenerator[Stage]:
     engine = PlannedEngine()
-    model = ServedModel(("m",), TOKENIZER, (END, RETURN), WINDOW)
+    model = CompletionModel(("m",), TOKENIZER, (END, RETURN), WINDOW)
     with TemporaryDirectory() as folder:
         stage = Stage(engine, f"{folder}/s", packed)
-        app = CompletionsServer(engine, model, key=KEY, on_death=stage.die)
+        app = CompletionsServer(engine, model, api_key=KEY, on_engine_dead=stage.die)
         listener, url = open_listener(ListenAddress(path=Path(folder) / "s"))
         assert url == f"unix://{folder}/s"
         settings = uvicorn_config(app)
@@ -173,7 +173,7 @@ def test_ids_come_through_however_they_are_cut(
         assert [delta.cached for delta in heard if delta.cached is not None] == (
             [] if cached is None else [cached]
         )
-        assert stage.client.tells_cached == (cached is not None)
+        assert stage.client.reports_cached_tokens == (cached is not None)
         assert all(delta.exact for delta in heard)
 
     on_stage(body, packed=packed, **server)
@@ -293,7 +293,7 @@ def test_a_dead_engine_breaks_its_streams_off() -> None:
 def test_hanging_up_closes_the_generation() -> None:
     async def body(stage: Stage) -> None:
         stage.engine.plan, stage.engine.waits = [TokenDelta([97])], True
-        async with aclosing(pulled(stage.client, request())) as deltas:
+        async with aclosing(iter_deltas(stage.client, request())) as deltas:
             assert (await anext(deltas)).ids == [97]
             await stage.engine.speaking.wait()
             assert b"num_requests_running{model_name=" in (await metrics(stage))

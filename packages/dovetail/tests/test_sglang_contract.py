@@ -14,8 +14,8 @@ from sglang_recording import ASKED
 from sglang_stage import Json, ask, frames
 
 from dovetail.engines.engine import Constraint, EngineRequest
-from dovetail.engines.sglang.request import CONSTRAINTS, body
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.sglang.request import CONSTRAINT_FIELDS, encode_request
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling
 
 pytestmark = pytest.mark.sglang
@@ -62,13 +62,13 @@ def judged(kind: str, values: list[Any]) -> list[str]:
 
 
 def sent(request: EngineRequest) -> Json:
-    told: Json = msgspec.json.decode(body(request, Spelling(), "rid", "lower"))
+    told: Json = msgspec.json.decode(encode_request(request, PromptEncoder(), "rid", "lower"))
     return told
 
 
 def test_requests() -> None:
     requests = [*ASKED.values(), ask(sampling=EVERYTHING, session="s", cache_salt="k", priority=4)]
-    requests += [ask(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINTS]
+    requests += [ask(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINT_FIELDS]
     assert judged("GenerateRequest", [sent(one) for one in requests]) == [""] * len(requests)
 
 

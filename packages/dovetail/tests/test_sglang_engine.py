@@ -12,7 +12,7 @@ from sglang_stage import PATHS, SERVER_INFO, StandIn, ask, event, frames, heard,
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sglang import SglangEngine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
@@ -66,7 +66,7 @@ def test_hanging_up_closes_the_connection_and_tells_the_server() -> None:
     async def main() -> None:
         server = StandIn(halt=1)
         async with running(server) as engine:
-            async with aclosing(pulled(engine, ask())) as deltas:
+            async with aclosing(iter_deltas(engine, ask())) as deltas:
                 await anext(deltas)
             await server.hung_up.wait()
             await server.told_to_stop.wait()
@@ -81,7 +81,7 @@ def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
         begun = asyncio.Event()
 
         async def listen(engine: SglangEngine) -> None:
-            async for _ in pulled(engine, ask()):
+            async for _ in iter_deltas(engine, ask()):
                 begun.set()
 
         async with running(server) as engine:
@@ -116,7 +116,7 @@ def test_a_server_without_aborts_is_not_told_again() -> None:
         server = StandIn(halt=1, aborts_taken=404)
         async with running(server) as engine:
             for _ in range(3):
-                async with aclosing(pulled(engine, ask())) as deltas:
+                async with aclosing(iter_deltas(engine, ask())) as deltas:
                     await anext(deltas)
                 await server.told_to_stop.wait()
                 await asyncio.gather(*engine._aborts)
@@ -128,7 +128,7 @@ def test_a_server_without_aborts_is_not_told_again() -> None:
 def test_stopping_gives_up_what_runs() -> None:
     async def main() -> None:
         server = StandIn(halt=1)
-        async with running(server) as engine, aclosing(pulled(engine, ask())) as deltas:
+        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
             await anext(deltas)
             await engine.stop()
             assert server.aborted == [server.asked[0]["rid"]]
@@ -151,7 +151,7 @@ class Stuck(StandIn):
 def test_stopping_lets_go_of_a_server_that_hangs() -> None:
     async def main() -> None:
         server = Stuck(halt=1)
-        async with running(server) as engine, aclosing(pulled(engine, ask())) as deltas:
+        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
             await anext(deltas)
             waiting = asyncio.ensure_future(anext(deltas))
             await engine.stop()
@@ -164,7 +164,7 @@ def test_stopping_lets_go_of_a_server_that_hangs() -> None:
 def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
     async def main() -> None:
         server = StandIn()
-        async with running(server) as engine, aclosing(pulled(engine, ask())) as deltas:
+        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
             await anext(deltas)
             await engine.stop()
             await engine.start()
@@ -244,9 +244,9 @@ def test_abilities_are_those_of_the_server() -> None:
             paths={**PATHS, "/server_info": info | {"enable_priority_scheduling": True}}
         )
         async with running(server) as engine:
-            assert engine.abilities.constraints == ("json_schema",)
-            assert engine.abilities.context_length == 10
-            assert engine.abilities.cached_tokens
+            assert engine.capabilities.constraints == ("json_schema",)
+            assert engine.capabilities.context_length == 10
+            assert engine.capabilities.cached_tokens
             with pytest.raises(ContextOverflow, match="10 tokens > 9 maximum"):
                 await heard(engine, EngineRequest("r", array("I", range(10)), 1))
             await heard(engine, ask(5, priority=4))

@@ -12,7 +12,7 @@ from sglang_stage import Json, ask, event, frames, meta
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
-from dovetail.engines.sglang.frames import FrameReader
+from dovetail.engines.sglang.frames import SglangFrameReader
 from dovetail.net.incoming import SseDataReader
 from dovetail_model import (
     ContextOverflow,
@@ -36,7 +36,7 @@ def frame(ids: list[int] | None, count: int, finish: Json | None = None, **more:
 
 def read(told: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
     """The deltas of frames that come one by one, up to the one with a finish."""
-    reader, deltas = FrameReader(request or ask(), TOKENIZER), []
+    reader, deltas = SglangFrameReader(request or ask(), TOKENIZER), []
     for one in told:
         delta = reader.read([msgspec.json.encode(one)])
         if delta is not None:
@@ -145,13 +145,13 @@ def test_the_limit_holds_where_the_server_goes_on(limit: int, repeats: bool) -> 
 
 
 def test_whether_the_server_has_ended_is_known() -> None:
-    reader = FrameReader(ask(1), TOKENIZER)
+    reader = SglangFrameReader(ask(1), TOKENIZER)
     cut = reader.read([msgspec.json.encode(frame([5], 1))])
     assert cut == TokenDelta([5], finish="length")
-    assert not reader.over
-    reader = FrameReader(ask(1), TOKENIZER)
+    assert not reader.is_finished
+    reader = SglangFrameReader(ask(1), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1, LENGTH))])
-    assert reader.over
+    assert reader.is_finished
 
 
 ABORT = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -221,7 +221,7 @@ def test_what_does_not_add_up_is_an_error(
 
 
 def test_an_end_without_a_finish_is_a_failure() -> None:
-    reader = FrameReader(ask(), TOKENIZER)
+    reader = SglangFrameReader(ask(), TOKENIZER)
     with pytest.raises(EngineUnavailable, match="without saying why"):
         reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
 
@@ -280,11 +280,11 @@ def test_any_cut_of_any_answer_gives_its_ids(
     finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
     sent = [event({**told, "text": "é漢🦜"}) for told in frames(parts, finish, repeats=repeats)]
     stream = b"".join(sent).replace(b",", b", ") if spaced else b"".join(sent)
-    payloads, reader = SseDataReader(), FrameReader(ask(10**9), TOKENIZER)
+    payloads, reader = SseDataReader(), SglangFrameReader(ask(10**9), TOKENIZER)
     deltas: list[TokenDelta] = []
     for piece in pieces(stream + DONE, cuts):
         found = payloads.feed(piece)
-        delta = reader.read(found) if found and not reader.over else None
+        delta = reader.read(found) if found and not reader.is_finished else None
         deltas += [delta] if delta is not None else []
     assert [id for delta in deltas for id in delta.ids] == [id for part in parts for id in part]
     assert [delta.finish for delta in deltas if delta.finish] == ["stop" if stops else "length"]
@@ -293,7 +293,7 @@ def test_any_cut_of_any_answer_gives_its_ids(
 
 
 def test_of_repeating_frames_that_came_together_only_the_last_is_read() -> None:
-    reader = FrameReader(ask(), TOKENIZER)
+    reader = SglangFrameReader(ask(), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1))])
     reader.read([msgspec.json.encode(frame([5, 6], 2))])
     last = msgspec.json.encode(frame([5, 6, 7, 8, 9], 5))

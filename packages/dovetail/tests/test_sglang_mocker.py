@@ -17,7 +17,7 @@ from sglang_stage import heard
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenDelta
 from dovetail.engines.sglang import SglangEngine, discover
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineUnavailable, InvalidRequest
 from dovetail_tokenizers import ByteTokenizer
@@ -149,7 +149,7 @@ def test_health(serving: Serving) -> None:
             engine = SglangEngine(endpoint, TOKENIZER)
             await engine.start()
             assert (await engine.health()).ready
-            assert engine.abilities.constraints == ()
+            assert engine.capabilities.constraints == ()
             await engine.stop()
             assert not (await engine.health()).ready
 
@@ -167,7 +167,7 @@ def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None
         engine = SglangEngine(mocker, TOKENIZER)
         await engine.start()
         before = await cancelled()
-        async with aclosing(pulled(engine, ask(5000, 8, WINDOW - 20))) as deltas:
+        async with aclosing(iter_deltas(engine, ask(5000, 8, WINDOW - 20))) as deltas:
             await anext(deltas)
         for _ in range(LOOKS):
             if await cancelled() > before:

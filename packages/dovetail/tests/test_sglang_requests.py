@@ -10,13 +10,13 @@ from scripted_stage import TOKENIZER
 from sglang_stage import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover
+from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover_model
 from dovetail.engines.sglang import SglangEngine, SglangOptions
-from dovetail.engines.sglang.facts import Facts, Polarity, facts_of
-from dovetail.engines.sglang.faults import refusal
-from dovetail.engines.sglang.request import body
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.sglang.facts import SglangServerInfo, PriorityOrder, parse_server_info
+from dovetail.engines.sglang.faults import sglang_error_from_status
+from dovetail.engines.sglang.request import encode_request
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail.net.http_client import Endpoint
 from dovetail_model import (
     ContextOverflow,
@@ -29,8 +29,8 @@ from dovetail_model import (
 )
 
 
-def sent(request: EngineRequest, priority: Polarity | None = None) -> Json:
-    told: Json = json.loads(body(request, Spelling(), "rid", priority))
+def sent(request: EngineRequest, priority: PriorityOrder | None = None) -> Json:
+    told: Json = json.loads(encode_request(request, PromptEncoder(), "rid", priority))
     return told
 
 
@@ -80,14 +80,14 @@ def test_only_what_was_asked_for_is_sent() -> None:
         ("gbnf", "ebnf"),
     ],
 )
-def test_constraints(syntax: Syntax, member: str) -> None:
+def test_constraints(syntax: ConstraintSyntax, member: str) -> None:
     told = params(constraint=Constraint(syntax, "root"))
     assert {name for name in told if told[name] == "root"} == {member}
 
 
 @pytest.mark.parametrize(("priority", "number"), [("higher", 3), ("lower", -3), (None, None)])
 def test_the_higher_priority_runs_sooner_whatever_the_server_takes(
-    priority: Polarity | None, number: int | None
+    priority: PriorityOrder | None, number: int | None
 ) -> None:
     assert sent(ask(priority=3), priority).get("priority") == number
 
@@ -126,7 +126,7 @@ LONG = "Requested token count exceeds the model's maximum context length of 8 to
     ],
 )
 def test_refusals(status: int, content: Any, kind: type[DovetailError], words: str) -> None:
-    error = refusal(status, json.dumps(content).encode())
+    error = sglang_error_from_status(status, json.dumps(content).encode())
     assert type(error) is kind
     assert words in error.message
 
@@ -165,7 +165,7 @@ DISCOVERIES: list[tuple[str, dict[str, Json], RemoteModel]] = [
 def found(paths: dict[str, Json]) -> RemoteModel:
     async def main() -> RemoteModel:
         async with listening(StandIn(paths=paths)) as endpoint:
-            return await discover("sglang", endpoint)
+            return await discover_model("sglang", endpoint)
 
     return asyncio.run(main())
 
@@ -182,47 +182,47 @@ def test_who_is_not_sglang_is_told_so() -> None:
         found({"/v1/models": {"data": "what"}})
 
 
-XGRAMMAR: tuple[Syntax, ...] = ("structural_tag", "ebnf", "json_schema")
+XGRAMMAR: tuple[ConstraintSyntax, ...] = ("structural_tag", "ebnf", "json_schema")
 
 
 @pytest.mark.parametrize(
     ("told", "options", "facts"),
     [
-        (None, {}, Facts()),
-        (None, {"priority": "lower"}, Facts(priority="lower")),
-        (None, {"grammar_backend": "outlines"}, Facts(constraints=("json_schema",))),
-        ({}, {}, Facts(True, constraints=XGRAMMAR)),
-        ({"enable_priority_scheduling": True}, {}, Facts(True, "higher", XGRAMMAR)),
-        ({"enable_priority_scheduling": True}, {"priority": "off"}, Facts(True, None, XGRAMMAR)),
-        ({"schedule_low_priority_values_first": True}, {}, Facts(True, None, XGRAMMAR)),
+        (None, {}, SglangServerInfo()),
+        (None, {"priority": "lower"}, SglangServerInfo(priority_order="lower")),
+        (None, {"grammar_backend": "outlines"}, SglangServerInfo(constraints=("json_schema",))),
+        ({}, {}, SglangServerInfo(True, constraints=XGRAMMAR)),
+        ({"enable_priority_scheduling": True}, {}, SglangServerInfo(True, "higher", XGRAMMAR)),
+        ({"enable_priority_scheduling": True}, {"priority": "off"}, SglangServerInfo(True, None, XGRAMMAR)),
+        ({"schedule_low_priority_values_first": True}, {}, SglangServerInfo(True, None, XGRAMMAR)),
         (
             {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},
             {},
-            Facts(True, "lower", XGRAMMAR),
+            SglangServerInfo(True, "lower", XGRAMMAR),
         ),
-        ({"grammar_backend": "none"}, {}, Facts(True)),
+        ({"grammar_backend": "none"}, {}, SglangServerInfo(True)),
         (
             {"grammar_backend": "llguidance"},
             {},
-            Facts(True, constraints=("lark", "gbnf", "ebnf", "json_schema")),
+            SglangServerInfo(True, constraints=("lark", "gbnf", "ebnf", "json_schema")),
         ),
-        ({"grammar_backend": "somebody's"}, {}, Facts(True)),
+        ({"grammar_backend": "somebody's"}, {}, SglangServerInfo(True)),
         (
             {"stream_output": True, "version": "0.4"},
             {},
-            Facts(True, None, XGRAMMAR, None, True, "0.4"),
+            SglangServerInfo(True, None, XGRAMMAR, None, True, "0.4"),
         ),
-        (SERVER_INFO, {}, Facts(True, None, XGRAMMAR, 8186, False, "0.5.23")),
+        (SERVER_INFO, {}, SglangServerInfo(True, None, XGRAMMAR, 8186, False, "0.5.23")),
         (
             {"context_length": 4096, "max_req_input_len": 9000, "speculative_eagle_topk": 4}
             | {"speculative_num_steps": 3, "speculative_num_draft_tokens": 8},
             {},
-            Facts(True, None, XGRAMMAR, 4084),
+            SglangServerInfo(True, None, XGRAMMAR, 4084),
         ),
     ],
 )
-def test_facts(told: Json | None, options: Json, facts: Facts) -> None:
-    assert facts_of(told, SglangOptions(**options)) == facts
+def test_facts(told: Json | None, options: Json, facts: SglangServerInfo) -> None:
+    assert parse_server_info(told, SglangOptions(**options)) == facts
 
 
 def setup(**more: Any) -> EngineSetup:
@@ -233,9 +233,9 @@ def test_the_engine_by_name() -> None:
     remote = RemoteModel("tiny", context_length=100)
     made = create_engine("sglang", setup(endpoint=Endpoint(), remote=remote))
     assert isinstance(made, SglangEngine)
-    assert made.abilities.context_length == 100
+    assert made.capabilities.context_length == 100
     made = create_engine("sglang", setup(endpoint=Endpoint(), remote=remote, context_length=50))
-    assert made.abilities.context_length == 50
+    assert made.capabilities.context_length == 50
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from heard import Heard
 
 from dovetail.demo.model import demo_model
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -107,7 +107,7 @@ class Mortal:
     """An engine that says so many letters, and dies or tells what was cached at the end."""
 
     name = "mortal"
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self, text: str, dies_after: int | None = None, cached: int = 0) -> None:
         self._ids = demo_model().tokenizer.encode(text)
@@ -119,21 +119,21 @@ class Mortal:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(True)
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.requests.append(request)
         begun = len(request.prompt) - len(self.requests[0].prompt)
         left = self._ids[begun:][: request.max_tokens]
         for at, id in enumerate(left):
             if self._dies_after is not None and at == self._dies_after:
                 raise EngineUnavailable("killed")
-            if not listener.hear(TokenDelta([id])) and not await listener.wait():
+            if not listener.push(TokenDelta([id])) and not await listener.drain():
                 return
         if self._dies_after is not None and self._dies_after >= len(left):
             raise EngineUnavailable("killed")
-        listener.hear(TokenDelta([], finish="length", cached=self._cached))
+        listener.push(TokenDelta([], finish="length", cached=self._cached))
 
 
 def _on(*engines: Mortal) -> Served:
@@ -176,7 +176,7 @@ class Refusing(Mortal):
         super().__init__("")
         self._error = error
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.requests.append(request)
         raise self._error
 

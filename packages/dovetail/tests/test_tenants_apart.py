@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from heard import heard
 from http_stage import tiny_model
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -37,7 +37,7 @@ class Both:
     """A token engine and an upstream that keep what they were asked."""
 
     name = "both"
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.salts: list[str | None] = []
@@ -47,12 +47,12 @@ class Both:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(True)
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.salts.append(request.cache_salt)
-        listener.hear(TokenDelta([40], finish="length"))
+        listener.push(TokenDelta([40], finish="length"))
 
     async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
         self.asked.append(request)

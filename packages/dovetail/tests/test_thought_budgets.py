@@ -12,7 +12,7 @@ import pytest
 from heard import heard
 
 from dovetail.demo.model import TEMPLATE, demo_model
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenDelta
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -82,7 +82,7 @@ class Thinker:
     """An engine that thinks, closes its thought if it gets so far, and answers behind it."""
 
     name = "thinker"
-    abilities = Abilities()
+    abilities = EngineCapabilities()
 
     def __init__(self, model: Model, pair: Pair, thought: str) -> None:
         self._tokenizer = model.tokenizer
@@ -98,10 +98,10 @@ class Thinker:
 
     async def stop(self) -> None: ...
 
-    async def health(self) -> Health:
-        return Health(True)
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
         self.asked.append(request)
         closed = request.prompt[-len(self.closing) :].tolist() == self.closing
         ids = [*(self._answer if closed else self._whole), self._stop][: request.max_tokens]
@@ -109,7 +109,7 @@ class Thinker:
         for at, id in enumerate(ids, 1):
             finish = "stop" if id == self._stop else "length" if at == len(ids) else None
             self.made[-1].append(id)
-            if not listener.hear(TokenDelta([id], finish=finish)):  # type: ignore[arg-type]
+            if not listener.push(TokenDelta([id], finish=finish)):  # type: ignore[arg-type]
                 return
 
 

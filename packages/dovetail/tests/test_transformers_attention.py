@@ -12,9 +12,9 @@ import pytest
 from torch_at_hand import PYTHON, build, need_torch
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.engines.transformers.process import sources
+from dovetail.engines.transformers.process import package_roots
 from dovetail_model import EngineUnavailable, Sampling
 
 pytestmark = pytest.mark.transformers
@@ -116,7 +116,7 @@ def _run(script: str, given: str = "") -> Any:
     done = subprocess.run(
         [PYTHON, str(Path(__file__).with_name(script))],
         input=given + "\n",
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sources())},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(package_roots())},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -128,6 +128,6 @@ async def _answer(engine: TransformersEngine, prompt: list[int]) -> tuple[Any, .
     request = EngineRequest(
         f"{len(prompt)}", array("I", prompt), max_tokens=ANSWER, sampling=Sampling(temperature=0.0)
     )
-    deltas = [delta async for delta in pulled(engine, request)]
+    deltas = [delta async for delta in iter_deltas(engine, request)]
     cached = [delta.cached for delta in deltas if delta.cached is not None]
     return [id for delta in deltas for id in delta.ids], *cached

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers.child import engine as batching
 from dovetail.engines.transformers.child.engine import BatchingEngine
-from dovetail.engines.transformers.child.grammar import Constraints
-from dovetail.engines.transformers.child.prefix_cache import Prefixes
-from dovetail.engines.transformers.child.sampling import Sampler
+from dovetail.engines.transformers.child.grammar import GrammarCompiler
+from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
+from dovetail.engines.transformers.child.sampling import SamplingDefaults
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 
 VOCABULARY = 100
@@ -77,8 +77,8 @@ class Manager:
 
 
 def engine(manager: Manager) -> BatchingEngine:
-    constraints = Constraints(Path("nowhere"), VOCABULARY, (9,))
-    return BatchingEngine(manager, Sampler({}, VOCABULARY), 64, constraints)
+    constraints = GrammarCompiler(Path("nowhere"), VOCABULARY, (9,))
+    return BatchingEngine(manager, SamplingDefaults({}, VOCABULARY), 64, constraints)
 
 
 def asked(**fields: Any) -> EngineRequest:
@@ -99,7 +99,7 @@ def play(
 
     async def main() -> list[TokenDelta]:
         heard = []
-        async with aclosing(pulled(engine(manager), request or asked())) as deltas:
+        async with aclosing(iter_deltas(engine(manager), request or asked())) as deltas:
             for part in parts:
                 hearing = asyncio.ensure_future(anext(deltas))
                 await _settle()
@@ -260,7 +260,7 @@ def test_failures(survives: bool, kind: type[EngineError], monkeypatch: pytest.M
 
     async def main() -> None:
         made = engine(manager)
-        hearing = asyncio.ensure_future(anext(pulled(made, asked())))
+        hearing = asyncio.ensure_future(anext(iter_deltas(made, asked())))
         await _settle()
         manager.hand_over(output(4, finished=True, error="out of memory"))
         with pytest.raises(EngineError, match="out of memory") as raised:
@@ -279,7 +279,7 @@ def test_a_loop_that_takes_no_more() -> None:
 
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match="takes no more"):
-            await anext(pulled(engine(manager), asked()))
+            await anext(iter_deltas(engine(manager), asked()))
 
     asyncio.run(main())
     assert manager.handlers == {}
@@ -300,7 +300,7 @@ def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: 
         prompt = fields.get("prompt", array("I", [1]))
         rest = {name: value for name, value in fields.items() if name != "prompt"}
         with pytest.raises(kind):
-            await anext(pulled(engine(manager), EngineRequest("r", prompt, max_tokens=1, **rest)))
+            await anext(iter_deltas(engine(manager), EngineRequest("r", prompt, max_tokens=1, **rest)))
 
     asyncio.run(main())
     assert manager.requests == []
@@ -314,7 +314,7 @@ def test_a_full_cache_gives_up_what_was_used_longest_ago() -> None:
         blocks._init_block_ids.update(dict.fromkeys(ids))
 
     blocks.free_blocks = free
-    Prefixes(SimpleNamespace(_block_manager=blocks))
+    PrefixCacheHook(SimpleNamespace(_block_manager=blocks))
     blocks.free_blocks([1, 2, 3], True)
     blocks.free_blocks([4, 5], True)
     given_up = [blocks._init_block_ids.popitem()[0] for _ in range(5)]

@@ -18,11 +18,11 @@ from models_at_hand import TOKENIZERS
 from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.child import grammar as module
-from dovetail.engines.transformers.child.grammar import Constraints, Guide, spelled
-from dovetail.engines.transformers.child.prefix_cache import Prefixes
+from dovetail.engines.transformers.child.grammar import GrammarCompiler, GrammarGuide, tokenizer_vocab_size
+from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
 from dovetail.models.loader import load_model
 from dovetail_model import (
     ClientError,
@@ -88,22 +88,22 @@ class Words:
 
 
 @pytest.fixture(scope="module")
-def made() -> Constraints:
-    return Constraints(need_tokenizer(), VOCABULARY, (END, OTHER_END))
+def made() -> GrammarCompiler:
+    return GrammarCompiler(need_tokenizer(), VOCABULARY, (END, OTHER_END))
 
 
 def lark(text: str) -> Constraint:
     return Constraint("lark", text)
 
 
-def allowed(guided: Guide, *said: int) -> set[int]:
+def allowed(guided: GrammarGuide, *said: int) -> set[int]:
     words = Words()
     guided.fill(list(said), words)
     return words.ids()
 
 
-def test_a_guide_follows_what_is_said(made: Constraints) -> None:
-    guided = made.guide(lark('start: "a" "b"+'), {END})
+def test_a_guide_follows_what_is_said(made: GrammarCompiler) -> None:
+    guided = made.create_guide(lark('start: "a" "b"+'), {END})
     a, b, bb = 64, 65, 6066
     assert a in allowed(guided)
     assert END not in allowed(guided)
@@ -112,23 +112,23 @@ def test_a_guide_follows_what_is_said(made: Constraints) -> None:
     assert {b, END} <= allowed(guided, a, bb, b)
 
 
-def test_a_whole_output_can_only_end_as_the_request_says(made: Constraints) -> None:
-    assert allowed(made.guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
+def test_a_whole_output_can_only_end_as_the_request_says(made: GrammarCompiler) -> None:
+    assert allowed(made.create_guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
     # Ends of the model that are not those of the request would not end it.
-    assert allowed(made.guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
-    ended = made.guide(lark('start: "a"'), ())
+    assert allowed(made.create_guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
+    ended = made.create_guide(lark('start: "a"'), ())
     assert allowed(ended, 64) == {END, OTHER_END}
-    assert ended.ends == [OTHER_END, END]
+    assert ended.eos_ids == [OTHER_END, END]
 
 
-def test_what_a_grammar_does_not_know_ends_the_output(made: Constraints) -> None:
-    guided = made.guide(lark('start: "a" "b"'), {END})
+def test_what_a_grammar_does_not_know_ends_the_output(made: GrammarCompiler) -> None:
+    guided = made.create_guide(lark('start: "a" "b"'), {END})
     assert allowed(guided, 64, 64) == {END}
     assert allowed(guided, 64, 64, 70) == {END}  # and nothing raises
 
 
-def test_one_grammar_serves_many(made: Constraints) -> None:
-    first, second = (made.guide(lark('start: "a" "b"'), {END}) for _ in range(2))
+def test_one_grammar_serves_many(made: GrammarCompiler) -> None:
+    first, second = (made.create_guide(lark('start: "a" "b"'), {END}) for _ in range(2))
     assert allowed(first, 64) == {65}
     assert allowed(second) == {370}  # "ab": what can only be one text is one token
 
@@ -145,39 +145,39 @@ def test_one_grammar_serves_many(made: Constraints) -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_the_clients_fault(
-    made: Constraints, constraint: Constraint
+    made: GrammarCompiler, constraint: Constraint
 ) -> None:
     with pytest.raises(InvalidRequest, match="the grammar cannot be used: "):
-        made.guide(constraint, {END})
+        made.create_guide(constraint, {END})
 
 
-def test_other_notations_are_refused(made: Constraints) -> None:
+def test_other_notations_are_refused(made: GrammarCompiler) -> None:
     assert made.syntaxes == ("lark", "json_schema")
     with pytest.raises(Unsupported, match="gbnf"):
-        made.guide(Constraint("gbnf", 'root ::= "a"'), {END})
+        made.create_guide(Constraint("gbnf", 'root ::= "a"'), {END})
 
 
 def test_without_llguidance_there_are_no_constraints(
-    made: Constraints, monkeypatch: pytest.MonkeyPatch
+    made: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert made.syntaxes == ()
     with pytest.raises(Unsupported, match="llguidance"):
-        made.guide(SCHEMA, {END})
+        made.create_guide(SCHEMA, {END})
 
 
 def test_without_a_vocabulary_there_are_no_constraints(tmp_path: Path) -> None:
-    assert Constraints(tmp_path, VOCABULARY, (END,)).syntaxes == ()
+    assert GrammarCompiler(tmp_path, VOCABULARY, (END,)).syntaxes == ()
 
 
 def test_a_vocabulary_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Unsupported, match="cannot read the tokenizer"):
-        Constraints(tmp_path, VOCABULARY, (END,)).guide(SCHEMA, {END})
+        GrammarCompiler(tmp_path, VOCABULARY, (END,)).create_guide(SCHEMA, {END})
 
 
-def test_a_matcher_that_fails_ends_the_output(made: Constraints) -> None:
-    guided = made.guide(lark('start: "a"'), {END})
+def test_a_matcher_that_fails_ends_the_output(made: GrammarCompiler) -> None:
+    guided = made.create_guide(lark('start: "a"'), {END})
     words = Words()
     words.nbytes -= 4  # which llguidance refuses
     guided.fill([], words)
@@ -185,9 +185,9 @@ def test_a_matcher_that_fails_ends_the_output(made: Constraints) -> None:
 
 
 def test_ids_that_only_fill_the_vocabulary_up(tmp_path: Path) -> None:
-    assert spelled(need_tokenizer(), VOCABULARY) == 151_669
-    assert spelled(need_tokenizer(), 1000) == 1000
-    assert spelled(tmp_path, VOCABULARY) == VOCABULARY
+    assert tokenizer_vocab_size(need_tokenizer(), VOCABULARY) == 151_669
+    assert tokenizer_vocab_size(need_tokenizer(), 1000) == 1000
+    assert tokenizer_vocab_size(tmp_path, VOCABULARY) == VOCABULARY
 
 
 # Of the cache, without the library.
@@ -227,35 +227,35 @@ def read(cache: Any, name: str, ids: list[int]) -> int:
 
 def test_salts_share_with_themselves_only() -> None:
     cache: Any = Cache()
-    prefixes = Prefixes(cache)
+    prefixes = PrefixCacheHook(cache)
     ids = [1, 2, 3, 4, 5]
-    found = [read(cache, prefixes.name(salt), ids) for salt in ("a", "b", None, "a", "b", None, "")]
+    found = [read(cache, prefixes.create_request_id(salt), ids) for salt in ("a", "b", None, "a", "b", None, "")]
     assert found == [0, 0, 0, 4, 4, 4, 4]
 
 
 def test_what_was_found_is_told_as_what_was_not_computed() -> None:
     cache: Any = Cache()
-    prefixes = Prefixes(cache)
-    first, second = prefixes.name(None), prefixes.name(None)
-    assert prefixes.known
+    prefixes = PrefixCacheHook(cache)
+    first, second = prefixes.create_request_id(None), prefixes.create_request_id(None)
+    assert prefixes.is_supported
     assert read(cache, first, [1, 2, 3, 4]) == 0
-    assert prefixes.cached(first) == 0
+    assert prefixes.cached_tokens(first) == 0
     assert read(cache, second, [1, 2, 3, 4]) == 4
-    assert prefixes.cached(second) == 3  # one token is always read
+    assert prefixes.cached_tokens(second) == 3  # one token is always read
     assert read(cache, first, [1, 2, 3, 4, 9, 9]) == 4  # started again
-    assert prefixes.cached(first) == 0
+    assert prefixes.cached_tokens(first) == 0
     prefixes.forget(second)
     assert read(cache, second, [1, 2]) == 2
-    assert prefixes.cached(second) == 0
+    assert prefixes.cached_tokens(second) == 0
 
 
 def test_salted_requests_share_nothing_where_hashes_cannot_be_salted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Prefixes, "_salt_hashes", lambda self, cache: False)
+    monkeypatch.setattr(PrefixCacheHook, "_salt_hashes", lambda self, cache: False)
     cache: Any = Cache()
-    prefixes = Prefixes(cache)
-    found = [read(cache, prefixes.name(salt), [1, 2, 3]) for salt in ("a", "a", None, "a", None)]
+    prefixes = PrefixCacheHook(cache)
+    found = [read(cache, prefixes.create_request_id(salt), [1, 2, 3]) for salt in ("a", "a", None, "a", None)]
     assert found == [0, 0, 0, 0, 2]
 
 
@@ -283,7 +283,7 @@ class Bench:
         return [[id for delta in heard for id in delta.ids] for heard in self.hear(*asked)]
 
     async def _hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return [delta async for delta in pulled(self.engine, asked)]
+        return [delta async for delta in iter_deltas(self.engine, asked)]
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +336,7 @@ class TestEngine:
     pytestmark = real_torch
 
     def test_it_says_what_it_reads(self, bench: Bench) -> None:
-        assert bench.engine.abilities.constraints == ("lark", "json_schema")
+        assert bench.engine.capabilities.constraints == ("lark", "json_schema")
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
     def test_json_fits_its_schema(self, bench: Bench, temperature: float) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.engines.transformers.child.delivery import Postponing, postpone
+from dovetail.engines.transformers.child.delivery import DeferredDelivery, defer_delivery
 
 
 class Library:
@@ -44,7 +44,7 @@ def output(name: str, tokens: int) -> Any:
 @pytest.fixture
 def library() -> Library:
     made = Library()
-    assert isinstance(postpone(made), Postponing)
+    assert isinstance(defer_delivery(made), DeferredDelivery)
     return made
 
 
@@ -79,7 +79,7 @@ def test_a_failure_comes_behind_what_was_generated(library: Library) -> None:
 
 def test_without_a_device_to_wait_for_nothing_is_kept() -> None:
     library = Library(stream=None)
-    assert postpone(library) is None
+    assert defer_delivery(library) is None
     library.step(output("a", 2))
     assert library.done == ["prepares", "waits", ["a"]]
 
@@ -88,4 +88,4 @@ def test_without_a_device_to_wait_for_nothing_is_kept() -> None:
 def test_a_library_with_other_names_is_left_alone(missing: str) -> None:
     library = Library()
     delattr(library.output_router, missing)
-    assert postpone(library) is None
+    assert defer_delivery(library) is None

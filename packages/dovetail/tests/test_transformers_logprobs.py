@@ -20,10 +20,10 @@ from tiny_qwen3 import tiny_qwen3
 from torch_at_hand import PYTHON, Forward, forward, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.engines.transformers.child.batch_sampler import NOISE, RANK, TELL, TOLD, needs_of
-from dovetail.engines.transformers.child.sampling import Draw
+from dovetail.engines.transformers.child.batch_sampler import NOISE, TOP_LOGPROBS, LOGPROBS, LOGPROB_ROWS_UNIT, required_steps
+from dovetail.engines.transformers.child.sampling import SamplingParams
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -58,7 +58,7 @@ class Bench:
         """All at once."""
 
         async def one(request: EngineRequest) -> list[TokenDelta]:
-            return [delta async for delta in pulled(self.engine, request)]
+            return [delta async for delta in iter_deltas(self.engine, request)]
 
         async def scene() -> list[list[TokenDelta]]:
             return await asyncio.gather(*map(one, requests))
@@ -140,14 +140,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def test_it_says_that_it_can(bench: Bench) -> None:
-    assert bench.engine.abilities.logprobs
+    assert bench.engine.capabilities.logprobs
 
 
 def test_steps_that_tell_as_much_are_one_graph() -> None:
     """How many ask is rounded up: a batch that grows by one is not always another graph."""
-    needs = [needs_of([Draw(logprobs=0)] * asking + [Draw()] * 9) for asking in range(6)]
-    assert needs == [NOISE, *(NOISE | TELL | TOLD * told for told in (1, 2, 4, 4, 8))]
-    assert needs_of([Draw(logprobs=0), Draw(logprobs=5)]) == NOISE | TELL | RANK | TOLD * 2
+    needs = [required_steps([SamplingParams(logprobs=0)] * asking + [SamplingParams()] * 9) for asking in range(6)]
+    assert needs == [NOISE, *(NOISE | LOGPROBS | LOGPROB_ROWS_UNIT * told for told in (1, 2, 4, 4, 8))]
+    assert required_steps([SamplingParams(logprobs=0), SamplingParams(logprobs=5)]) == NOISE | LOGPROBS | TOP_LOGPROBS | LOGPROB_ROWS_UNIT * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

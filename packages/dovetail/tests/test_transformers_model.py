@@ -22,7 +22,7 @@ from probable_sessions import Overhearing
 from torch_at_hand import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -149,7 +149,7 @@ def test_a_known_prefix_is_told(bench: Bench) -> None:
         longer = await bench.hear(asked([*fresh, *all_ids(first)]))
         return [first[-1].cached, longer[-1].cached]
 
-    assert bench.engine.abilities.cached_tokens
+    assert bench.engine.capabilities.cached_tokens
     cold, warm = bench.run(scene())
     assert cold == 0
     assert warm is not None
@@ -161,9 +161,9 @@ def test_hanging_up_frees_the_slot(bench: Bench) -> None:
     async def scene() -> None:
         await bench.idle()
         endless = asked(prompt(40), WINDOW)
-        async with aclosing(pulled(bench.engine, endless)) as one:
+        async with aclosing(iter_deltas(bench.engine, endless)) as one:
             await anext(one)
-            async with aclosing(pulled(bench.engine, endless)) as other:
+            async with aclosing(iter_deltas(bench.engine, endless)) as other:
                 await anext(other)
                 assert await bench.facts() == (2, 0)
             while (await bench.facts())[0] != 1:
@@ -189,7 +189,7 @@ def test_a_cancelled_prompt_is_not_read_to_its_end(bench: Bench) -> None:
 
 
 def test_the_window_is_the_models(bench: Bench) -> None:
-    assert bench.engine.abilities.context_length == WINDOW
+    assert bench.engine.capabilities.context_length == WINDOW
     with pytest.raises(ContextOverflow):
         bench.run(bench.hear(asked(prompt(WINDOW))))
     heard = bench.run(bench.hear(asked(prompt(WINDOW - 3), 100)))
@@ -233,7 +233,7 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
 def test_killed_while_it_speaks_and_brought_back(bench: Bench) -> None:
     async def scene() -> None:
         engine = bench.engine
-        async with aclosing(pulled(engine, asked(prompt(40), WINDOW))) as deltas:
+        async with aclosing(iter_deltas(engine, asked(prompt(40), WINDOW))) as deltas:
             await anext(deltas)
             os.kill(engine.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="was killed"):
@@ -290,7 +290,7 @@ def test_memory_that_runs_out_later(bench: Bench, tmp_path: Path) -> None:
 
 
 async def collect(engine: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in pulled(engine, request)]
+    return [delta async for delta in iter_deltas(engine, request)]
 
 
 def test_a_gpu_that_is_not_there(bench: Bench) -> None:

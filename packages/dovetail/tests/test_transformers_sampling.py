@@ -21,15 +21,15 @@ import dovetail_parsers
 import dovetail_protocols
 import dovetail_tokenizers
 from dovetail.engines.transformers.child.batch_sampler import (
-    ALL,
-    FEW,
-    FLOOR,
+    FULL_SORT,
+    PARTIAL_SORT,
+    MIN_P,
     NOISE,
     PENALTY,
-    key_graphs,
-    needs_of,
+    key_graphs_by_steps,
+    required_steps,
 )
-from dovetail.engines.transformers.child.sampling import HOTTEST, ODDEST, Draw, Sampler
+from dovetail.engines.transformers.child.sampling import MAX_TEMPERATURE, MAX_PENALTY, SamplingParams, SamplingDefaults
 from dovetail_model import Sampling
 
 VOCABULARY, SPELLED = 200, 197
@@ -180,36 +180,36 @@ def softmax(scores: Sequence[float], temperature: float = 1.0) -> dict[int, floa
 
 
 def test_what_a_request_leaves_open_is_the_models_own() -> None:
-    sampler = Sampler({"temperature": 0.6, "top_k": 20, "top_p": None, "min_p": 0.1}, 100)
-    draw = sampler.draw(Sampling(top_p=0.5, presence_penalty=1.5))
+    sampler = SamplingDefaults({"temperature": 0.6, "top_k": 20, "top_p": None, "min_p": 0.1}, 100)
+    draw = sampler.resolve(Sampling(top_p=0.5, presence_penalty=1.5))
     assert (draw.temperature, draw.top_k, draw.top_p, draw.min_p) == (0.6, 20, 0.5, 0.1)
     assert (draw.presence, draw.frequency, draw.repetition) == (1.5, 0.0, 1.0)
-    assert draw.penalized
-    assert not Sampler({}, 100).draw(Sampling()).penalized
+    assert draw.has_penalties
+    assert not SamplingDefaults({}, 100).resolve(Sampling()).has_penalties
 
 
 def test_what_is_out_of_range_goes_to_its_end() -> None:
-    draw = Sampler({}, 100).draw(
+    draw = SamplingDefaults({}, 100).resolve(
         Sampling(top_k=100, top_p=-1.0, min_p=7.0, repetition_penalty=0.0, temperature=1.0)
     )
     assert (draw.top_k, draw.top_p, draw.min_p) == (0, 0.0, 1.0)
     assert draw.repetition > 0
-    assert Sampler({}, 100).draw(Sampling(top_k=-1)).top_k == 0
+    assert SamplingDefaults({}, 100).resolve(Sampling(top_k=-1)).top_k == 0
     wild = Sampling(temperature=1e39, presence_penalty=-1e39, frequency_penalty=1e39)
-    draw = Sampler({}, 100).draw(wild)
-    assert (draw.temperature, draw.presence, draw.frequency) == (HOTTEST, -ODDEST, ODDEST)
+    draw = SamplingDefaults({}, 100).resolve(wild)
+    assert (draw.temperature, draw.presence, draw.frequency) == (MAX_TEMPERATURE, -MAX_PENALTY, MAX_PENALTY)
 
 
 def test_greedy_filters_nothing() -> None:
     """The best is the best of any filter."""
-    draw = Sampler({"top_k": 20}, 100).draw(Sampling(temperature=1e-9, top_p=0.1, min_p=0.2))
+    draw = SamplingDefaults({"top_k": 20}, 100).resolve(Sampling(temperature=1e-9, top_p=0.1, min_p=0.2))
     assert (draw.temperature, draw.top_k, draw.top_p, draw.min_p) == (0.0, 0, 1.0, 0.0)
 
 
 def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
-    sampler = Sampler({}, 100)
-    assert len({sampler.draw(Sampling()).seed for _ in range(8)}) == 8
-    assert sampler.draw(Sampling(seed=-5)).seed == -5
+    sampler = SamplingDefaults({}, 100)
+    assert len({sampler.resolve(Sampling()).seed for _ in range(8)}) == 8
+    assert sampler.resolve(Sampling(seed=-5)).seed == -5
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,18 @@ def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
     [
         ({"temperature": 0.0}, 0),
         ({}, NOISE),
-        ({"top_k": 20, "top_p": 0.9}, NOISE | FEW),
-        ({"top_p": 0.9}, NOISE | ALL),
-        ({"top_k": 5000, "min_p": 0.1}, NOISE | ALL | FLOOR),
+        ({"top_k": 20, "top_p": 0.9}, NOISE | PARTIAL_SORT),
+        ({"top_p": 0.9}, NOISE | FULL_SORT),
+        ({"top_k": 5000, "min_p": 0.1}, NOISE | FULL_SORT | MIN_P),
         ({"temperature": 0.0, "repetition": 1.1}, PENALTY),
     ],
 )
 def test_steps_with_other_needs_are_other_graphs(fields: dict[str, Any], needs: int) -> None:
     """What nobody asks for is not done, and a graph is replayed for steps of its own kind only."""
-    drawing: Any = SimpleNamespace(needs=needs_of([Draw(**fields), Draw(temperature=0.0)]))
+    drawing: Any = SimpleNamespace(needs=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)]))
     assert drawing.needs == needs
     buffers = SimpleNamespace(_get_graph_key=lambda: (8,))
-    key_graphs(buffers, drawing)
+    key_graphs_by_steps(buffers, drawing)
     assert buffers._get_graph_key() == ((8,) if needs == NOISE else (8, "needs", needs))
 
 

@@ -20,10 +20,10 @@ from scripted_stage import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine
-from dovetail.engines.transformers.child.sampling import Sampler
-from dovetail.engines.transformers.process import last_complaint, sources
+from dovetail.engines.transformers.child.sampling import SamplingDefaults
+from dovetail.engines.transformers.process import last_error_line, package_roots
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
@@ -88,7 +88,7 @@ def asked(prompt: str = "hi", **fields: Any) -> EngineRequest:
 
 
 async def collect(made: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in pulled(made, request)]
+    return [delta async for delta in iter_deltas(made, request)]
 
 
 def said(deltas: list[TokenDelta]) -> str:
@@ -100,15 +100,15 @@ def test_a_whole_life(tmp_path: Path, tcp: bool) -> None:
     made = standing_in(tmp_path, "[{text: hello}]", tcp=tcp)
 
     async def main() -> None:
-        assert made.abilities.local
-        assert made.abilities.context_length == 4096  # as far as the folder tells
+        assert made.capabilities.local
+        assert made.capabilities.context_length == 4096  # as far as the folder tells
         assert (await made.health()).detail == "not started"
         with pytest.raises(EngineUnavailable, match="not running"):
             await collect(made, asked())
         await made.start()
         await made.start()  # already there
-        assert made.abilities.context_length == 100  # as the process tells
-        assert made.abilities.cached_tokens
+        assert made.capabilities.context_length == 100  # as the process tells
+        assert made.capabilities.cached_tokens
         heard = await collect(made, asked("x" * 40))
         assert said(heard) == "hello<|end|>"
         assert (heard[-1].finish, heard[-1].cached) == ("stop", 0)
@@ -149,7 +149,7 @@ def test_killed_while_it_speaks_and_brought_back(tmp_path: Path) -> None:
 
     async def main() -> None:
         await made.start()
-        async with aclosing(pulled(made, asked())) as deltas:
+        async with aclosing(iter_deltas(made, asked())) as deltas:
             await anext(deltas)
             os.kill(made.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="transformers was killed"):
@@ -183,7 +183,7 @@ def test_stopped_while_it_speaks(tmp_path: Path) -> None:
 
     async def main() -> None:
         await made.start()
-        async with aclosing(pulled(made, asked())) as deltas:
+        async with aclosing(iter_deltas(made, asked())) as deltas:
             await anext(deltas)
             await made.stop()
             with pytest.raises(EngineUnavailable):
@@ -245,18 +245,18 @@ def test_folders_and_options(tmp_path: Path) -> None:
         with pytest.raises(EngineSetupError, match=f"options are wrong: .*{name}"):
             engine(tmp_path, **options)
     fixed = EngineSetup(TOKENIZER, tmp_path, context_length=77)
-    assert create_engine("transformers", fixed).abilities.context_length == 77
+    assert create_engine("transformers", fixed).capabilities.context_length == 77
 
 
 def test_our_own_sources_can_be_found_by_another_interpreter() -> None:
-    assert all((Path(root) / "dovetail_model").exists() for root in sources()[1:2])
-    assert (Path(sources()[0]) / "dovetail").is_dir()
+    assert all((Path(root) / "dovetail_model").exists() for root in package_roots()[1:2])
+    assert (Path(package_roots()[0]) / "dovetail").is_dir()
 
 
 def test_the_last_complaint_of_a_log() -> None:
     log = ["Loading", "ValueError: first", "  at x", "torch.OutOfMemoryError: second", "bye"]
-    assert last_complaint(log) == "torch.OutOfMemoryError: second"
-    assert last_complaint(["all is well"]) == ""
+    assert last_error_line(log) == "torch.OutOfMemoryError: second"
+    assert last_error_line(["all is well"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -272,5 +272,5 @@ def test_the_last_complaint_of_a_log() -> None:
 def test_sampling(
     defaults: dict[str, Any], sampling: Sampling, expected: tuple[float, int, float]
 ) -> None:
-    draw = Sampler(defaults, 1000).draw(sampling)
+    draw = SamplingDefaults(defaults, 1000).resolve(sampling)
     assert (draw.temperature, draw.top_k, draw.top_p) == expected

@@ -16,7 +16,7 @@ from test_transformers_batching import Manager, engine, output
 from token_stage import counting
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.http_client import Endpoint
@@ -82,11 +82,11 @@ def test_a_token_is_a_few_calls_from_the_library_to_the_socket(tmp_path: Path, b
         assert ear.ids == [*said, 9]
 
     async def main() -> None:
-        model = ServedModel(("m",), TOKENIZER, (END,), 10_000)
+        model = CompletionModel(("m",), TOKENIZER, (END,), 10_000)
         listener, _ = open_listener(ListenAddress(path=tmp_path / "s"))
         server = uvicorn.Server(uvicorn_config(CompletionsServer(engine(manager), model)))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", packed=True)
+        client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", binary_prompt=True)
         ear = Ear()
         request = EngineRequest("r", array("I", [1, 2]), 5_000, stop_ids=frozenset({9}))
         async with asyncio.timeout(60):

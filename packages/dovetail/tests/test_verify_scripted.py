@@ -26,7 +26,7 @@ from verify_spoilers import (
 )
 
 from dovetail.engines.scripted import parse_script
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import Check, Finding, Outcome
 from dovetail_verify.registry import chosen
@@ -122,21 +122,21 @@ def _refused(path: str, body: Json) -> Json:
     return {"model": "another"} if len(turns) > 2 else body
 
 
-def _as_control(heard: Heard) -> Heard:
+def _as_control(heard: RecordedGeneration) -> RecordedGeneration:
     """As if the tokenizer had taken the spelling of a control token for the token."""
     spelled = heard.text.count("<|im_end|>") - heard.prompt.count(heard.output[-1])
     prompt = (*heard.prompt, *(heard.output[-1:] * spelled))
     return msgspec.structs.replace(heard, prompt=prompt)
 
 
-def _grouped_prompt(heard: Heard) -> Heard:
+def _grouped_prompt(heard: RecordedGeneration) -> RecordedGeneration:
     """As if the template had one field for the thoughts of a turn."""
     first, second = (part.text for part in INTERLEAVED.parts if part.kind == "thought")
     text = heard.text.replace(second, "").replace(first, f"{first} {second}")
     return msgspec.structs.replace(heard, text=text)
 
 
-def _hoisted(heard: Heard) -> Heard:
+def _hoisted(heard: RecordedGeneration) -> RecordedGeneration:
     found = re.search(r"The reminder of \S+", heard.text)
     return msgspec.structs.replace(heard, text=f"{found[0] if found else ''} {heard.text}")
 

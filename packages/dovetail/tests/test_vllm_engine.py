@@ -13,7 +13,7 @@ from scripted_stage import END, TOKENIZER, ids, request
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.discovery import PROBES
 from dovetail.models.engines_files import find_files
@@ -121,7 +121,7 @@ def test_a_model_that_is_gone() -> None:
                 await gone.start()
             assert not (await gone.health()).ready
             with pytest.raises(EngineUnavailable, match="not running"):
-                await anext(pulled(gone, request()))
+                await anext(iter_deltas(gone, request()))
 
     play(scene)
 
@@ -159,10 +159,10 @@ def test_only_what_is_enforced_is_promised(
     async def scene() -> None:
         async with made_up_server(honest(*kept)) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
-            assert made.abilities.constraints == ()
+            assert made.capabilities.constraints == ()
             await made.start()
-            assert made.abilities.constraints == kept
-            assert made.abilities.cached_tokens
+            assert made.capabilities.constraints == kept
+            assert made.capabilities.cached_tokens
             facts = (await made.health()).facts
             assert facts is not None
             assert facts["constraints"] == list(kept)
@@ -176,8 +176,8 @@ def test_constraints_that_hold_only_behind_thoughts(caplog: pytest.LogCaptureFix
         async with made_up_server(honest("structural_tag", behind=True)) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
             await made.start()
-            assert made.abilities.constraints == ("structural_tag",)
-            assert made.abilities.behind_thought
+            assert made.capabilities.constraints == ("structural_tag",)
+            assert made.capabilities.constrains_after_reasoning
 
     play(scene)
     assert "vllm_lacks" in caplog.text
@@ -193,7 +193,7 @@ def test_a_server_that_does_not_tell_what_is_cached(caplog: pytest.LogCaptureFix
         async with made_up_server(answer) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
             await made.start()
-            assert not made.abilities.cached_tokens
+            assert not made.capabilities.cached_tokens
 
     play(scene)
     warned = [vars(record)["fields"]["start_vllm_with"] for record in caplog.records]
@@ -206,9 +206,9 @@ def test_what_an_operator_can_say() -> None:
             options = VllmOptions(stream_interval=4, probe=False)
             made = VllmEngine(endpoint, REMOTE, TOKENIZER, context_length=100, options=options)
             await made.start()
-            assert made.abilities.constraints == tuple(PROBES)
-            assert made.abilities.context_length == 100
-            deltas = [delta async for delta in pulled(made, request())]
+            assert made.capabilities.constraints == tuple(PROBES)
+            assert made.capabilities.context_length == 100
+            deltas = [delta async for delta in iter_deltas(made, request())]
             assert [id for delta in deltas for id in delta.ids] == [*ids("hi"), END]
 
     play(scene)

@@ -22,8 +22,8 @@ from served import Running, served
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, discover
 from dovetail.engines.vllm.discovery import PROBES
 from dovetail.net.http_client import Endpoint
@@ -77,8 +77,8 @@ def test_what_it_says_about_itself(vllm: Vllm, tokenizer: Tokenizer) -> None:
         await engine.start()
         state = await engine.health()
         assert state.ready
-        assert engine.abilities.constraints == tuple(PROBES)
-        assert engine.abilities.cached_tokens
+        assert engine.capabilities.constraints == tuple(PROBES)
+        assert engine.capabilities.cached_tokens
         await engine.stop()
 
     asyncio.run(main())
@@ -86,7 +86,7 @@ def test_what_it_says_about_itself(vllm: Vllm, tokenizer: Tokenizer) -> None:
 
 async def said(vllm: Vllm, asked: EngineRequest) -> tuple[list[int], str | None]:
     client, ids, finish = CompletionsClient(endpoint(vllm), NAME), [], None
-    async with aclosing(pulled(client, asked)) as deltas:
+    async with aclosing(iter_deltas(client, asked)) as deltas:
         async for delta in deltas:
             ids += delta.ids
             finish = delta.finish
@@ -104,7 +104,7 @@ async def said(vllm: Vllm, asked: EngineRequest) -> tuple[list[int], str | None]
     ],
 )
 def test_the_token_that_ended_a_turn_is_told(
-    vllm: Vllm, tokenizer: Tokenizer, syntax: Syntax, grammar: str
+    vllm: Vllm, tokenizer: Tokenizer, syntax: ConstraintSyntax, grammar: str
 ) -> None:
     """A grammar makes the model end its turn; the stop ids are ours and its own."""
     asked = EngineRequest(
@@ -144,7 +144,7 @@ def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
         client, told = CompletionsClient(endpoint(vllm), NAME), None
         prompt = array("I", range(3000, 3200))
         asked = EngineRequest(f"salt-{salt}", prompt, 2, priority=4, cache_salt=salt)
-        async for delta in pulled(client, asked):
+        async for delta in iter_deltas(client, asked):
             told = delta.cached
         return told
 

@@ -16,12 +16,12 @@ from ledger_entries import turn
 from prometheus_client import Gauge
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.hosted import MODEL
-from dovetail.engines.hosted_init import HostedEngine, HostedOptions, traits_of
+from dovetail.engines.hosted import HOSTED_MODEL_NAME
+from dovetail.engines.hosted_init import HostedEngine, HostedOptions, describe_engine
 from dovetail.engines.registry import EngineSetup, create_engine
-from dovetail.engines.token_stream import pulled
+from dovetail.engines.token_stream import iter_deltas
 from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
@@ -119,7 +119,7 @@ def test_a_hosted_engine_asks_for_its_key(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
         async with hosted(stage, tmp_path / "s"):
-            traits = msgspec.json.encode(traits_of(stage)).decode()
+            traits = msgspec.json.encode(describe_engine(stage)).decode()
             stranger = HostedEngine(HostedOptions(f"unix://{tmp_path / 's'}", "wrong", traits))
             with pytest.raises(EngineUnavailable):
                 await stranger.start()
@@ -132,12 +132,12 @@ async def hosted(
     stage: StageEngine, path: Path
 ) -> AsyncIterator[tuple[TokenEngine, uvicorn.Server]]:
     """The line to an engine, and the server at its other end."""
-    served = ServedModel((MODEL,), stage.tokenizer, (), 4096)
+    served = CompletionModel((HOSTED_MODEL_NAME,), stage.tokenizer, (), 4096)
     listener, url = open_listener(ListenAddress(path=path))
-    host = uvicorn.Server(uvicorn_config(CompletionsServer(stage, served, key="secret")))
+    host = uvicorn.Server(uvicorn_config(CompletionsServer(stage, served, api_key="secret")))
     task = asyncio.create_task(host._serve([listener]))
     await until(lambda: host.started)
-    traits = msgspec.json.encode(traits_of(stage)).decode()
+    traits = msgspec.json.encode(describe_engine(stage)).decode()
     options = {"address": url, "key": "secret", "traits": traits}
     setup = EngineSetup(tokenizer=stage.tokenizer, options=options)
     engine = create_engine("dovetail.engines.hosted_init:create", setup)
@@ -154,7 +154,7 @@ async def heard(engine: TokenEngine, stage: StageEngine) -> list[TokenDelta]:
     prompt = array("i", stage.tokenizer.encode("Hi"))
     stops = frozenset({stage.stop_id})
     request = EngineRequest("id", prompt, 100, stop_ids=stops, session="s")
-    return [delta async for delta in pulled(engine, request)]
+    return [delta async for delta in iter_deltas(engine, request)]
 
 
 async def until(is_so: Callable[[], bool]) -> None:

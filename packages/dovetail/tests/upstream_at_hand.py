@@ -111,7 +111,7 @@ def user(text: str, *more: Turn, **fields: Any) -> Request:
 
 
 async def events(engine: OpenAIUpstream, request: Request) -> list[Event]:
-    async with aclosing(engine.answer(request)) as batches:
+    async with aclosing(engine.stream(request)) as batches:
         return [event async for batch in batches for event in batch]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.exchange import Exchange, Frame
 from dovetail_verify.scripted import FileRecording
 from dovetail_verify.target import Stage
@@ -29,14 +29,14 @@ class Spoiler:
 
     request: Callable[[str, Json], Json] = lambda path, body: body
     answer: Callable[[Exchange], Exchange] = lambda exchange: exchange
-    heard: Callable[[Heard], Heard] = lambda heard: heard
+    heard: Callable[[RecordedGeneration], RecordedGeneration] = lambda heard: heard
 
 
 class SpoiledRecording:
     def __init__(self, recording: FileRecording, spoiler: Spoiler) -> None:
         self._recording, self._spoiler = recording, spoiler
 
-    async def heard(self, marker: str, least: int = 1) -> list[Heard]:
+    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
         return [self._spoiler.heard(one) for one in await self._recording.heard(marker, least)]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.check import Failed
 
 PATIENCE = 10.0  # seconds: an engine writes its line when the last token has left
@@ -20,9 +20,9 @@ class FileRecording:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = 0
-        self._heard: list[Heard] = []
+        self._heard: list[RecordedGeneration] = []
 
-    async def heard(self, marker: str, least: int = 1) -> list[Heard]:
+    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
         """The requests whose prompts contain a marker, oldest first, once there are enough."""
         until = asyncio.get_running_loop().time() + PATIENCE
         while True:
@@ -45,4 +45,4 @@ class FileRecording:
             file.seek(self._at)
             whole, end, _ = file.read().rpartition(b"\n")
         self._at += len(whole) + len(end)
-        self._heard += [msgspec.json.decode(line, type=Heard) for line in whole.splitlines()]
+        self._heard += [msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()]

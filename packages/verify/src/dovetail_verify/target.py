@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, send_request
 from dovetail_protocols import SseReader
 from dovetail_verify.check import NotApplicable
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 class Recording(Protocol):
     """What the engine behind the server was given: its prompts, in scripted mode."""
 
-    async def heard(self, marker: str, least: int = 1) -> list[Heard]:
+    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
         """The requests whose prompts contain a marker, oldest first, once there are enough."""
         ...
 

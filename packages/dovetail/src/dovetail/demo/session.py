@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dovetail.demo.model import demo_model
 from dovetail.demo.screen import Screen
-from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, read_script
+from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, load_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
@@ -54,7 +54,7 @@ async def play(console: Console, *, fast: bool = False) -> bool:
 def _served(rate: float) -> Served:
     model = demo_model()
     with as_file(files("dovetail.demo")) as folder:
-        script = read_script(folder / "session.yaml")
+        script = load_script(folder / "session.yaml")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([secrets.token_bytes(32)]))
     return Served(("demo",), model, preparer, Pool([engine]))

@@ -21,13 +21,13 @@ import msgspec
 
 from dovetail_model import ContextOverflow, Event, Request, Sampling, TokenLogprob
 
-Syntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
+ConstraintSyntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
 
 
 class Constraint(msgspec.Struct, frozen=True):
     """What the output must look like, in a notation that the engine understands."""
 
-    syntax: Syntax
+    syntax: ConstraintSyntax
     text: str
 
 
@@ -65,18 +65,18 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     exact: bool = True
 
 
-class Listener(Protocol):
+class TokenSink(Protocol):
     """Who hears an answer."""
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         """Takes a delta. False: `wait` before the next one."""
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         """Returns when there is room for more: False where no more is wanted."""
 
 
 @dataclass(frozen=True)
-class Health:
+class EngineHealth:
     """Whether an engine can take requests, and what it says about itself."""
 
     ready: bool
@@ -85,7 +85,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Abilities:
+class EngineCapabilities:
     """What an engine can do. `context_length` is None where it does not say.
 
     `constraints` are the notations that it enforces, the best first: from the first token on, or
@@ -94,31 +94,31 @@ class Abilities:
     else of this server brings back.
     """
 
-    constraints: tuple[Syntax, ...] = ()
+    constraints: tuple[ConstraintSyntax, ...] = ()
     logprobs: bool = False
     cached_tokens: bool = False
     context_length: int | None = None
     local: bool = False
-    beside: bool = False
-    behind_thought: bool = False
+    supervised_elsewhere: bool = False
+    constrains_after_reasoning: bool = False
 
 
-def check_length(request: EngineRequest, window: int | None) -> None:
+def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:
     """Raises where a prompt leaves no room for a single token."""
     length = len(request.prompt)
-    if window is not None and length + 1 > window:
-        raise ContextOverflow(f"prompt is too long: {length} tokens > {window - 1} maximum")
+    if context_length is not None and length + 1 > context_length:
+        raise ContextOverflow(f"prompt is too long: {length} tokens > {context_length - 1} maximum")
 
 
-async def health_of(engine: "TokenEngine | MessageEngine", patience: float) -> Health:
+async def check_health(engine: "TokenEngine | UpstreamEngine", timeout_seconds: float) -> EngineHealth:
     """How an engine is. One that fails to answer is not ready, whatever the reason."""
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout_seconds):
             return await engine.health()
     except TimeoutError:
-        return Health(False, "no answer")
+        return EngineHealth(False, "no answer")
     except Exception as error:
-        return Health(False, type(error).__name__)
+        return EngineHealth(False, type(error).__name__)
 
 
 @runtime_checkable
@@ -128,20 +128,20 @@ class TokenEngine(Protocol):
     name: str
 
     @property
-    def abilities(self) -> Abilities: ...
+    def capabilities(self) -> EngineCapabilities: ...
 
     async def start(self) -> None:
         """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None: ...
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None: ...
 
-    async def health(self) -> Health: ...
+    async def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None:
         """Lets go of everything. Generations that still run are cancelled."""
 
 
-class MessageEngine(Protocol):
+class UpstreamEngine(Protocol):
     """An upstream that renders and parses by itself: its events are trusted, never parsed again.
 
     `answer` gives batches of events as they come, a `Usage` before the `Finish` that ends them.
@@ -151,12 +151,12 @@ class MessageEngine(Protocol):
     name: str
 
     @property
-    def abilities(self) -> Abilities: ...
+    def capabilities(self) -> EngineCapabilities: ...
 
     async def start(self) -> None: ...
 
-    def answer(self, request: Request) -> AsyncGenerator[list[Event]]: ...
+    def stream(self, request: Request) -> AsyncGenerator[list[Event]]: ...
 
-    async def health(self) -> Health: ...
+    async def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None: ...

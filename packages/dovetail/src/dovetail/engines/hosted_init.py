@@ -3,12 +3,12 @@
 It is asked as vLLM is asked, over a socket that only this user can reach.
 """
 
-from dovetail.engines.hosted import HostedEngine, HostedOptions, Trait, traits_of
-from dovetail.engines.registry import EngineSetup, read_options
+from dovetail.engines.hosted import HostedEngine, HostedOptions, HostedEngineInfo, describe_engine
+from dovetail.engines.registry import EngineSetup, parse_options
 
-__all__ = ["HostedEngine", "HostedOptions", "Trait", "create", "traits_of"]
+__all__ = ["HostedEngine", "HostedOptions", "HostedEngineInfo", "create", "describe_engine"]
 
 
 def create(setup: EngineSetup) -> HostedEngine:
     """The engine behind the address among the options."""
-    return HostedEngine(read_options(setup.options, HostedOptions))
+    return HostedEngine(parse_options(setup.options, HostedOptions))

@@ -4,14 +4,14 @@ import re
 
 from dovetail_model import DovetailError, EngineError
 
-_ADDRESS = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
+_ENGINE_URL = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
 
 
-def outward(error: DovetailError) -> DovetailError:
+def to_public_error(error: DovetailError) -> DovetailError:
     """The error without addresses of engines. They stand in the log, with the replica."""
     if not isinstance(error, EngineError):
         return error
-    message = _ADDRESS.sub("the engine", error.message)
+    message = _ENGINE_URL.sub("the engine", error.message)
     safe = type(error)(message, param=error.param, retry_after=error.retry_after)
     safe.reason = error.reason
     return safe

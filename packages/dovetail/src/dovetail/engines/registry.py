@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import MessageEngine, TokenEngine
+from dovetail.engines.engine import UpstreamEngine, TokenEngine
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import install_command
 from dovetail_tokenizers import Tokenizer
@@ -31,14 +31,14 @@ ENGINES: Mapping[str, str] = {
 UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
 
 #: Those that run elsewhere, and how to ask them what they serve.
-REMOTE: Mapping[str, str] = {
+REMOTE_ENGINES: Mapping[str, str] = {
     name: f"dovetail.engines.{name}:discover" for name in ("openai", "sglang", "vllm")
 }
 
 #: The extra of this package that brings what an engine imports.
-EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
+ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
-Options = TypeVar("Options")
+OptionsT = TypeVar("Options")
 
 
 class EngineSetupError(Exception):
@@ -60,7 +60,7 @@ class EngineSetup:
     remote: RemoteModel | None = None
     context_length: int | None = None
     stop_ids: tuple[int, ...] = ()
-    thought_closing: tuple[int, ...] = ()
+    reasoning_end_ids: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -81,43 +81,43 @@ def create_engine(name: str, setup: EngineSetup) -> TokenEngine:
         raise EngineSetupError(
             f"there is no engine {name!r}: the engines are {known}, or module:function of your own"
         )
-    create: Callable[[EngineSetup], TokenEngine] = _resolve(name, place)
+    create: Callable[[EngineSetup], TokenEngine] = _load_factory(name, place)
     return create(setup)
 
 
-def create_upstream(name: str, setup: UpstreamSetup) -> MessageEngine:
+def create_upstream(name: str, setup: UpstreamSetup) -> UpstreamEngine:
     """The upstream of that name."""
-    create: Callable[[UpstreamSetup], MessageEngine] = _resolve(name, UPSTREAMS[name])
+    create: Callable[[UpstreamSetup], UpstreamEngine] = _load_factory(name, UPSTREAMS[name])
     return create(setup)
 
 
-async def discover(name: str, endpoint: Endpoint) -> RemoteModel:
+async def discover_model(name: str, endpoint: Endpoint) -> RemoteModel:
     """What a remote engine says it serves. Raises an `EngineError` where nobody answers."""
-    ask: Callable[[Endpoint], Awaitable[RemoteModel]] = _resolve(name, REMOTE[name])
+    ask: Callable[[Endpoint], Awaitable[RemoteModel]] = _load_factory(name, REMOTE_ENGINES[name])
     return await ask(endpoint)
 
 
-def read_options(options: Mapping[str, Any], form: type[Options]) -> Options:
+def parse_options(options: Mapping[str, Any], options_type: type[OptionsT]) -> OptionsT:
     """An engine's options as its own struct. Text is read as what the field wants."""
     try:
-        return msgspec.convert(options, form, strict=False)
+        return msgspec.convert(options, options_type, strict=False)
     except msgspec.ValidationError as error:
         raise EngineSetupError(f"the engine's options are wrong: {error}") from error
 
 
-def _resolve(name: str, place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _load_factory(name: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise EngineSetupError(_missing(name, module, error.name or "")) from error
+        raise EngineSetupError(_missing_module_message(name, module, error.name or "")) from error
     except AttributeError as error:
         raise EngineSetupError(f"the module {module} has no {attribute!r}") from error
 
 
-def _missing(name: str, module: str, wanted: str) -> str:
-    if module == wanted or module.startswith(f"{wanted}."):
+def _missing_module_message(name: str, module: str, missing: str) -> str:
+    if module == missing or module.startswith(f"{missing}."):
         return f"there is no module {module} for the engine {name!r}"
-    extra = EXTRAS.get(name)
-    remedy = install_command(extra) if extra else f"install {wanted}"
-    return f"the engine {name!r} needs the package {wanted}: {remedy}"
+    extra = ENGINE_EXTRAS.get(name)
+    remedy = install_command(extra) if extra else f"install {missing}"
+    return f"the engine {name!r} needs the package {missing}: {remedy}"

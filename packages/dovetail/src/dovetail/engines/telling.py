@@ -2,39 +2,39 @@
 
 from collections.abc import Callable
 
-from dovetail.engines.engine import Listener, TokenDelta
+from dovetail.engines.engine import TokenSink, TokenDelta
 from dovetail.net.incoming import SseDataReader
 
 #: Makes a delta of the data of events that came together; None while there is nothing to tell.
-Read = Callable[[list[bytes]], TokenDelta | None]
+DecodeDelta = Callable[[list[bytes]], TokenDelta | None]
 
 
-class Telling:
+class TokenStreamReader:
     """One stream. `over` once its last delta was told, or nobody wants any more."""
 
-    __slots__ = ("_feed", "_hear", "_listener", "_read", "over")
+    __slots__ = ("_feed", "_push", "_sink", "_decode", "finished")
 
-    def __init__(self, read: Read, listener: Listener) -> None:
+    def __init__(self, decode: DecodeDelta, sink: TokenSink) -> None:
         self._feed = SseDataReader().feed
-        self._read = read
-        self._hear = listener.hear
-        self._listener = listener
-        self.over = False
+        self._decode = decode
+        self._push = sink.push
+        self._sink = sink
+        self.finished = False
 
-    def take(self, data: bytes) -> bool:
+    def push(self, data: bytes) -> bool:
         """Runs for every token. Whether more may follow at once."""
         payloads = self._feed(data)
-        delta = self._read(payloads) if payloads else None
+        delta = self._decode(payloads) if payloads else None
         if delta is None:
             return True
-        more = self._hear(delta)
+        more = self._push(delta)
         if delta.finish is None:
             return more
-        self.over = True
+        self.finished = True
         return False
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         """Whether there is to be more, once there is room for it."""
-        if not self.over:
-            self.over = not await self._listener.wait()
-        return not self.over
+        if not self.finished:
+            self.finished = not await self._sink.drain()
+        return not self.finished

@@ -9,48 +9,48 @@ from collections import OrderedDict
 
 import msgspec
 
-SESSIONS = 64  # whose last prompt is kept, in so many bytes at most:
-MOST_BYTES = 64 << 20
-SHORT = 2_000  # ids that are not worth keeping
+MAX_CACHED_SESSIONS = 64  # whose last prompt is kept, in so many bytes at most:
+MAX_CACHED_BYTES = 64 << 20
+MIN_CACHED_TOKENS = 2_000  # ids that are not worth keeping
 
 _encode = msgspec.json.encode
 
 
-class Spelling:
+class PromptEncoder:
     """Writes prompts. Each session's last one is remembered, the least recent forgotten first."""
 
-    __slots__ = ("_known", "_size")
+    __slots__ = ("_cache", "_cached_bytes")
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[array[int], bytes]] = OrderedDict()
-        self._size = 0
+        self._cache: OrderedDict[str, tuple[array[int], bytes]] = OrderedDict()
+        self._cached_bytes = 0
 
-    def spell(self, prompt: "array[int]", session: str | None) -> msgspec.Raw:
+    def encode(self, prompt: "array[int]", session: str | None) -> msgspec.Raw:
         """The ids as a JSON list."""
-        if session is None or len(prompt) < SHORT:
+        if session is None or len(prompt) < MIN_CACHED_TOKENS:
             return msgspec.Raw(_encode(prompt.tolist()))
-        text = self._grown(prompt, self._forget(session))
-        self._known[session] = (prompt, text)
-        self._size += len(text)
-        while len(self._known) > SESSIONS or self._size > MOST_BYTES:
-            self._forget(next(iter(self._known)))
+        text = self._encode_suffix(prompt, self._evict(session))
+        self._cache[session] = (prompt, text)
+        self._cached_bytes += len(text)
+        while len(self._cache) > MAX_CACHED_SESSIONS or self._cached_bytes > MAX_CACHED_BYTES:
+            self._evict(next(iter(self._cache)))
         return msgspec.Raw(text)
 
-    def _forget(self, session: str) -> tuple["array[int]", bytes] | None:
-        known = self._known.pop(session, None)
+    def _evict(self, session: str) -> tuple["array[int]", bytes] | None:
+        known = self._cache.pop(session, None)
         if known is not None:
-            self._size -= len(known[1])
+            self._cached_bytes -= len(known[1])
         return known
 
-    def _grown(self, prompt: "array[int]", known: tuple["array[int]", bytes] | None) -> bytes:
-        if known is None or not _begins_with(prompt, known[0]):
+    def _encode_suffix(self, prompt: "array[int]", known: tuple["array[int]", bytes] | None) -> bytes:
+        if known is None or not _has_prefix(prompt, known[0]):
             return _encode(prompt.tolist())
         before, text = known
         rest = prompt[len(before) :]
         return text[:-1] + b"," + _encode(rest.tolist())[1:] if rest else text
 
 
-def _begins_with(prompt: "array[int]", before: "array[int]") -> bool:
+def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:
     """Compared as bytes, nothing is copied and no number made."""
-    size = len(before) * before.itemsize
-    return memoryview(prompt).cast("B")[:size] == memoryview(before).cast("B")
+    size = len(prefix) * prefix.itemsize
+    return memoryview(prompt).cast("B")[:size] == memoryview(prefix).cast("B")

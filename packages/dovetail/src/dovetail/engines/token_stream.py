@@ -4,52 +4,52 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from dovetail.engines.engine import EngineRequest, Listener, TokenDelta
+from dovetail.engines.engine import EngineRequest, TokenSink, TokenDelta
 
 
-class Speaks(Protocol):
+class TokenGenerator(Protocol):
     """What an engine, or a part of one, does."""
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None: ...
+    async def generate(self, request: EngineRequest, listener: TokenSink) -> None: ...
 
 
-class _Desk:
+class _SingleDeltaSink:
     """A listener with room for one delta."""
 
-    __slots__ = ("_asked", "_delta", "_told")
+    __slots__ = ("_requested", "_delta", "_available")
 
     def __init__(self) -> None:
         self._delta: TokenDelta | None = None
-        self._told = asyncio.Event()
-        self._asked = asyncio.Event()
+        self._available = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def hear(self, delta: TokenDelta) -> bool:
         self._delta = delta
-        self._asked.clear()
-        self._told.set()
+        self._requested.clear()
+        self._available.set()
         return False
 
     async def wait(self) -> bool:
-        await self._asked.wait()
+        await self._requested.wait()
         return True
 
-    def no_more(self, generation: "asyncio.Task[None]") -> None:
-        self._told.set()
+    def close(self, generation: "asyncio.Task[None]") -> None:
+        self._available.set()
 
     async def fetch(self) -> TokenDelta | None:
         """The next delta; None where there is no other."""
-        self._asked.set()
-        await self._told.wait()
-        self._told.clear()
+        self._requested.set()
+        await self._available.wait()
+        self._available.clear()
         delta, self._delta = self._delta, None
         return delta
 
 
-async def pulled(engine: Speaks, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+async def iter_deltas(engine: TokenGenerator, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
     """The deltas of a generation, none before it is asked for. Closing it cancels the rest."""
-    desk = _Desk()
+    desk = _SingleDeltaSink()
     generation = asyncio.create_task(engine.generate(request, desk))
-    generation.add_done_callback(desk.no_more)
+    generation.add_done_callback(desk.close)
     try:
         while (delta := await desk.fetch()) is not None:
             yield delta
@@ -59,14 +59,14 @@ async def pulled(engine: Speaks, request: EngineRequest) -> AsyncGenerator[Token
         await asyncio.gather(generation, return_exceptions=True)
 
 
-async def whole(engine: Speaks, request: EngineRequest) -> list[int]:
+async def collect_token_ids(engine: TokenGenerator, request: EngineRequest) -> list[int]:
     """All ids of a generation."""
-    heard = _Heard()
+    heard = _CollectingIdSink()
     await engine.generate(request, heard)
     return heard.ids
 
 
-class _Heard:
+class _CollectingIdSink:
     """A listener that keeps the ids."""
 
     __slots__ = ("ids",)

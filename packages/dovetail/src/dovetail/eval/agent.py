@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from dovetail.engines.openai.errors import Refusal, read_refusal
+from dovetail.engines.openai.errors import UpstreamRejection, parse_rejection
 from dovetail.eval.client import Answered, Speaker
 from dovetail.eval.folder import Folder, ToolFault
 from dovetail.eval.tasks import Task
@@ -130,8 +130,8 @@ def _step(answered: Answered, work: _Work, ids: set[str]) -> Step:
     if answered.broke:
         return Step(answered, faults=(answered.broke,))
     if exchange.status != 200:
-        refusal = read_refusal(exchange.status, exchange.answer)
-        return Step(answered, refused=_said(refusal), full=refusal.too_long)
+        refusal = parse_rejection(exchange.status, exchange.answer)
+        return Step(answered, refused=_said(refusal), full=refusal.is_context_overflow)
     calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     faults = tuple(_faults(answered, calls, ids))
     for call in calls:
@@ -140,7 +140,7 @@ def _step(answered: Answered, work: _Work, ids: set[str]) -> Step:
     return Step(answered, tuple(work.calls), faults)
 
 
-def _said(refusal: Refusal) -> str:
+def _said(refusal: UpstreamRejection) -> str:
     """What a server said in place of an answer. Some quote the key that they refuse."""
     words = "it refuses the key (--api-key)" if refusal.status in (401, 403) else refusal.message
     return f"status {refusal.status}: {words}"

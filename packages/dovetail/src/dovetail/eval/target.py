@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.discovery import PATIENCE, discover, list_models, window
+from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, discover, list_models, find_context_length
 from dovetail.models.weights import find_model
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail.watch.reference_model import Lens, Lenses, Notation, ServedModel, read_lens
@@ -58,7 +58,7 @@ async def examine(wish: Wish) -> Subject:
         model = wish.model or found.name
         size = found.context_length
         if found.names and model in found.names and model != found.name:
-            size = await window(endpoint, model, await list_models(endpoint))
+            size = await find_context_length(endpoint, model, await list_models(endpoint))
     except DovetailError as fault:
         hint = ": pass its own with --api-key" if "our key" in fault.message else ""
         raise AcceptError(f"{fault.message}{hint}") from fault
@@ -101,7 +101,7 @@ async def _kind(endpoint: Endpoint, found: RemoteModel) -> EngineName:
     if owner == "vllm":
         return "vllm"
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS))
         told = msgspec.json.decode(content) if status == 200 else None
     except (DovetailError, msgspec.DecodeError, UnicodeError):
         return "openai"

@@ -3,7 +3,7 @@
 import logging
 from typing import ClassVar
 
-from dovetail.engines.outward import outward
+from dovetail.engines.outward import to_public_error
 from dovetail.http.exchange import Exchange
 from dovetail_model import (
     ClientError,
@@ -62,7 +62,7 @@ def told(error: Exception) -> DovetailError:
     An engine that is away or full is worth a second try, so clients hear when.
     """
     if isinstance(error, EngineError):
-        safe = outward(error)
+        safe = to_public_error(error)
         if isinstance(error, EngineUnavailable | Overloaded) and error.retry_after is None:
             safe.retry_after = RETRY_AFTER
         return safe

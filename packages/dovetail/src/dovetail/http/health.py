@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dovetail.access.auth import Keys
-from dovetail.engines.engine import health_of
+from dovetail.engines.engine import check_health
 from dovetail.http.drain import Draining
 from dovetail.http.exchange import Exchange
 from dovetail.http.tracker import Account
@@ -44,7 +44,7 @@ class Probes:
             await exchange.answer(503, b'{"status":"draining"}')
             return
         states = await asyncio.gather(
-            *(health_of(served.engine, _PATIENCE) for served in self._service.served)
+            *(check_health(served.engine, _PATIENCE) for served in self._service.served)
         )
         ready = all(state.ready for state in states)
         trusted = self._trusts(exchange, account)

@@ -10,7 +10,7 @@ from math import nan
 import msgspec
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.outward import outward
+from dovetail.engines.outward import to_public_error
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.guided_decoding import Place
@@ -103,7 +103,7 @@ class Speaker:
         except DovetailError as error:
             if not self._begun:
                 raise
-            self._tell([self._usage(), outward(error).failure()])
+            self._tell([self._usage(), to_public_error(error).failure()])
         except Exception as error:
             if not self._begun:
                 raise

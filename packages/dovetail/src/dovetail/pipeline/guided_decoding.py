@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.engine import Constraint, Syntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Prepared
 from dovetail_model import Unsupported
@@ -42,7 +42,7 @@ class Guidance:
         self._made: OrderedDict[tuple[object, ...], tuple[object, Demand]] = OrderedDict()
 
     def of(
-        self, prepared: Prepared, syntaxes: tuple[Syntax, ...], place: Place = "start"
+        self, prepared: Prepared, syntaxes: tuple[ConstraintSyntax, ...], place: Place = "start"
     ) -> Demand:
         """The demand, in the first of the notations that it can be written in."""
         request = prepared.request
@@ -68,7 +68,7 @@ class Guidance:
         return not closing or closing not in (prepared.prompt.opening or "")
 
     def _make(
-        self, prepared: Prepared, syntaxes: tuple[Syntax, ...], thinks: bool, in_reasoning: bool
+        self, prepared: Prepared, syntaxes: tuple[ConstraintSyntax, ...], thinks: bool, in_reasoning: bool
     ) -> Demand:
         request, model = prepared.request, self._model
         # A schema alone cannot say what stands around the arguments of a call.

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import msgspec
 
-from dovetail.engines.engine import MessageEngine
+from dovetail.engines.engine import UpstreamEngine
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.pipeline.guided_decoding import Demand, Guidance, Place
@@ -67,7 +67,7 @@ class Served:
     def demand(self, prepared: Prepared, place: Place = "start") -> Demand:
         """What the answer must look like from a place on, as far as the engine can see to it."""
         abilities = self.engine.abilities
-        where: Place = "answer" if abilities.behind_thought else place
+        where: Place = "answer" if abilities.constrains_after_reasoning else place
         return self._guidance.of(prepared, abilities.constraints, where)
 
     def sampling(self, asked: Sampling) -> Sampling:
@@ -90,7 +90,7 @@ class Relayed:
     """
 
     names: tuple[str, ...]
-    engine: MessageEngine
+    engine: UpstreamEngine
     stabilizer: Stabilizer
     sealer: Sealer
     max_context: int | None = None
@@ -103,7 +103,7 @@ class Relayed:
 
     @property
     def context_length(self) -> int:
-        return _window(self.max_context, self.engine.abilities.context_length)
+        return _window(self.max_context, self.engine.capabilities.context_length)
 
     @property
     def warnings(self) -> tuple[str, ...]:

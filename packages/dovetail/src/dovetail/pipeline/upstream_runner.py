@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from dovetail.engines.outward import outward
+from dovetail.engines.outward import to_public_error
 from dovetail.ledger.entry import Span, new_entry_id
 from dovetail.ledger.sealed import Sealed
 from dovetail.pipeline.choice_runner import HOLD, Watch
@@ -56,7 +56,7 @@ class Relay:
 
     async def speak(self, audience: Audience) -> None:
         """Tells its events, the finish last. Raises before the first; a later fault is told."""
-        answer = self._served.engine.answer(self._request)
+        answer = self._served.engine.stream(self._request)
         self._watch.relayed(sum(turn.role == "assistant" for turn in self._request.turns))
         try:
             async with aclosing(answer), aclosing(held(answer, HOLD)) as batches:
@@ -67,7 +67,7 @@ class Relay:
         except DovetailError as error:
             if not self._begun:
                 raise
-            audience.hear(self._choice, [outward(error).failure()])
+            audience.hear(self._choice, [to_public_error(error).failure()])
         except Exception as error:
             if not self._begun:
                 raise

@@ -11,8 +11,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, TokenEngine
-from dovetail.engines.token_stream import whole
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenEngine
+from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.replica import Noted, Worker
 
 SESSIONS = 1 << 16  # whose replica is remembered
@@ -42,12 +42,12 @@ class Pool:
         self.warmed = 0  # prompts that were read ahead
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> EngineCapabilities:
         """What every replica that can be asked can do."""
-        all_of = [worker.engine.abilities for worker in self._candidates()]
+        all_of = [worker.engine.capabilities for worker in self._candidates()]
         first, *others = all_of
         windows = [one.context_length for one in all_of if one.context_length is not None]
-        return Abilities(
+        return EngineCapabilities(
             constraints=tuple(
                 syntax
                 for syntax in first.constraints
@@ -57,7 +57,7 @@ class Pool:
             cached_tokens=all(one.cached_tokens for one in all_of),
             context_length=min(windows, default=None),
             local=first.local,
-            behind_thought=any(one.behind_thought for one in all_of),
+            constrains_after_reasoning=any(one.constrains_after_reasoning for one in all_of),
         )
 
     @property
@@ -88,7 +88,7 @@ class Pool:
     async def generate(
         self,
         request: EngineRequest,
-        listener: Listener,
+        listener: TokenSink,
         taken: Callable[[int], None] = lambda replica: None,
     ) -> None:
         """The answer of one replica, whose number is told. Raises what that raises."""
@@ -108,7 +108,7 @@ class Pool:
             before.cancel()
         self._warming[worker] = asyncio.create_task(self._warm(worker, expected))
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         """Ready as long as one replica is."""
         states = await asyncio.gather(*(worker.health() for worker in self.workers))
         if len(states) == 1:
@@ -116,7 +116,7 @@ class Pool:
         ready = sum(state.ready for state in states)
         told = [f"{at}: {state.detail}" for at, state in enumerate(states) if not state.ready]
         detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *told])
-        return Health(ready > 0, detail, {"replicas": [state.facts or {} for state in states]})
+        return EngineHealth(ready > 0, detail, {"replicas": [state.facts or {} for state in states]})
 
     async def stop(self) -> None:
         tasks = [*self._warming.values(), *([self._looking] if self._looking else [])]
@@ -177,7 +177,7 @@ class Pool:
             if request is None or worker.busy or not worker.up:
                 return
             with worker.working():
-                await whole(worker.engine, request)
+                await collect_token_ids(worker.engine, request)
             self.warmed += 1
         except Exception as error:  # nobody waits for it, and nobody is the worse for it
             _log.info(

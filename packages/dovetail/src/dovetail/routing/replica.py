@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from dovetail.engines.engine import Health, Listener, TokenDelta, TokenEngine, health_of
+from dovetail.engines.engine import EngineHealth, TokenSink, TokenDelta, TokenEngine, check_health
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
@@ -89,8 +89,8 @@ class Worker:
         if self.recovery is None or self.recovery.done():
             self.recovery = asyncio.create_task(self._recover())
 
-    async def health(self) -> Health:
-        return await health_of(self.engine, HEALTH_PATIENCE)
+    async def health(self) -> EngineHealth:
+        return await check_health(self.engine, HEALTH_PATIENCE)
 
     async def look(self) -> None:
         """Takes a replica down that works, says nothing, and is not there when it is asked.
@@ -114,7 +114,7 @@ class Worker:
 
     async def _recover(self) -> None:
         """Looks again and again, ever more rarely."""
-        pauses = PAUSES_BESIDE if self.engine.abilities.beside else PAUSES
+        pauses = PAUSES_BESIDE if self.engine.capabilities.supervised_elsewhere else PAUSES
         for looks in range(1 << 30):
             await asyncio.sleep(pauses[min(looks, len(pauses) - 1)])
             try:
@@ -128,7 +128,7 @@ class Worker:
 
     async def _revive(self) -> None:
         """A process that is gone is started anew; a server elsewhere is asked who it is now."""
-        if self.engine.abilities.local:
+        if self.engine.capabilities.local:
             if (await self.health()).ready:
                 return
             self.restarts += 1
@@ -148,10 +148,10 @@ class Noted:
 
     __slots__ = ("_hear", "_worker", "wait")
 
-    def __init__(self, worker: Worker, listener: Listener) -> None:
+    def __init__(self, worker: Worker, listener: TokenSink) -> None:
         self._worker = worker
-        self._hear = listener.hear
-        self.wait = listener.wait
+        self._hear = listener.push
+        self.wait = listener.drain
 
     def hear(self, delta: TokenDelta) -> bool:
         self._worker.heard = monotonic()

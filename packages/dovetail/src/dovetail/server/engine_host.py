@@ -10,9 +10,9 @@ import uvicorn
 import uvloop
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import MAX_MODEL_LEN, ServedModel
-from dovetail.engines.hosted import MODEL
-from dovetail.engines.hosted_init import traits_of
+from dovetail.engines.completion_server.model import DEFAULT_MAX_MODEL_LEN, CompletionModel
+from dovetail.engines.hosted import HOSTED_MODEL_NAME
+from dovetail.engines.hosted_init import describe_engine
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail.net.settling import freeze_gc
 from dovetail.server.build import engine_here
@@ -41,15 +41,15 @@ async def _serve(order: HostOrder) -> None:
     model, engine = engine_here(order.config)
     await engine.start()
     try:
-        window = engine.abilities.context_length or model.context_length or MAX_MODEL_LEN
+        window = engine.abilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
         # Workers say themselves which tokens end a turn.
-        served = ServedModel((MODEL,), model.tokenizer, (), window)
-        app = CompletionsServer(engine, served, key=order.key)
+        served = CompletionModel((HOSTED_MODEL_NAME,), model.tokenizer, (), window)
+        app = CompletionsServer(engine, served, api_key=order.key)
         order.socket.unlink(missing_ok=True)
         listener, _ = open_listener(ListenAddress(path=order.socket))
         order.socket.chmod(0o600)
         freeze_gc()
-        report({"traits": msgspec.json.encode(traits_of(engine)).decode()})
+        report({"traits": msgspec.json.encode(describe_engine(engine)).decode()})
         serving = _Server(uvicorn_config(app))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, serving.end)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.registry import REMOTE
+from dovetail.engines.registry import REMOTE_ENGINES
 from dovetail.server.order import HostOrder
 from dovetail.server.process import PAUSES, Member, ending
 from dovetail.settings.config import Config
@@ -40,7 +40,7 @@ class Hosts:
         self._hosts = [
             _Host(one, at, self._folder / f"engine-{at}")
             for at, one in enumerate(models)
-            if one.engine not in REMOTE
+            if one.engine not in REMOTE_ENGINES
         ]
         for host in self._hosts:  # one after the other: they may fetch the same files
             if not await host.start():

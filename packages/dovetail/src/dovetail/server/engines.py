@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.registry import REMOTE, EngineSetupError, discover
+from dovetail.engines.registry import REMOTE_ENGINES, EngineSetupError, discover_model
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
@@ -28,7 +28,7 @@ class Remote:
 def find_remote(config: Config) -> Remote | None:
     """Who listens at the engine's addresses; None for engines that run here."""
     name = config.engine
-    if name not in REMOTE:
+    if name not in REMOTE_ENGINES:
         if config.engine_url and ":" not in name:
             raise EngineSetupError(f"the engine {name!r} runs here: it takes no --engine-url")
         return None
@@ -71,7 +71,7 @@ def _ask(name: str, endpoints: tuple[Endpoint, ...], patience: float) -> RemoteM
 def _run(name: str, endpoint: Endpoint) -> RemoteModel:
     """Asks from a thread of its own: whoever sets up a server may be inside an event loop."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(discover(name, endpoint))).result()
+        return thread.submit(lambda: asyncio.run(discover_model(name, endpoint))).result()
 
 
 def _wanted(config: Config, found: RemoteModel) -> RemoteModel:

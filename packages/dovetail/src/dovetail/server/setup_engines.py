@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.engine import MessageEngine
+from dovetail.engines.engine import UpstreamEngine
 from dovetail.engines.registry import (
     EngineSetup,
     EngineSetupError,
@@ -31,7 +31,7 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
             remote=remote.model if remote is not None else None,
             context_length=config.context_length,
             stop_ids=(*first, *(model.stop_ids - set(first))),
-            thought_closing=model.thought_closing,
+            reasoning_end_ids=model.thought_closing,
             options=_options(config, name),
         )
         for endpoint in endpoints
@@ -40,7 +40,7 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
     return Pool(engines, agreeing=config.workers > 1)
 
 
-def make_upstream(config: Config, remote: Remote) -> MessageEngine:
+def make_upstream(config: Config, remote: Remote) -> UpstreamEngine:
     """An upstream that parses by itself."""
     if len(remote.endpoints) > 1:
         raise EngineSetupError(

@@ -1,6 +1,6 @@
 """Checks of one prompt, on what the engine was given: exact counts, and nothing that varies."""
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.check import Check, require
 from dovetail_verify.each_api import each_api
 from dovetail_verify.scripted.requests import EPHEMERAL, SYSTEM, ask, play, question, words
@@ -166,7 +166,7 @@ async def thinking_unsaid(stage: Stage, api: str) -> str:
     return f"{len(first.prompt)} tokens both times"
 
 
-async def _heard(stage: Stage, nonce: str, least: int = 1) -> list[Heard]:
+async def _heard(stage: Stage, nonce: str, least: int = 1) -> list[RecordedGeneration]:
     assert stage.recording is not None
     return await stage.recording.heard(nonce, least)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dovetail.engines.scripted.generation_log import Heard
+from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.check import Check, require
 from dovetail_verify.each_api import each_api
 from dovetail_verify.exchange import short
@@ -21,8 +21,8 @@ class Turns:
 
     first: Shape
     second: Shape
-    before: Heard
-    after: Heard
+    before: RecordedGeneration
+    after: RecordedGeneration
 
     @property
     def exact(self) -> int:

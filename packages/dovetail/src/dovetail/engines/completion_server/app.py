@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import msgspec
 
-from dovetail.engines.completion_server.hearing import Ear, Stream, Whole
-from dovetail.engines.completion_server.load import Load
-from dovetail.engines.completion_server.model import ServedModel
-from dovetail.engines.completion_server.request import CompletionRequest, engine_request, prompt_ids
-from dovetail.engines.completion_server.response import DONE, Envelope, Frames, Writer, merge
+from dovetail.engines.completion_server.hearing import BatchTokenSink, StreamSink, CollectingSink
+from dovetail.engines.completion_server.load import ServerStats
+from dovetail.engines.completion_server.model import CompletionModel
+from dovetail.engines.completion_server.request import CompletionRequest, to_engine_request, parse_prompt
+from dovetail.engines.completion_server.response import DONE, ResponseEnvelope, StreamEncoder, ChoiceBuilder, merge_choices
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.net.direct import get_byte_sink
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, Exchange, ClientDisconnected, Message, Receive, Send
@@ -28,9 +28,9 @@ from dovetail_model import (
 )
 
 SESSION_HEADER = b"x-session-id"
-VERSION = "0.32.0+dovetail"  # the protocol's, for clients that look before they ask
+PROTOCOL_VERSION = "0.32.0+dovetail"  # the protocol's, for clients that look before they ask
 
-Bursts = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
+BatchGenerator = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
 _json = msgspec.json.Encoder()
 
 
@@ -43,7 +43,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class _Dead(EngineUnavailable):
+class _EngineDead(EngineUnavailable):
     """The engine failed and will not come back."""
 
 
@@ -58,19 +58,19 @@ class CompletionsServer:
     def __init__(
         self,
         engine: TokenEngine,
-        model: ServedModel,
+        model: CompletionModel,
         *,
-        key: str | None = None,
-        bursts: Bursts | None = None,
-        on_death: Callable[[], None] = lambda: None,
+        api_key: str | None = None,
+        stream_batches: BatchGenerator | None = None,
+        on_engine_dead: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._model = model
-        self._permit = f"Bearer {key}".encode() if key is not None else None
-        self._bursts = bursts
-        self._on_death = on_death
+        self._authorization = f"Bearer {api_key}".encode() if api_key is not None else None
+        self._stream_batches = stream_batches
+        self._on_engine_dead = on_engine_dead
         self._created = int(time.time())
-        self._load = Load()
+        self._stats = ServerStats()
         self._routes: dict[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/tokenize"): self._tokenize,
@@ -92,14 +92,14 @@ class CompletionsServer:
         except ClientDisconnected:
             return
         except DovetailError as error:
-            info = _error(error)
+            info = _encode_error(error)
             await exchange.respond(_json.encode(info), status=info["error"]["code"])
 
     def _authorize(self, exchange: Exchange) -> None:
-        if self._permit is None:
+        if self._authorization is None:
             return
         shown = (exchange.header(b"authorization") or "").encode("latin-1")
-        if not hmac.compare_digest(shown, self._permit):
+        if not hmac.compare_digest(shown, self._authorization):
             raise Unauthenticated("Unauthorized")
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -107,7 +107,7 @@ class CompletionsServer:
         model = self._model
         if body.model is not None and body.model not in model.names:
             raise NotFound(f"The model `{body.model}` does not exist.", param="model")
-        prompt = prompt_ids(body, model.tokenizer)
+        prompt = parse_prompt(body, model.tokenizer)
         room = model.max_model_len - len(prompt)
         if room <= 0:
             raise InvalidRequest(
@@ -115,58 +115,58 @@ class CompletionsServer:
                 f"However, your request has {len(prompt)} input tokens.",
                 param="input_tokens",
             )
-        request = engine_request(body, prompt, model.eos_ids, room)
+        request = to_engine_request(body, prompt, model.eos_ids, room)
         if request.session is None:
             request = msgspec.structs.replace(request, session=exchange.header(SESSION_HEADER))
-        writer = Writer(body, request, model)
-        answer = self._stream if body.stream else self._whole
+        writer = ChoiceBuilder(body, request, model)
+        answer = self._stream if body.stream else self._respond
         await exchange.run_until_disconnect(answer(exchange, request, writer))
 
-    async def _stream(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
+    async def _stream(self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder) -> None:
         """The answer as it comes. Whatever is due together goes out in one write."""
-        frames = Frames(writer, self._envelope())
+        frames = StreamEncoder(writer, self._envelope())
         await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
-        stream = Stream(get_byte_sink(exchange), frames)
+        stream = StreamSink(get_byte_sink(exchange), frames)
         try:
             await self._generate(request, writer, stream)
-        except _Dead as death:  # it says nothing more: its connections break off
+        except _EngineDead as death:  # it says nothing more: its connections break off
             raise ConnectionAbortedError(death.message) from death
         except DovetailError as error:
-            last = b"data: " + _json.encode(_error(error)) + b"\n\n" + DONE
+            last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
         else:
-            last = frames.last()
+            last = frames.encode_end()
         await stream.wait()
         await exchange.end(last)
 
-    async def _whole(self, exchange: Exchange, request: EngineRequest, writer: Writer) -> None:
-        whole = Whole(writer)
+    async def _respond(self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder) -> None:
+        whole = CollectingSink(writer)
         await self._generate(request, writer, whole)
-        await exchange.respond(self._envelope().whole(merge(whole.choices), writer.tally))
+        await exchange.respond(self._envelope().encode_response(merge_choices(whole.choices), writer.counter))
 
-    async def _generate(self, request: EngineRequest, writer: Writer, ear: Ear) -> None:
+    async def _generate(self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink) -> None:
         """Lets the engine speak, and counts."""
-        self._load.begin(writer.tally)
+        self._stats.request_started(writer.counter)
         try:
-            if self._bursts is None:
-                await self._engine.generate(request, ear)
+            if self._stream_batches is None:
+                await self._engine.generate(request, sink)
             else:
-                await self._play(self._bursts(request), ear)
+                await self._push_batches(self._stream_batches(request), sink)
         except DovetailError as error:
             if (await self._engine.health()).ready:
                 raise
-            self._on_death()
-            raise _Dead(error.message) from error
+            self._on_engine_dead()
+            raise _EngineDead(error.message) from error
         finally:
-            self._load.end(writer.tally)
+            self._stats.request_finished(writer.counter)
 
-    async def _play(self, bursts: AsyncGenerator[list[TokenDelta]], ear: Ear) -> None:
-        async with aclosing(bursts):
-            async for burst in bursts:
-                if not (ear.hear_all(burst) or await ear.wait()):
+    async def _push_batches(self, batches: AsyncGenerator[list[TokenDelta]], sink: BatchTokenSink) -> None:
+        async with aclosing(batches):
+            async for burst in batches:
+                if not (sink.hear_all(burst) or await sink.drain()):
                     return
 
-    def _envelope(self) -> Envelope:
-        return Envelope(f"cmpl-{uuid4().hex}", int(time.time()), self._model.names[0])
+    def _envelope(self) -> ResponseEnvelope:
+        return ResponseEnvelope(f"cmpl-{uuid4().hex}", int(time.time()), self._model.names[0])
 
     async def _tokenize(self, exchange: Exchange) -> None:
         body = await exchange.read_json(TokenizeRequest)
@@ -192,16 +192,16 @@ class CompletionsServer:
         await exchange.respond(b"", status=200 if ready else 503)
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.respond(_json.encode({"version": VERSION}))
+        await exchange.respond(_json.encode({"version": PROTOCOL_VERSION}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         facts = (await self._engine.health()).facts or {}
-        text = self._load.text(self._model.names[0], facts)
+        text = self._stats.render(self._model.names[0], facts)
         await exchange.respond(text, b"text/plain; version=0.0.4")
 
 
 #: Errors by the names that vLLM has for them, the most special first.
-_WORDS: tuple[tuple[type[DovetailError], str, int], ...] = (
+_ERROR_TYPES: tuple[tuple[type[DovetailError], str, int], ...] = (
     (NotFound, "NotFoundError", 404),
     (Unauthenticated, "AuthenticationError", 401),
     (ClientError, "BadRequestError", 400),
@@ -210,10 +210,10 @@ _WORDS: tuple[tuple[type[DovetailError], str, int], ...] = (
 )
 
 
-def _error(error: DovetailError) -> dict[str, Any]:
+def _encode_error(error: DovetailError) -> dict[str, Any]:
     """An error as vLLM words it."""
     kind, code = "InternalServerError", 500
-    for form, word, status in _WORDS:
+    for form, word, status in _ERROR_TYPES:
         if isinstance(error, form):
             kind, code = word, status
             break

@@ -3,54 +3,54 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dovetail.engines.completion_server.response import Choice, Frames, Writer
-from dovetail.engines.engine import Listener, TokenDelta
+from dovetail.engines.completion_server.response import CompletionResponseChoice, StreamEncoder, ChoiceBuilder
+from dovetail.engines.engine import TokenSink, TokenDelta
 from dovetail.net.direct import ByteSink
 
 
-class Ear(Listener, Protocol):
+class BatchTokenSink(TokenSink, Protocol):
     """A listener that also takes what is due together."""
 
     def hear_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
 
 
-class Stream:
+class StreamSink:
     """Writes a frame in the very call that brings a delta."""
 
-    __slots__ = ("_drain", "_frame", "_write")
+    __slots__ = ("_drain", "_encode", "_write")
 
-    def __init__(self, outlet: ByteSink, frames: Frames) -> None:
-        self._frame = frames.frame
-        self._write = outlet.write
-        self._drain = outlet.drain
+    def __init__(self, byte_sink: ByteSink, encoder: StreamEncoder) -> None:
+        self._encode = encoder.encode
+        self._write = byte_sink.write
+        self._drain = byte_sink.drain
 
     def hear(self, delta: TokenDelta) -> bool:
         """Runs for every token."""
-        return self._write(self._frame(delta))
+        return self._write(self._encode(delta))
 
     def hear_all(self, deltas: Sequence[TokenDelta]) -> bool:
-        return self._write(b"".join([self._frame(delta) for delta in deltas]))
+        return self._write(b"".join([self._encode(delta) for delta in deltas]))
 
     async def wait(self) -> bool:
         await self._drain()
         return True
 
 
-class Whole:
+class CollectingSink:
     """Keeps what the deltas add."""
 
-    __slots__ = ("_writer", "choices")
+    __slots__ = ("_builder", "choices")
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.choices: list[Choice] = []
+    def __init__(self, builder: ChoiceBuilder) -> None:
+        self._builder = builder
+        self.choices: list[CompletionResponseChoice] = []
 
     def hear(self, delta: TokenDelta) -> bool:
-        self.choices.append(self._writer.choice(delta))
+        self.choices.append(self._builder.build(delta))
         return True
 
     def hear_all(self, deltas: Sequence[TokenDelta]) -> bool:
-        self.choices += [self._writer.choice(delta) for delta in deltas]
+        self.choices += [self._builder.build(delta) for delta in deltas]
         return True
 
     async def wait(self) -> bool:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.engines.completion_server.response import Tally
+from dovetail.engines.completion_server.response import UsageCounter
 
 
-class Load:
+class ServerStats:
     """Counts of requests and tokens."""
 
     __slots__ = ("_cached", "_finished", "_generated", "_prompt", "_running")
@@ -14,19 +14,19 @@ class Load:
     def __init__(self) -> None:
         self._prompt = self._cached = self._generated = self._running = self._finished = 0
 
-    def begin(self, tally: Tally) -> None:
+    def request_started(self, counter: UsageCounter) -> None:
         """A request is taken."""
         self._running += 1
-        self._prompt += tally.prompt
+        self._prompt += counter.prompt
 
-    def end(self, tally: Tally) -> None:
+    def request_finished(self, counter: UsageCounter) -> None:
         """A request is over, finished or not."""
         self._running -= 1
         self._finished += 1
-        self._generated += tally.generated
-        self._cached += tally.cached or 0
+        self._generated += counter.generated
+        self._cached += counter.cached or 0
 
-    def text(self, model: str, facts: Mapping[str, Any]) -> bytes:
+    def render(self, model: str, facts: Mapping[str, Any]) -> bytes:
         """The counts in Prometheus' form. An engine that knows better tells by its facts."""
         values = [
             ("gauge", "num_requests_running", facts.get("running", self._running)),

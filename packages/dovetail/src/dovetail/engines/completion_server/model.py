@@ -9,18 +9,18 @@ from typing import Any
 
 from dovetail_tokenizers import PlainTexts, Tokenizer, load
 
-MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
+DEFAULT_MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
 _FILES = ("config", "generation_config", "tokenizer_config")
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class CompletionModel:
     """Names, tokenizer and window of a model. `eos_ids` end a turn, the usual one first."""
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...] = ()
-    max_model_len: int = MAX_MODEL_LEN
+    max_model_len: int = DEFAULT_MAX_MODEL_LEN
 
     @cached_property
     def texts(self) -> PlainTexts:
@@ -28,18 +28,18 @@ class ServedModel:
         return PlainTexts(self.tokenizer)
 
 
-def read_model(
+def read_completion_model(
     folder: Path, names: tuple[str, ...] = (), max_model_len: int | None = None
-) -> ServedModel:
+) -> CompletionModel:
     """What the folder says about the model, and what is given where that says it better."""
     tokenizer = load(folder)
     read = {name: _read(folder / f"{name}.json") for name in _FILES}
     window = max_model_len or read["config"].get("max_position_embeddings")
-    return ServedModel(
+    return CompletionModel(
         names or (folder.resolve().name,),
         tokenizer,
         _eos_ids(read, tokenizer),
-        window or MAX_MODEL_LEN,
+        window or DEFAULT_MAX_MODEL_LEN,
     )
 
 

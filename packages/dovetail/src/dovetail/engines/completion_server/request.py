@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from dovetail.engines.engine import Constraint, EngineRequest
-from dovetail.engines.packing import IDS, highest, unpack
+from dovetail.engines.packing import TOKEN_ID_TYPECODE, max_token_id, unpack_token_ids
 from dovetail_model import InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer
 
@@ -61,38 +61,38 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     response_format: dict[str, Any] | None = None
 
 
-def prompt_ids(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
+def parse_prompt(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
     """The one prompt of a request, as ids."""
-    ids = _listed(body.prompt, tokenizer) if body.prompt_bytes is None else _packed(body)
+    ids = _prompt_from_field(body.prompt, tokenizer) if body.prompt_bytes is None else _prompt_from_bytes(body)
     if not ids:
         raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
-    if (last := highest(ids)) >= tokenizer.size:
+    if (last := max_token_id(ids)) >= tokenizer.size:
         raise InvalidRequest(f"token id {last} is out of vocabulary", param="prompt")
     return ids
 
 
-def _packed(body: CompletionRequest) -> "array[int]":
+def _prompt_from_bytes(body: CompletionRequest) -> "array[int]":
     if body.prompt is not None:
         raise InvalidRequest("one prompt is wanted, not two", param="prompt_bytes")
     try:
-        return unpack(body.prompt_bytes or b"")
+        return unpack_token_ids(body.prompt_bytes or b"")
     except ValueError as fault:
         raise InvalidRequest("these are no whole token ids", param="prompt_bytes") from fault
 
 
-def _listed(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
+def _prompt_from_field(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
         prompt = tokenizer.encode(prompt)
     try:
-        return array(IDS, prompt)
+        return array(TOKEN_ID_TYPECODE, prompt)
     except (TypeError, OverflowError):
-        return array(IDS)
+        return array(TOKEN_ID_TYPECODE)
 
 
-def engine_request(
-    body: CompletionRequest, prompt: "array[int]", eos_ids: Sequence[int], room: int
+def to_engine_request(
+    body: CompletionRequest, prompt: "array[int]", eos_ids: Sequence[int], max_new_tokens: int
 ) -> EngineRequest:
     """What the engine is asked. A request that sets no limit has all the room there is."""
     if body.n != 1 or body.echo:
@@ -101,7 +101,7 @@ def engine_request(
     return EngineRequest(
         id=body.request_id or uuid4().hex,
         prompt=prompt,
-        max_tokens=room if body.max_tokens is None else max(1, min(body.max_tokens, room)),
+        max_tokens=max_new_tokens if body.max_tokens is None else max(1, min(body.max_tokens, max_new_tokens)),
         sampling=_sampling(body),
         stop_ids=frozenset((*eos, *(body.stop_token_ids or ()))),
         constraint=_constraint(body.structured_outputs or {}, body.response_format or {}),

@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completion_server.request import CompletionRequest
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
-BRIEF = b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
+IDS_ONLY_CHUNK = b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
 
 _json = msgspec.json.Encoder()
 
 
 @dataclass
-class Tally:
+class UsageCounter:
     """Tokens of one answer. What was cached is None where the engine does not say.
 
     Where the engine has lost track of its ids, one more is counted than was told: so whoever counts
@@ -49,7 +49,7 @@ class Tally:
         return counts
 
 
-class Choice(msgspec.Struct):
+class CompletionResponseChoice(msgspec.Struct):
     """The one choice, or what a chunk adds to it."""
 
     index: int = 0
@@ -61,10 +61,10 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class Writer:
+class ChoiceBuilder:
     """Deltas to choices, for one answer."""
 
-    def __init__(self, body: CompletionRequest, request: EngineRequest, model: ServedModel) -> None:
+    def __init__(self, body: CompletionRequest, request: EngineRequest, model: CompletionModel) -> None:
         self.body = body
         self._request = request
         self._eos = next(iter(model.eos_ids), None)
@@ -74,12 +74,12 @@ class Writer:
                 model.tokenizer, model.texts, keep_controls=not body.skip_special_tokens
             )
         self._offset = 0
-        self.tally = Tally(len(request.prompt))
+        self.counter = UsageCounter(len(request.prompt))
 
-    def choice(self, delta: TokenDelta) -> Choice:
+    def build(self, delta: TokenDelta) -> CompletionResponseChoice:
         """What a delta adds."""
-        ids, body, tally = delta.ids, self.body, self.tally
-        choice = Choice(finish_reason=delta.finish)
+        ids, body, tally = delta.ids, self.body, self.counter
+        choice = CompletionResponseChoice(finish_reason=delta.finish)
         shown = ids
         if delta.finish is not None and ids and ids[-1] in self._request.stop_ids:
             choice.stop_reason = None if ids[-1] == self._eos else ids[-1]
@@ -115,59 +115,59 @@ class Writer:
         }
 
 
-class Envelope:
+class ResponseEnvelope:
     """What is around the choices of one answer. Written once, it is the same for every chunk."""
 
     def __init__(self, id: str, created: int, model: str) -> None:
         self._fields = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._head = b"data: " + _json.encode(self._fields)[:-1] + b',"choices":['
 
-    def chunk(self, choice: Choice, usage: Mapping[str, Any] | None = None) -> bytes:
+    def encode_chunk(self, choice: CompletionResponseChoice, usage: Mapping[str, Any] | None = None) -> bytes:
         """A frame of the stream, with the usage so far where that was asked for."""
         tail = b"]}\n\n" if usage is None else b'],"usage":' + _json.encode(usage) + b"}\n\n"
         return self._head + _json.encode(choice) + tail
 
-    def usage(self, tally: Tally) -> bytes:
+    def encode_usage(self, tally: UsageCounter) -> bytes:
         """The frame behind the last choice."""
         return self._head + b'],"usage":' + _json.encode(tally.usage()) + b"}\n\n"
 
-    def whole(self, choice: Choice, tally: Tally) -> bytes:
+    def encode_response(self, choice: CompletionResponseChoice, tally: UsageCounter) -> bytes:
         """The answer in one piece."""
         return _json.encode({**self._fields, "choices": [choice], "usage": tally.usage()})
 
 
-class Frames:
+class StreamEncoder:
     """Deltas to the frames of a stream."""
 
-    __slots__ = ("_brief", "_envelope", "_tally", "_usage", "_writer")
+    __slots__ = ("_ids_only", "_envelope", "_counter", "_usage", "_builder")
 
-    def __init__(self, writer: Writer, envelope: Envelope) -> None:
-        options = writer.body.stream_options
-        self._writer = writer
+    def __init__(self, builder: ChoiceBuilder, envelope: ResponseEnvelope) -> None:
+        options = builder.body.stream_options
+        self._builder = builder
         self._envelope = envelope
-        self._tally = writer.tally
+        self._counter = builder.counter
         self._usage = options is not None and options.continuous_usage_stats
-        self._brief = writer.body.ids_only and not self._usage
+        self._ids_only = builder.body.ids_only and not self._usage
 
-    def frame(self, delta: TokenDelta) -> bytes:
+    def encode(self, delta: TokenDelta) -> bytes:
         """Runs for every token."""
-        if self._brief and delta.finish is None and not delta.logprobs:
-            self._tally.add(delta)
-            return BRIEF % delta.ids
-        choice = self._writer.choice(delta)
-        usage = self._tally.usage(details=False) if self._usage else None
-        return self._envelope.chunk(choice, usage)
+        if self._ids_only and delta.finish is None and not delta.logprobs:
+            self._counter.add(delta)
+            return IDS_ONLY_CHUNK % delta.ids
+        choice = self._builder.build(delta)
+        usage = self._counter.usage(details=False) if self._usage else None
+        return self._envelope.encode_chunk(choice, usage)
 
-    def last(self) -> bytes:
+    def encode_end(self) -> bytes:
         """What comes behind the last choice."""
-        options = self._writer.body.stream_options
+        options = self._builder.body.stream_options
         wanted = options is not None and options.include_usage
-        return self._envelope.usage(self._tally) + DONE if wanted else DONE
+        return self._envelope.encode_usage(self._counter) + DONE if wanted else DONE
 
 
-def merge(choices: Sequence[Choice]) -> Choice:
+def merge_choices(choices: Sequence[CompletionResponseChoice]) -> CompletionResponseChoice:
     """What all the chunks of an answer add up to."""
-    whole = Choice(
+    whole = CompletionResponseChoice(
         text="".join([choice.text for choice in choices]),
         finish_reason=choices[-1].finish_reason,
         stop_reason=choices[-1].stop_reason,

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.engine import EngineRequest, Syntax
-from dovetail.engines.packing import pack
-from dovetail.engines.sampling import given_values
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.engine import EngineRequest, ConstraintSyntax
+from dovetail.engines.packing import pack_token_ids
+from dovetail.engines.sampling import explicit_sampling_fields
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `structured_outputs` that takes each notation.
-CONSTRAINTS: Mapping[Syntax, str] = {
+CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json",
     "ebnf": "grammar",
@@ -20,7 +20,7 @@ CONSTRAINTS: Mapping[Syntax, str] = {
     "lark": "grammar",
 }
 
-_FIXED: Mapping[str, Any] = {
+_FIXED_FIELDS: Mapping[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
@@ -31,14 +31,14 @@ _FIXED: Mapping[str, Any] = {
 _json = msgspec.json.Encoder()
 
 
-def body(
+def encode_request(
     request: EngineRequest,
-    spelling: Spelling,
+    prompt_encoder: PromptEncoder,
     model: str,
     *,
-    priority: bool,
-    packed: bool = False,
-    extra: Mapping[str, Any] | None = None,
+    with_priority: bool,
+    binary_prompt: bool = False,
+    extra_fields: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The request as JSON. What sampling leaves open is the server's, or the model's, default.
 
@@ -47,32 +47,32 @@ def body(
     bytes, and an answer of ids alone. `extra` are fields of one's own.
     """
     prompt: dict[str, Any] = (
-        {"prompt_bytes": pack(request.prompt), "ids_only": True}
-        if packed
-        else {"prompt": spelling.spell(request.prompt, request.session)}
+        {"prompt_bytes": pack_token_ids(request.prompt), "ids_only": True}
+        if binary_prompt
+        else {"prompt": prompt_encoder.encode(request.prompt, request.session)}
     )
     fields: dict[str, Any] = {
         "model": model,
         **prompt,
         "max_tokens": max(request.max_tokens, 1),
         "request_id": request.id,
-        **_FIXED,
-        **_sampling(request.sampling),
-        **_hints(request, priority),
-        **(extra or {}),
+        **_FIXED_FIELDS,
+        **_sampling_fields(request.sampling),
+        **_scheduling_fields(request, with_priority),
+        **(extra_fields or {}),
     }
     if request.stop_ids:
         fields["stop_token_ids"] = sorted(request.stop_ids)
     if request.constraint is not None:
-        member = CONSTRAINTS.get(request.constraint.syntax)
+        member = CONSTRAINT_FIELDS.get(request.constraint.syntax)
         if member is None:
             raise Unsupported(f"no {request.constraint.syntax} constraints are taken here")
         fields["structured_outputs"] = {member: request.constraint.text}
     return _json.encode(fields)
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    given = given_values(sampling, "seed")
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    given = explicit_sampling_fields(sampling, "seed")
     if sampling.logprobs is not None:
         given["logprobs"] = sampling.logprobs
         # Several tokens may have one text, as parts of characters have: one alone would be told.
@@ -80,9 +80,9 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return given
 
 
-def _hints(request: EngineRequest, priority: bool) -> dict[str, Any]:
+def _scheduling_fields(request: EngineRequest, with_priority: bool) -> dict[str, Any]:
     hints: dict[str, Any] = {}
-    if request.priority and priority:
+    if request.priority and with_priority:
         hints["priority"] = -request.priority
     if request.cache_salt:
         hints["cache_salt"] = request.cache_salt

@@ -4,19 +4,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.engines.completions.body import body
-from dovetail.engines.completions.errors import error_of_status, refuses_priority
-from dovetail.engines.completions.frames import FrameReader
-from dovetail.engines.engine import EngineRequest, Listener
-from dovetail.engines.telling import Telling
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.completions.body import encode_request
+from dovetail.engines.completions.errors import error_from_status, is_priority_rejection
+from dovetail.engines.completions.frames import CompletionFrameReader
+from dovetail.engines.engine import EngineRequest, TokenSink
+from dovetail.engines.telling import TokenStreamReader
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, Timeouts, send_request
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-PATH = "/v1/completions"
+COMPLETIONS_PATH = "/v1/completions"
 #: A long prompt is read without a sign of life.
-PATIENCE = Timeouts(connect=10.0, read=600.0)
+DEFAULT_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
 
 _log = logging.getLogger(__name__)
 
@@ -32,16 +32,16 @@ class CompletionsClient:
 
     __slots__ = (
         "_endpoint",
-        "_extra",
-        "_lines",
+        "_extra_fields",
+        "_connections",
         "_model",
-        "_packed",
-        "_patience",
-        "_priority",
-        "_spelling",
+        "_binary_prompt",
+        "_timeouts",
+        "_supports_priority",
+        "_prompt_encoder",
         "_tokenizer",
-        "_who",
-        "tells_cached",
+        "_server_name",
+        "reports_cached_tokens",
     )
 
     def __init__(  # noqa: PLR0913 - all but the first two are said by name
@@ -49,68 +49,68 @@ class CompletionsClient:
         endpoint: Endpoint,
         model: str,
         *,
-        who: str = "vLLM",
-        patience: Timeouts = PATIENCE,
-        packed: bool = False,
+        server_name: str = "vLLM",
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        binary_prompt: bool = False,
         tokenizer: Tokenizer | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._model = model
-        self._who = who
-        self._patience = patience
-        self._packed = packed
+        self._server_name = server_name
+        self._timeouts = timeouts
+        self._binary_prompt = binary_prompt
         self._tokenizer = tokenizer
-        self._extra = extra or {}
-        self._priority = True
-        self._spelling = Spelling()
-        self._lines = ConnectionGroup()
-        self.tells_cached: bool | None = None
+        self._extra_fields = extra_fields or {}
+        self._supports_priority = True
+        self._prompt_encoder = PromptEncoder()
+        self._connections = ConnectionGroup()
+        self.reports_cached_tokens: bool | None = None
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Deltas as they come. Leaving it drops the connection, at which the server stops."""
-        with_priority = self._priority and request.priority != 0
+        with_priority = self._supports_priority and request.priority != 0
         try:
-            await self._answer(request, listener, with_priority)
+            await self._stream(request, sink, with_priority)
         except ClientError as error:
-            if not (with_priority and refuses_priority(error)):
+            if not (with_priority and is_priority_rejection(error)):
                 raise
-            self._note_refusal(error)
-            await self._answer(request, listener, False)
+            self._disable_priority(error)
+            await self._stream(request, sink, False)
 
-    def drop(self) -> None:
+    def abort_all(self) -> None:
         """Breaks off every answer that still comes: each of them ends with an error."""
-        self._lines.abort_all()
+        self._connections.abort_all()
 
-    async def _answer(
-        self, request: EngineRequest, listener: Listener, with_priority: bool
+    async def _stream(
+        self, request: EngineRequest, sink: TokenSink, with_priority: bool
     ) -> None:
-        asked = body(
+        asked = encode_request(
             request,
-            self._spelling,
+            self._prompt_encoder,
             self._model,
-            priority=with_priority,
-            packed=self._packed,
-            extra=self._extra,
+            with_priority=with_priority,
+            binary_prompt=self._binary_prompt,
+            extra_fields=self._extra_fields,
         )
-        call = ClientRequest("POST", PATH, asked, timeouts=self._patience)
-        reader = FrameReader(request, self._who, self._tokenizer)
-        telling = Telling(reader.read, listener)
-        async with send_request(self._endpoint, call, self._lines) as reply:
+        call = ClientRequest("POST", COMPLETIONS_PATH, asked, timeouts=self._timeouts)
+        reader = CompletionFrameReader(request, self._server_name, self._tokenizer)
+        telling = TokenStreamReader(reader.read, sink)
+        async with send_request(self._endpoint, call, self._connections) as reply:
             if reply.status != 200:
-                raise error_of_status(self._who, reply.status, await reply.read())
+                raise error_from_status(self._server_name, reply.status, await reply.read())
             try:
-                await reply.stream_to(telling.take, telling.wait)
+                await reply.stream_to(telling.push, telling.drain)
             except EngineUnavailable:
-                if not reader.ended:
+                if not reader.is_finished:
                     raise  # else the answer was whole; only what was cached is not known
             finally:
-                if reader.ended:
-                    self.tells_cached = reader.cached_told
-            if not telling.over:
-                listener.hear(reader.end())
+                if reader.is_finished:
+                    self.reports_cached_tokens = reader.reported_cached_tokens
+            if not telling.finished:
+                sink.push(reader.finish())
 
-    def _note_refusal(self, error: DovetailError) -> None:
+    def _disable_priority(self, error: DovetailError) -> None:
         """Once: a server that does not schedule by priority is not told one again."""
-        self._priority = False
+        self._supports_priority = False
         _log.warning("priorities_not_taken", extra={"fields": {"reason": error.message}})

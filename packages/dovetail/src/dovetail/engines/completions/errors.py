@@ -18,14 +18,14 @@ from dovetail_model import (
 )
 
 #: How servers of this protocol say that a prompt, or prompt and answer, do not fit.
-_TOO_LONG = ("maximum context length", "maximum model length")
+_CONTEXT_OVERFLOW_PHRASES = ("maximum context length", "maximum model length")
 #: How vLLM says with a 503 that it has no room, and with a 500 that its engine has died.
-_BUSY = "try again later"
-_DEAD = "EngineCore"
-_LONGEST_QUOTE = 300
+_OVERLOADED_PHRASE = "try again later"
+_ENGINE_DEAD_PHRASE = "EngineCore"
+_MAX_QUOTE_CHARS = 300
 
 
-class Fault(msgspec.Struct, frozen=True):
+class CompletionErrorBody(msgspec.Struct, frozen=True):
     """An error as it is told, in the answer's body or in a frame of its stream."""
 
     message: str = ""
@@ -34,50 +34,50 @@ class Fault(msgspec.Struct, frozen=True):
     code: int | str | None = None
 
 
-def error_of_status(who: str, status: int, content: bytes) -> DovetailError:
+def error_from_status(server_name: str, status: int, content: bytes) -> DovetailError:
     """The error behind a status that is not 200."""
-    return _error(who, status, _message(content))
+    return _classify_error(server_name, status, _extract_message(content))
 
 
-def error_of_fault(who: str, fault: Fault) -> DovetailError:
+def error_from_body(server_name: str, body: CompletionErrorBody) -> DovetailError:
     """The error that a frame of the stream tells of."""
-    code = str(fault.code)
+    code = str(body.code)
     status = int(code) if code.isdecimal() else 500
-    return _error(who, status, fault.message or fault.type or "no reason given")
+    return _classify_error(server_name, status, body.message or body.type or "no reason given")
 
 
-def refuses_priority(error: DovetailError) -> bool:
+def is_priority_rejection(error: DovetailError) -> bool:
     """Whether a server refuses a request because it does not schedule by priority."""
     words = error.message.lower()  # a schema that it refuses may have a key of that name, too
     return isinstance(error, InvalidRequest) and "priority" in words and "schedul" in words
 
 
-def _error(who: str, status: int, message: str) -> DovetailError:
+def _classify_error(server_name: str, status: int, message: str) -> DovetailError:
     if status >= 500:
-        return _failure(who, status, message)
+        return _classify_server_error(server_name, status, message)
     if status in (401, 403):
         # Its words are for nobody's eyes: some servers quote the key.
-        return EngineError(f"{who} refuses the key that it was sent ({status})")
+        return EngineError(f"{server_name} refuses the key that it was sent ({status})")
     if status == 404:
-        return EngineUnavailable(f"{who} has no such model or path: {message}")
+        return EngineUnavailable(f"{server_name} has no such model or path: {message}")
     if status == 429:
-        return Overloaded(f"{who} has no room now: {message}")
-    if any(words in message for words in _TOO_LONG):
+        return Overloaded(f"{server_name} has no room now: {message}")
+    if any(words in message for words in _CONTEXT_OVERFLOW_PHRASES):
         return ContextOverflow(message)
-    return InvalidRequest(f"{who} refuses the request: {message}")
+    return InvalidRequest(f"{server_name} refuses the request: {message}")
 
 
-def _failure(who: str, status: int, message: str) -> DovetailError:
-    if status == 503 and _BUSY in message:
-        return Overloaded(f"{who} has no room now: {message}")
+def _classify_server_error(server_name: str, status: int, message: str) -> DovetailError:
+    if status == 503 and _OVERLOADED_PHRASE in message:
+        return Overloaded(f"{server_name} has no room now: {message}")
     if status in (502, 503, 504):
-        return EngineUnavailable(f"{who} is not ready ({status}): {message}")
-    if _DEAD in message:
-        return EngineUnavailable(f"{who} has died: {message}")
-    return EngineError(f"{who} failed ({status}): {message}")
+        return EngineUnavailable(f"{server_name} is not ready ({status}): {message}")
+    if _ENGINE_DEAD_PHRASE in message:
+        return EngineUnavailable(f"{server_name} has died: {message}")
+    return EngineError(f"{server_name} failed ({status}): {message}")
 
 
-def _message(content: bytes) -> str:
+def _extract_message(content: bytes) -> str:
     """The words of a refusal, in whatever form its server or a proxy before it gives them."""
     try:
         told: Any = msgspec.json.decode(content)
@@ -87,4 +87,4 @@ def _message(content: bytes) -> str:
         if isinstance(told, dict) and name in told:
             told = told[name]
     words = told if isinstance(told, str) else msgspec.json.encode(told).decode()
-    return words[:_LONGEST_QUOTE] or "no reason given"
+    return words[:_MAX_QUOTE_CHARS] or "no reason given"

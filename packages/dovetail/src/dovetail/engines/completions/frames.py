@@ -9,16 +9,16 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.completions.errors import Fault, error_of_fault
+from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.sampling import BY_ID, UNKNOWN_LOGPROB
+from dovetail.engines.sampling import TOKEN_ID_PREFIX, UNKNOWN_LOGPROB
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 _DONE = b"[DONE]"
 
 
-class Probabilities(msgspec.Struct, frozen=True, gc=False):
+class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
     """What was likely at each place. The sampled token stands among the `top_logprobs`."""
 
     tokens: list[str] = []
@@ -26,37 +26,37 @@ class Probabilities(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
     """Its fields stand in vLLM's own order: so the decoder finds them fastest."""
 
-    logprobs: Probabilities | None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
-class PromptDetails(msgspec.Struct, frozen=True, gc=False):
+class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
 
-class Counts(msgspec.Struct, frozen=True, gc=False):
+class CompletionFrameUsage(msgspec.Struct, frozen=True, gc=False):
     """What the server counted. It may tell what was cached only if it was started so."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
-    choices: list[Choice] = []
-    usage: Counts | None = None
-    error: Fault | None = None
+class CompletionFrame(msgspec.Struct, frozen=True, gc=False):
+    choices: list[CompletionFrameChoice] = []
+    usage: CompletionFrameUsage | None = None
+    error: CompletionErrorBody | None = None
 
 
-_decode = msgspec.json.Decoder(Frame).decode
+_decode = msgspec.json.Decoder(CompletionFrame).decode
 
 
-class FrameReader:
+class CompletionFrameReader:
     """Makes deltas of frames. The one with a `finish` is the last.
 
     The end of the turn is told before what was cached, so the last tokens wait for that: it stands
@@ -67,132 +67,132 @@ class FrameReader:
         "_cached",
         "_count",
         "_finish",
-        "_held",
-        "_probable",
+        "_pending_ids",
+        "_pending_logprobs",
         "_request",
         "_tokenizer",
-        "_told",
-        "_who",
+        "_cached_reported",
+        "_server_name",
     )
 
     def __init__(
-        self, request: EngineRequest, who: str, tokenizer: Tokenizer | None = None
+        self, request: EngineRequest, server_name: str, tokenizer: Tokenizer | None = None
     ) -> None:
         self._request = request
-        self._who = who
+        self._server_name = server_name
         self._tokenizer = tokenizer
         self._count = 0
         self._finish: Literal["stop", "length"] | None = None
-        self._held: list[int] = []
-        self._probable: tuple[TokenLogprob, ...] = ()
+        self._pending_ids: list[int] = []
+        self._pending_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
-        self._told = False
+        self._cached_reported = False
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the turn's end has come."""
         return self._finish is not None
 
     @property
-    def cached_told(self) -> bool:
+    def reported_cached_tokens(self) -> bool:
         """Whether the server said what was cached, be it nothing."""
-        return self._told
+        return self._cached_reported
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
         """The delta of frames that came together; None while there is nothing to tell."""
         for payload in payloads:
             if payload == _DONE:
-                return self.end()
+                return self.finish()
             try:
                 frame = _decode(payload)
             except msgspec.DecodeError as fault:
-                raise EngineError(f"{self._who} sent what is not understood ({fault})") from fault
+                raise EngineError(f"{self._server_name} sent what is not understood ({fault})") from fault
             if frame.error is not None:
-                raise error_of_fault(self._who, frame.error)
+                raise error_from_body(self._server_name, frame.error)
             for choice in frame.choices:
-                self._take(choice)
+                self._add_choice(choice)
             if frame.usage is not None:
-                exact = self._count_up(frame.usage)
+                exact = self._add_usage(frame.usage)
                 if not frame.choices and self._finish is not None:
                     return self._flush(self._finish, exact)
-        if self._finish is not None or not self._held:
+        if self._finish is not None or not self._pending_ids:
             return None
         return self._flush(None)
 
-    def end(self) -> TokenDelta:
+    def finish(self) -> TokenDelta:
         """The last delta, once nothing more will come. There is no end without a finish."""
         if self._finish is None:
-            raise EngineUnavailable(f"{self._who} ended its answer without saying why")
+            raise EngineUnavailable(f"{self._server_name} ended its answer without saying why")
         return self._flush(self._finish)
 
-    def _take(self, choice: Choice) -> None:
+    def _add_choice(self, choice: CompletionFrameChoice) -> None:
         ids = choice.token_ids
         if ids is None:
             raise EngineError(
-                f"{self._who} does not tell token ids: it must know return_token_ids, "
+                f"{self._server_name} does not tell token ids: it must know return_token_ids, "
                 "as vLLM does since 0.10.2"
             )
-        if self._held:
-            self._held += ids
+        if self._pending_ids:
+            self._pending_ids += ids
         else:
-            self._held = ids
+            self._pending_ids = ids
         self._count += len(ids)
         if choice.logprobs is not None:
             wanted = self._request.sampling.logprobs or 0
-            self._probable += _logprobs(choice.logprobs, wanted, self._text)
+            self._pending_logprobs += _to_token_logprobs(choice.logprobs, wanted, self._token_text)
         if choice.finish_reason is not None:
-            self._end_turn(choice.finish_reason, choice.stop_reason)
+            self._set_finish(choice.finish_reason, choice.stop_reason)
 
-    def _text(self, token: str) -> str:
+    def _token_text(self, token: str) -> str:
         """What a token reads as, be it named by its id."""
-        id = token.removeprefix(BY_ID)
+        id = token.removeprefix(TOKEN_ID_PREFIX)
         if self._tokenizer is None or id == token or not id.isdecimal():
             return token
         return self._tokenizer.decode([int(id)])
 
-    def _end_turn(self, reason: str, stop: int | str | None) -> None:
+    def _set_finish(self, reason: str, stop: int | str | None) -> None:
         if reason != "length" and reason != "stop":
-            raise self._broken(reason)
+            raise self._finish_reason_error(reason)
         self._finish = "length" if reason == "length" else "stop"
-        if isinstance(stop, int) and (not self._held or self._held[-1] != stop):
-            self._held.append(stop)  # a server that keeps it out of the ids tells it here
+        if isinstance(stop, int) and (not self._pending_ids or self._pending_ids[-1] != stop):
+            self._pending_ids.append(stop)  # a server that keeps it out of the ids tells it here
 
-    def _broken(self, reason: str) -> DovetailError:
+    def _finish_reason_error(self, reason: str) -> DovetailError:
         if reason == "abort":
-            return EngineUnavailable(f"{self._who} gave the request up")
-        return EngineError(f"{self._who} ended its answer with {reason!r}")
+            return EngineUnavailable(f"{self._server_name} gave the request up")
+        return EngineError(f"{self._server_name} ended its answer with {reason!r}")
 
-    def _count_up(self, usage: Counts) -> bool:
+    def _add_usage(self, usage: CompletionFrameUsage) -> bool:
         """Notes what was cached. Whether the server read and wrote as many tokens as we did."""
         details = usage.prompt_tokens_details
-        if details is not None and details.cached_tokens is not None and not self._told:
+        if details is not None and details.cached_tokens is not None and not self._cached_reported:
             self._cached = details.cached_tokens
-            self._told = True
+            self._cached_reported = True
         read = usage.prompt_tokens == len(self._request.prompt)
         return read and usage.completion_tokens in (None, self._count)
 
     def _flush(self, finish: Literal["stop", "length"] | None, exact: bool = True) -> TokenDelta:
-        delta = TokenDelta(self._held, self._probable, finish, self._cached, exact)
-        self._held, self._probable, self._cached = [], (), None
+        delta = TokenDelta(self._pending_ids, self._pending_logprobs, finish, self._cached, exact)
+        self._pending_ids, self._pending_logprobs, self._cached = [], (), None
         return delta
 
 
-def _logprobs(
-    told: Probabilities, wanted: int, text: Callable[[str], str]
+def _to_token_logprobs(
+    logprobs: CompletionLogprobs, count: int, text: Callable[[str], str]
 ) -> tuple[TokenLogprob, ...]:
-    tops: Sequence[dict[str, float] | None] = told.top_logprobs or [None] * len(told.tokens)
+    tops: Sequence[dict[str, float] | None] = logprobs.top_logprobs or [None] * len(logprobs.tokens)
     return tuple(
         TokenLogprob(
             text(token),
             UNKNOWN_LOGPROB if value is None else value,
-            tuple((text(one), likely) for one, likely in _best(top, wanted)),
+            tuple((text(one), likely) for one, likely in _top_logprobs(top, count)),
         )
-        for token, value, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
+        for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=False)
     )
 
 
-def _best(top: dict[str, float] | None, wanted: int) -> list[tuple[str, float]]:
+def _top_logprobs(top: dict[str, float] | None, count: int) -> list[tuple[str, float]]:
     """The likeliest. Beside them the server lists the sampled token, likely or not."""
-    if not top or not wanted:
+    if not top or not count:
         return []
-    return sorted(top.items(), key=lambda pair: -pair[1])[:wanted]
+    return sorted(top.items(), key=lambda pair: -pair[1])[:count]

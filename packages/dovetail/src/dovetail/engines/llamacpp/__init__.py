@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dovetail.engines.llamacpp.engine import LlamaCppEngine
 from dovetail.engines.llamacpp.options import LlamaCppOptions
-from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 
 __all__ = ["LlamaCppEngine", "LlamaCppOptions", "create"]
 
@@ -12,16 +12,16 @@ __all__ = ["LlamaCppEngine", "LlamaCppOptions", "create"]
 def create(setup: EngineSetup) -> LlamaCppEngine:
     """The engine for a GGUF file."""
     if setup.model is None or setup.model.is_dir():
-        raise EngineSetupError(_no_gguf(setup.model))
+        raise EngineSetupError(_missing_gguf_message(setup.model))
     return LlamaCppEngine(
         setup.model,
         setup.tokenizer,
         context_length=setup.context_length,
-        options=read_options(setup.options, LlamaCppOptions),
+        options=parse_options(setup.options, LlamaCppOptions),
     )
 
 
-def _no_gguf(folder: Path | None) -> str:
+def _missing_gguf_message(folder: Path | None) -> str:
     wanted = "the engine 'llamacpp' needs a GGUF file"
     found = sorted(folder.glob("*.gguf")) if folder is not None else []
     if found:

@@ -9,30 +9,30 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-SMALLEST = 4096  # below that no agent can work: better to try and fail
-STEP = 1024
-SHARE = 0.6  # of the memory that is free behind the weights
-KV_BYTES = 2
-FEW_CORES = 4
+MIN_CONTEXT_TOKENS = 4096  # below that no agent can work: better to try and fail
+CONTEXT_STEP_TOKENS = 1024
+CACHE_MEMORY_FRACTION = 0.6  # of the memory that is free behind the weights
+KV_ELEMENT_BYTES = 2
+SMALL_MACHINE_CORES = 4
 
 
-def window(metadata: Mapping[str, object], model: Path, slots: int, free: int | None) -> int:
+def fit_context_length(metadata: Mapping[str, object], model: Path, slots: int, free_bytes: int | None) -> int:
     """The window of each slot: the model's own, or as much of it as fits into memory."""
-    own = trained_window(metadata) or SMALLEST
-    per_token = cache_bytes_per_token(metadata)
-    if free is None or not per_token:
+    own = trained_context_length(metadata) or MIN_CONTEXT_TOKENS
+    per_token = kv_bytes_per_token(metadata)
+    if free_bytes is None or not per_token:
         return own
-    room = SHARE * (free - model.stat().st_size)
-    fitting = int(room / (per_token * slots)) // STEP * STEP
-    return min(own, max(fitting, SMALLEST))
+    room = CACHE_MEMORY_FRACTION * (free_bytes - model.stat().st_size)
+    fitting = int(room / (per_token * slots)) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
+    return min(own, max(fitting, MIN_CONTEXT_TOKENS))
 
 
-def trained_window(metadata: Mapping[str, object]) -> int | None:
+def trained_context_length(metadata: Mapping[str, object]) -> int | None:
     """The window that the model was made for."""
     return _number(metadata, "context_length") or None
 
 
-def cache_bytes_per_token(metadata: Mapping[str, object]) -> int:
+def kv_bytes_per_token(metadata: Mapping[str, object]) -> int:
     """What one token takes in the cache of keys and values; 0 if the file does not say."""
     layers, width = _number(metadata, "block_count"), _number(metadata, "embedding_length")
     heads = _number(metadata, "attention.head_count")
@@ -45,36 +45,36 @@ def cache_bytes_per_token(metadata: Mapping[str, object]) -> int:
         kv_heads = layers * (shared if isinstance(shared, int) else heads)
     key = _number(metadata, "attention.key_length") or width // heads
     value = _number(metadata, "attention.value_length") or width // heads
-    return kv_heads * (key + value) * KV_BYTES
+    return kv_heads * (key + value) * KV_ELEMENT_BYTES
 
 
-def free_memory() -> int | None:
+def available_memory_bytes() -> int | None:
     """Bytes that this machine can give; None where it does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return _physical_memory()
+        return _physical_memory_bytes()
     sizes = dict(line.split(":", 1) for line in lines)
     return int(sizes["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in sizes else None
 
 
-def default_threads(cores: int | None = None) -> int | None:
+def default_thread_count(cores: int | None = None) -> int | None:
     """One core less than there are, where there are few; None leaves it to llama.cpp.
 
     Its threads wait for each other at every step, so one that shares its core with somebody else
     holds up all: on two contended cores one thread was about ten times as fast as two.
     """
-    count = cores or _usable_cores()
-    return max(1, count - 1) if count <= FEW_CORES else None
+    count = cores or _available_cores()
+    return max(1, count - 1) if count <= SMALL_MACHINE_CORES else None
 
 
-def _usable_cores() -> int:
+def _available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _physical_memory() -> int | None:
+def _physical_memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):

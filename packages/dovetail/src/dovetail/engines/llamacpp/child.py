@@ -31,16 +31,16 @@ def main() -> None:
     os._exit(0 if server is not None else 1)
 
 
-def _serve(wanted: dict[str, Any]) -> Any:
+def _serve(config: dict[str, Any]) -> Any:
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
-    params.model.path = wanted["model"]
-    for name, value in wanted["params"].items():
+    params.model.path = config["model"]
+    for name, value in config["params"].items():
         setattr(params, name, value)
     # Trying what fits on a GPU loads the model twice.
     params.fit_params = len(xllamacpp.get_device_info()) > 1
-    if wanted["threads"]:
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
+    if config["threads"]:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = config["threads"]
     return xllamacpp.Server(params)
 
 

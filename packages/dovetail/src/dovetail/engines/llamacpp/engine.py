@@ -3,22 +3,22 @@
 import asyncio
 from pathlib import Path
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
-from dovetail.engines.llamacpp.capacity import SMALLEST, free_memory, trained_window, window
-from dovetail.engines.llamacpp.frames import FrameReader
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, check_prompt_length
+from dovetail.engines.llamacpp.capacity import MIN_CONTEXT_TOKENS, available_memory_bytes, trained_context_length, fit_context_length
+from dovetail.engines.llamacpp.frames import LlamaCppFrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
-from dovetail.engines.llamacpp.process import ServerProcess
-from dovetail.engines.llamacpp.recovery import Recovery
-from dovetail.engines.llamacpp.request import body, refusal
-from dovetail.engines.llamacpp.slots import Slots
-from dovetail.engines.telling import Telling
+from dovetail.engines.llamacpp.process import LlamaCppProcess
+from dovetail.engines.llamacpp.recovery import TokenIdRecovery
+from dovetail.engines.llamacpp.request import encode_request, error_from_status
+from dovetail.engines.llamacpp.slots import SlotPool
+from dovetail.engines.telling import TokenStreamReader
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, send_request
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
 #: The server sends a sign of life every 30 s, however long a prompt takes.
-PATIENCE = Timeouts(connect=10.0, read=120.0)
-HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
+GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=120.0)
+HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 
 class LlamaCppEngine:
@@ -37,15 +37,15 @@ class LlamaCppEngine:
         self._path = path
         self._tokenizer = tokenizer
         self._options = options or LlamaCppOptions()
-        self._process = ServerProcess(self._options)
-        self._slots = Slots(self._options.slots)
+        self._process = LlamaCppProcess(self._options)
+        self._slots = SlotPool(self._options.slots)
         self._endpoint: Endpoint | None = None
-        self._recovery: Recovery | None = None
-        self.abilities = Abilities(
+        self._recovery: TokenIdRecovery | None = None
+        self.capabilities = EngineCapabilities(
             constraints=("gbnf",),
             logprobs=True,
             cached_tokens=True,
-            context_length=context_length or self._window(),
+            context_length=context_length or self._fit_context_length(),
             local=True,
         )
 
@@ -68,65 +68,65 @@ class LlamaCppEngine:
         except (OSError, ValueError) as fault:
             reason = "no such file" if isinstance(fault, FileNotFoundError) else str(fault)
             raise EngineUnavailable(f"llama.cpp cannot serve {self._path}: {reason}") from fault
-        length = self.abilities.context_length or trained_window(metadata) or SMALLEST
-        self._recovery = await asyncio.to_thread(Recovery, self._tokenizer)
-        self._process = ServerProcess(self._options)
-        self._slots = Slots(self._options.slots)
+        length = self.capabilities.context_length or trained_context_length(metadata) or MIN_CONTEXT_TOKENS
+        self._recovery = await asyncio.to_thread(TokenIdRecovery, self._tokenizer)
+        self._process = LlamaCppProcess(self._options)
+        self._slots = SlotPool(self._options.slots)
         self._endpoint = await self._process.start(self._path, length)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Deltas as they come. Leaving it drops the connection, at which llama.cpp stops."""
         endpoint, recovery = self._endpoint, self._recovery
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
-        check_length(request, self.abilities.context_length)
+        check_prompt_length(request, self.capabilities.context_length)
         slots, process = self._slots, self._process
-        slot = await slots.take(request.session, request.prompt)
-        reader = FrameReader(request, self._tokenizer, recovery)
-        telling = Telling(reader.read, listener)
+        slot = await slots.acquire(request.session, request.prompt)
+        reader = LlamaCppFrameReader(request, self._tokenizer, recovery)
+        telling = TokenStreamReader(reader.read, sink)
         try:
-            call = ClientRequest("POST", "/completion", body(request, slot.number), timeouts=PATIENCE)
+            call = ClientRequest("POST", "/completion", encode_request(request, slot.number), timeouts=GENERATE_TIMEOUTS)
             async with send_request(endpoint, call) as reply:
                 if reply.status != 200:
-                    raise refusal(reply.status, await reply.read())
-                await reply.stream_to(telling.take, telling.wait)
-            if not telling.over:
+                    raise error_from_status(reply.status, await reply.read())
+                await reply.stream_to(telling.push, telling.drain)
+            if not telling.finished:
                 raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
-            await process.explain(fault)
+            await process.raise_exit_error(fault)
         finally:
-            slots.give_back(slot, reader.said)
+            slots.release(slot, reader.generated_ids)
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         """Whether the server answers, and its account of slots and of recovered ids."""
         if self._endpoint is None:
-            return Health(False, "not started")
+            return EngineHealth(False, "not started")
         if not self._process.alive:
-            return Health(False, self._process.epitaph())
+            return EngineHealth(False, self._process.describe_exit())
         try:
             status, _ = await fetch(
-                self._endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE)
+                self._endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
             )
         except DovetailError as error:
-            return Health(False, error.message)
-        return Health(status == 200, "" if status == 200 else f"status {status}", self._facts())
+            return EngineHealth(False, error.message)
+        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", self._health_facts())
 
     async def stop(self) -> None:
         """Ends the process, and with it everything that runs there."""
         self._endpoint = None
         await self._process.stop()
 
-    def _facts(self) -> dict[str, int]:
-        facts = {"slots": self._slots.count, "slots_busy": self._slots.busy}
+    def _health_facts(self) -> dict[str, int]:
+        facts = {"slots": self._slots.count, "slots_busy": self._slots.busy_count}
         if self._recovery is not None:
             facts["ids_recovered"] = self._recovery.recovered
-            facts["ids_doubtful"] = self._recovery.doubtful
+            facts["ids_doubtful"] = self._recovery.ambiguous
         return facts
 
-    def _window(self) -> int | None:
+    def _fit_context_length(self) -> int | None:
         """The window that fits; None if the file cannot be read, of which `start` will tell."""
         try:
             metadata = read_gguf_metadata(self._path)
-            return window(metadata, self._path, self._options.slots, free_memory())
+            return fit_context_length(metadata, self._path, self._options.slots, available_memory_bytes())
         except (OSError, ValueError):
             return None

@@ -7,31 +7,31 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.llamacpp.recovery import Recovery
-from dovetail.engines.llamacpp.request import Fault, error_of_fault
+from dovetail.engines.llamacpp.recovery import TokenIdRecovery
+from dovetail.engines.llamacpp.request import LlamaCppErrorBody, error_from_body
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 
-class Progress(msgspec.Struct, frozen=True):
+class PromptProgress(msgspec.Struct, frozen=True):
     """How far the prompt is read, and how much of it was in the cache."""
 
     cache: int = 0
 
 
-class Probability(msgspec.Struct, frozen=True):
+class LlamaCppLogprob(msgspec.Struct, frozen=True):
     id: int
     token: str = ""
     logprob: float = 0.0
-    top_logprobs: "list[Probability]" = msgspec.field(default_factory=list)
+    top_logprobs: "list[LlamaCppLogprob]" = msgspec.field(default_factory=list)
 
 
-class Timings(msgspec.Struct, frozen=True):
+class LlamaCppTimings(msgspec.Struct, frozen=True):
     cache_n: int | None = None
 
 
-class Frame(msgspec.Struct, frozen=True):
+class LlamaCppFrame(msgspec.Struct, frozen=True):
     """What is read of a frame. `tokens_predicted` counts all tokens so far, also withheld ones."""
 
     content: str = ""
@@ -39,80 +39,80 @@ class Frame(msgspec.Struct, frozen=True):
     tokens_predicted: int = 0
     stop: bool = False
     stop_type: str = ""
-    prompt_progress: Progress | None = None
-    completion_probabilities: list[Probability] = msgspec.field(default_factory=list)
-    timings: Timings | None = None
-    error: Fault | None = None
+    prompt_progress: PromptProgress | None = None
+    completion_probabilities: list[LlamaCppLogprob] = msgspec.field(default_factory=list)
+    timings: LlamaCppTimings | None = None
+    error: LlamaCppErrorBody | None = None
 
 
-class FrameReader:
+class LlamaCppFrameReader:
     """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted."""
 
-    __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "said")
+    __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "generated_ids")
 
-    def __init__(self, request: EngineRequest, tokenizer: Tokenizer, recovery: Recovery) -> None:
+    def __init__(self, request: EngineRequest, tokenizer: Tokenizer, recovery: TokenIdRecovery) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._recovery = recovery
         self._count = 0
         self._cached: int | None = None
-        self.said = array(request.prompt.typecode)  # the ids of all deltas
+        self.generated_ids = array(request.prompt.typecode)  # the ids of all deltas
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
         """The delta of frames that came together; None where they only tell progress."""
         deltas: list[TokenDelta] = []
         for payload in payloads:
-            delta = self._read(payload)
+            delta = self._read_frame(payload)
             if delta is not None:
                 deltas.append(delta)
-                self.said.extend(delta.ids)
+                self.generated_ids.extend(delta.ids)
                 if delta.finish is not None:
                     break
-        return deltas[0] if len(deltas) == 1 else _joined(deltas) if deltas else None
+        return deltas[0] if len(deltas) == 1 else _merge_deltas(deltas) if deltas else None
 
-    def _read(self, data: bytes) -> TokenDelta | None:
+    def _read_frame(self, data: bytes) -> TokenDelta | None:
         try:
-            frame = msgspec.json.decode(data, type=Frame)
+            frame = msgspec.json.decode(data, type=LlamaCppFrame)
         except msgspec.DecodeError as fault:
             raise EngineError(f"llama.cpp sent what is not understood ({fault})") from fault
         if frame.error is not None:
-            raise error_of_fault(frame.error)
+            raise error_from_body(frame.error)
         if frame.prompt_progress is not None:
             # The ids of such a frame mean nothing.
             self._cached = frame.prompt_progress.cache
             return None
-        return self._end(frame) if frame.stop else self._more(frame)
+        return self._read_final(frame) if frame.stop else self._read_tokens(frame)
 
-    def _more(self, frame: Frame) -> TokenDelta:
+    def _read_tokens(self, frame: LlamaCppFrame) -> TokenDelta:
         ids, exact = frame.tokens, True
         lost = frame.tokens_predicted - self._count - len(ids)
         if lost > 0:
-            ids, exact = self._recovery.complete(frame.content, lost, ids)
+            ids, exact = self._recovery.recover(frame.content, lost, ids)
         self._count = max(frame.tokens_predicted, self._count + len(ids))
-        kept, finish = self._cut(ids)
+        kept, finish = self._truncate(ids)
         return TokenDelta(
             ids=kept,
             logprobs=self._logprobs(ids, frame.completion_probabilities)[: len(kept)],
             finish=finish,
-            cached=self._tell_cached(),
+            cached=self._take_cached(),
             exact=exact,
         )
 
-    def _end(self, frame: Frame) -> TokenDelta:
+    def _read_final(self, frame: LlamaCppFrame) -> TokenDelta:
         """The last frame has no ids of its own; what is still missing is lost."""
         lost = frame.tokens_predicted > self._count
         if lost:
-            self._recovery.give_up()
+            self._recovery.record_unrecoverable()
         if frame.timings is not None and self._count == 0 and self._cached is None:
             self._cached = frame.timings.cache_n
         return TokenDelta(
             ids=[],
             finish="length" if frame.stop_type == "limit" else "stop",
-            cached=self._tell_cached(),
+            cached=self._take_cached(),
             exact=not lost,
         )
 
-    def _cut(self, ids: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
+    def _truncate(self, ids: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
         """The ids up to the end of the turn, or up to the limit."""
         room = self._request.max_tokens - (self._count - len(ids))
         for place, id in enumerate(ids[:room], 1):
@@ -120,18 +120,18 @@ class FrameReader:
                 return ids[:place], "stop"
         return ids[:room], "length" if len(ids) >= room else None
 
-    def _tell_cached(self) -> int | None:
+    def _take_cached(self) -> int | None:
         cached, self._cached = self._cached, None
         return cached
 
     def _logprobs(
-        self, ids: Sequence[int], told: Sequence[Probability]
+        self, ids: Sequence[int], reported: Sequence[LlamaCppLogprob]
     ) -> tuple[TokenLogprob, ...]:
         """One for each id. Those that were told belong to the last ids."""
         wanted = self._request.sampling.logprobs
         if wanted is None:
             return ()
-        missing = ids[: max(len(ids) - len(told), 0)]
+        missing = ids[: max(len(ids) - len(reported), 0)]
         unknown = [TokenLogprob(self._tokenizer.decode([id]), UNKNOWN_LOGPROB) for id in missing]
         known = [
             TokenLogprob(
@@ -139,12 +139,12 @@ class FrameReader:
                 one.logprob,
                 tuple((top.token, top.logprob) for top in one.top_logprobs[:wanted]),
             )
-            for one in told
+            for one in reported
         ]
         return (*unknown, *known)
 
 
-def _joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
+def _merge_deltas(deltas: Sequence[TokenDelta]) -> TokenDelta:
     return TokenDelta(
         ids=[id for delta in deltas for id in delta.ids],
         logprobs=tuple(token for delta in deltas for token in delta.logprobs),

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True):
@@ -18,10 +18,10 @@ class LlamaCppOptions(msgspec.Struct, frozen=True):
     where there are no unix sockets.
     """
 
-    slots: Count = 2
-    threads: Count | None = None
+    slots: PositiveInt = 2
+    threads: PositiveInt | None = None
     gpu_layers: int | None = None
-    batch: Count = 512
+    batch: PositiveInt = 512
     host_cache_mib: int = 1024
     logs: bool = False
     tcp: bool = False

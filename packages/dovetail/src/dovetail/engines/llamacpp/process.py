@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.llamacpp.capacity import default_threads
+from dovetail.engines.llamacpp.capacity import default_thread_count
 from dovetail.engines.llamacpp.options import LlamaCppOptions
-from dovetail.engines.process import EngineProcess, Launch
+from dovetail.engines.process import EngineProcess, ProcessSpec
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import install_command
 from dovetail_model import EngineUnavailable
 
-CHILD = Path(__file__).with_name("child.py")
-QUIET, TALKATIVE = 1, 3  # llama.cpp's own levels: errors only, information
-STAMP = re.compile(r"^[\d.]+ E +")  # time and level of an error in the log
+CHILD_SCRIPT = Path(__file__).with_name("child.py")
+LOG_LEVEL_ERROR, LOG_LEVEL_INFO = 1, 3  # llama.cpp's own levels: errors only, information
+ERROR_LINE_PREFIX = re.compile(r"^[\d.]+ E +")  # time and level of an error in the log
 
 
-class ServerProcess(EngineProcess):
+class LlamaCppProcess(EngineProcess):
     """One running server. `start` gives the endpoint; a process is not started twice."""
 
     __slots__ = ("_options",)
@@ -31,11 +31,11 @@ class ServerProcess(EngineProcess):
     def __init__(self, options: LlamaCppOptions) -> None:
         self._options = options
         super().__init__(
-            Launch(
+            ProcessSpec(
                 name="llama.cpp",
-                command=(sys.executable, "-P", str(CHILD)),
-                patience=options.start_timeout,
-                logs=options.logs,
+                command=(sys.executable, "-P", str(CHILD_SCRIPT)),
+                start_timeout=options.start_timeout,
+                forward_logs=options.logs,
             )
         )
 
@@ -49,12 +49,12 @@ class ServerProcess(EngineProcess):
         wanted = {
             "model": str(model),
             "params": self._params(context_length, key),
-            "threads": self._options.threads or default_threads(),
+            "threads": self._options.threads or default_thread_count(),
         }
         try:
             answer = await self._child.start(wanted)
             if "address" not in answer:
-                reason = self._reason() or answer.get("error") or self.epitaph()
+                reason = self._start_failure_reason() or answer.get("error") or self.describe_exit()
                 raise EngineUnavailable(f"llama.cpp cannot serve {model}: {reason}")
         except BaseException:
             await self.stop()
@@ -63,7 +63,7 @@ class ServerProcess(EngineProcess):
 
     def _params(self, context_length: int, key: str) -> dict[str, Any]:
         options = self._options
-        socket = None if options.tcp else self._socket.make("llama.sock")
+        socket = None if options.tcp else self._socket.create("llama.sock")
         params: dict[str, Any] = {
             "n_ctx": context_length * options.slots,
             "n_parallel": options.slots,
@@ -78,16 +78,16 @@ class ServerProcess(EngineProcess):
             "endpoint_slots": True,
             "ui": False,
             "offline": True,
-            "verbosity": TALKATIVE if options.logs else QUIET,
+            "verbosity": LOG_LEVEL_INFO if options.logs else LOG_LEVEL_ERROR,
         }
         if options.gpu_layers is not None:
             params["n_gpu_layers"] = options.gpu_layers
         return params
 
-    def _reason(self) -> str:
+    def _start_failure_reason(self) -> str:
         """Why it did not start, as far as its log tells: the first complaint is the precise one."""
         log = self._child.log
-        complaints = [STAMP.sub("", line) for line in log if STAMP.match(line)]
+        complaints = [ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)]
         if any("insufficient memory" in text or "allocate" in text for text in complaints):
             return f"not enough memory for this context and these slots ({complaints[0]})"
         return complaints[0] if complaints else ""

@@ -12,23 +12,23 @@ from collections.abc import Sequence
 
 from dovetail_tokenizers import Tokenizer
 
-UTF8 = codecs.getincrementaldecoder("utf-8")
-ENOUGH = 2  # ways to spell a text that are looked for: the second one shows that there is doubt
+Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+MAX_CANDIDATES = 2  # ways to spell a text that are looked for: the second one shows that there is doubt
 
 
-class Recovery:
+class TokenIdRecovery:
     """Finds lost ids for one vocabulary, and counts: `recovered` ids, `doubtful` places."""
 
-    __slots__ = ("_fragments", "_longest", "_tokenizer", "doubtful", "recovered")
+    __slots__ = ("_fragments", "_max_fragment_bytes", "_tokenizer", "ambiguous", "recovered")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._fragments = _fragments(tokenizer)
-        self._longest = max(map(len, self._fragments), default=0)
+        self._fragments = _partial_character_tokens(tokenizer)
+        self._max_fragment_bytes = max(map(len, self._fragments), default=0)
         self.recovered = 0
-        self.doubtful = 0
+        self.ambiguous = 0
 
-    def complete(self, text: str, lost: int, given: Sequence[int]) -> tuple[list[int], bool]:
+    def recover(self, text: str, missing: int, given: Sequence[int]) -> tuple[list[int], bool]:
         """All ids of a text of which the last were given, and whether they are certain.
 
         Where they are not, the ids spell the text in the vocabulary's usual way.
@@ -37,35 +37,35 @@ class Recovery:
         whole = text.encode()
         ways: list[list[int]] = []
         if given and whole.endswith(tail):
-            ways = self._ways(whole[: len(whole) - len(tail)], lost)
+            ways = self._find_spellings(whole[: len(whole) - len(tail)], missing)
         if len(ways) == 1:
-            self.recovered += lost
+            self.recovered += missing
             return [*ways[0], *given], True
-        self.doubtful += 1
+        self.ambiguous += 1
         return self._tokenizer.encode_plain(text), False
 
-    def give_up(self) -> None:
+    def record_unrecoverable(self) -> None:
         """Ids were lost of which no text ever came."""
-        self.doubtful += 1
+        self.ambiguous += 1
 
-    def _ways(self, spelled: bytes, count: int) -> list[list[int]]:
+    def _find_spellings(self, spelled: bytes, count: int) -> list[list[int]]:
         """Up to two ways to spell these bytes with so many tokens, each ending in a character."""
         found: list[list[int]] = []
         open_ways: list[tuple[int, list[int]]] = [(0, [])]
-        while open_ways and len(found) < ENOUGH:
+        while open_ways and len(found) < MAX_CANDIDATES:
             at, ids = open_ways.pop()
             if len(ids) == count:
                 if at == len(spelled):
                     found.append(ids)
                 continue
-            for end in range(at + 1, min(at + self._longest, len(spelled)) + 1):
-                if _ends_inside(spelled[:end]):
+            for end in range(at + 1, min(at + self._max_fragment_bytes, len(spelled)) + 1):
+                if _ends_mid_character(spelled[:end]):
                     more = self._fragments.get(spelled[at:end], ())
                     open_ways += [(end, [*ids, id]) for id in more]
         return found
 
 
-def _fragments(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
+def _partial_character_tokens(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
     """The tokens that are no text by themselves, by what they spell."""
     found: dict[bytes, list[int]] = {}
     for id in range(tokenizer.size):
@@ -83,9 +83,9 @@ def _is_text(spelled: bytes) -> bool:
     return True
 
 
-def _ends_inside(spelled: bytes) -> bool:
+def _ends_mid_character(spelled: bytes) -> bool:
     """Whether this is text that ends inside a character."""
-    decoder = UTF8()
+    decoder = Utf8Decoder()
     try:
         decoder.decode(spelled)
     except UnicodeDecodeError:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.sampling import check_logprobs
+from dovetail.engines.sampling import check_top_logprobs
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -18,9 +18,9 @@ from dovetail_model import (
 
 #: Generated beyond what is asked, and cut: a character takes at most four tokens, and the ids of
 #: one that the limit cuts can be told only when it is complete.
-MARGIN = 3
+EXTRA_TOKENS = 3
 
-_NAMES = {
+_SAMPLING_FIELDS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -29,10 +29,10 @@ _NAMES = {
     "frequency_penalty": "frequency_penalty",
     "repetition_penalty": "repeat_penalty",
 }
-_SEEDS = 2**32 - 1  # this one itself stands for a random seed
+_SEED_MODULUS = 2**32 - 1  # this one itself stands for a random seed
 
 
-class Fault(msgspec.Struct, frozen=True):
+class LlamaCppErrorBody(msgspec.Struct, frozen=True):
     """An error as llama.cpp tells it, by status or in the stream."""
 
     message: str = ""
@@ -40,24 +40,24 @@ class Fault(msgspec.Struct, frozen=True):
     code: int = 500
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    error: Fault = Fault()
+class _ErrorResponse(msgspec.Struct, frozen=True):
+    error: LlamaCppErrorBody = LlamaCppErrorBody()
 
 
-def body(request: EngineRequest, slot: int) -> bytes:
+def encode_request(request: EngineRequest, slot: int) -> bytes:
     """The request as JSON. What sampling leaves open is llama.cpp's, or the GGUF file's, default.
 
     Stop texts are not passed on: ids would be withheld with the text. Who asks watches for them.
     """
     fields: dict[str, Any] = {
         "prompt": request.prompt.tolist(),
-        "n_predict": max(request.max_tokens, 1) + MARGIN,
+        "n_predict": max(request.max_tokens, 1) + EXTRA_TOKENS,
         "id_slot": slot,
         "stream": True,
         "cache_prompt": True,
         "return_tokens": True,
         "return_progress": True,  # tells what was cached before the first token
-        **_sampling(request.sampling),
+        **_sampling_fields(request.sampling),
     }
     if request.constraint is not None:
         if request.constraint.syntax != "gbnf":
@@ -66,32 +66,32 @@ def body(request: EngineRequest, slot: int) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def refusal(status: int, content: bytes) -> DovetailError:
+def error_from_status(status: int, content: bytes) -> DovetailError:
     """The error behind a status that is not 200."""
     try:
-        fault = msgspec.json.decode(content, type=_Refusal).error
+        fault = msgspec.json.decode(content, type=_ErrorResponse).error
     except msgspec.DecodeError:
-        fault = Fault(code=status)
-    return error_of_fault(fault)
+        fault = LlamaCppErrorBody(code=status)
+    return error_from_body(fault)
 
 
-def error_of_fault(fault: Fault) -> DovetailError:
+def error_from_body(body: LlamaCppErrorBody) -> DovetailError:
     """The error that llama.cpp tells of."""
-    if fault.type == "exceed_context_size_error":
-        return ContextOverflow(fault.message)
-    if fault.code == 400:
-        return InvalidRequest(f"llama.cpp refuses the request: {fault.message}")
-    if fault.code == 503:
-        return EngineUnavailable(f"llama.cpp is not ready: {fault.message}")
-    return EngineError(f"llama.cpp failed ({fault.code}): {fault.message}")
+    if body.type == "exceed_context_size_error":
+        return ContextOverflow(body.message)
+    if body.code == 400:
+        return InvalidRequest(f"llama.cpp refuses the request: {body.message}")
+    if body.code == 503:
+        return EngineUnavailable(f"llama.cpp is not ready: {body.message}")
+    return EngineError(f"llama.cpp failed ({body.code}): {body.message}")
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    values = {name: getattr(sampling, field) for field, name in _NAMES.items()}
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    values = {name: getattr(sampling, field) for field, name in _SAMPLING_FIELDS.items()}
     given = {name: value for name, value in values.items() if value is not None}
     if sampling.seed is not None:
-        given["seed"] = sampling.seed % _SEEDS
+        given["seed"] = sampling.seed % _SEED_MODULUS
     if sampling.logprobs is not None:
-        check_logprobs(sampling.logprobs)
+        check_top_logprobs(sampling.logprobs)
         given["n_probs"] = max(sampling.logprobs, 1)
     return given

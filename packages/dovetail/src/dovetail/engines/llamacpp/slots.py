@@ -15,58 +15,58 @@ class Slot:
 
     number: int
     session: str | None = None
-    ids: "array[int]" = field(default_factory=lambda: array("I"))
-    used: int = 0
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    last_used: int = 0
     busy: bool = False
 
 
-class Slots:
+class SlotPool:
     """The slots of one engine."""
 
-    __slots__ = ("_clock", "_gate", "_slots")
+    __slots__ = ("_clock", "_semaphore", "_slots")
 
     def __init__(self, count: int) -> None:
         self._slots = [Slot(number) for number in range(count)]
-        self._gate = asyncio.Semaphore(count)
+        self._semaphore = asyncio.Semaphore(count)
         self._clock = 0
 
     @property
-    def busy(self) -> int:
+    def busy_count(self) -> int:
         return sum(slot.busy for slot in self._slots)
 
     @property
     def count(self) -> int:
         return len(self._slots)
 
-    async def take(self, session: str | None, prompt: "array[int]") -> Slot:
+    async def acquire(self, session: str | None, prompt: "array[int]") -> Slot:
         """A free slot, the best for this prompt. Waits in line if there is none."""
-        await self._gate.acquire()
+        await self._semaphore.acquire()
         free = [slot for slot in self._slots if not slot.busy]
-        slot = max(free, key=lambda slot: _fitness(slot, session, prompt))
+        slot = max(free, key=lambda slot: _slot_score(slot, session, prompt))
         slot.busy = True
-        slot.session, slot.ids = session, prompt
+        slot.session, slot.token_ids = session, prompt
         return slot
 
-    def give_back(self, slot: Slot, generated: "array[int]") -> None:
+    def release(self, slot: Slot, generated: "array[int]") -> None:
         """The slot is free again; it holds its prompt and what was generated behind it."""
         self._clock += 1
-        slot.busy, slot.used = False, self._clock
-        slot.ids = slot.ids + generated
-        self._gate.release()
+        slot.busy, slot.last_used = False, self._clock
+        slot.token_ids = slot.token_ids + generated
+        self._semaphore.release()
 
 
-def _fitness(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[bool, int, int]:
+def _slot_score(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[bool, int, int]:
     """The session's own slot first, then one whose content goes on in this prompt, then the oldest.
 
     A slot of which the prompt shares only the beginning is not taken for that: two sessions of one
     agent begin alike, and each would push the other out.
     """
     own = session is not None and slot.session == session
-    common = common_length(slot.ids, prompt)
-    return own, common if common * 2 > len(slot.ids) else 0, -slot.used
+    common = common_prefix_length(slot.token_ids, prompt)
+    return own, common if common * 2 > len(slot.token_ids) else 0, -slot.last_used
 
 
-def common_length(one: "array[int]", other: "array[int]") -> int:
+def common_prefix_length(one: "array[int]", other: "array[int]") -> int:
     """How many ids two sequences share at their beginning."""
     left, right = memoryview(one).cast("B"), memoryview(other).cast("B")
     size = one.itemsize

@@ -3,7 +3,7 @@
 from dovetail.engines.openai.discovery import discover
 from dovetail.engines.openai.options import OpenAIOptions
 from dovetail.engines.openai.upstream import OpenAIUpstream
-from dovetail.engines.registry import EngineSetupError, UpstreamSetup, read_options
+from dovetail.engines.registry import EngineSetupError, UpstreamSetup, parse_options
 
 __all__ = ["OpenAIOptions", "OpenAIUpstream", "create", "discover"]
 
@@ -14,7 +14,7 @@ def create(setup: UpstreamSetup) -> OpenAIUpstream:
         raise EngineSetupError(
             f"the server at {setup.endpoint} lists no models: name the one to ask"
         )
-    options = read_options(setup.options, OpenAIOptions)
+    options = parse_options(setup.options, OpenAIOptions)
     if options.raw and options.api == "responses":
         raise EngineSetupError("unparsed text is asked for over Chat Completions alone")
     return OpenAIUpstream(setup.endpoint, setup.remote, options)

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.engines.openai.errors import Refusal
-from dovetail.engines.openai.tool_calls import Form, wants_nine
+from dovetail.engines.openai.errors import UpstreamRejection
+from dovetail.engines.openai.tool_calls import CallIdFormat, requires_nine_chars
 
-_REFINING = (
+_OPTIONAL_FIELDS = (
     "reasoning_effort",
     "chat_template_kwargs",
     "stream_options",
@@ -23,111 +23,111 @@ _REFINING = (
     "store",
     "include",
 )
-_LIMIT, _NEWER_LIMIT = "max_tokens", "max_completion_tokens"
-_IMAGES, _IDS = "images", "ids"  # what is learned beside names of fields
+_MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
+_IMAGES, _CALL_IDS = "images", "ids"  # what is learned beside names of fields
 
 #: Words of servers that see no images at all, and of those that cannot read the one they got.
-_BLIND = re.compile(
+_NO_IMAGES_PATTERN = re.compile(
     r"\b(?:not?|cannot|only)\b[^.]{0,60}(?:support|accept|allow|enabled|multimodal|vision|text)"
     r"|n't (?:support|accept|allow)|unsupported|unknown variant|at most 0|missing data",
     re.IGNORECASE,
 )
-_SPOILED = re.compile(
+_BAD_IMAGE_PATTERN = re.compile(
     r"format|too (?:large|big|many)|exceed|size|corrupt|decod|download|fetch|(?:in)?valid image",
     re.IGNORECASE,
 )
 
 
-class Concessions:
+class RequestAdaptations:
     """What is left out for one server. It may be shown `images`, and wants `ids` of that form."""
 
-    __slots__ = ("_dropped", "_newer_limit", "ids", "images")
+    __slots__ = ("_dropped", "_use_max_completion_tokens", "call_id_format", "images")
 
-    def __init__(self, images: bool = True, ids: Form = "any") -> None:
+    def __init__(self, images: bool = True, call_id_format: CallIdFormat = "any") -> None:
         self._dropped: set[str] = set()
-        self._newer_limit = False
+        self._use_max_completion_tokens = False
         self.images = images
-        self.ids = ids
+        self.call_id_format = call_id_format
 
     @property
-    def dropped(self) -> list[str]:
+    def dropped_fields(self) -> list[str]:
         return sorted(self._dropped)
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that this server takes."""
-        kept = {name: value for name, value in fields.items() if not self._drops(name, value)}
-        if self._newer_limit and _LIMIT in kept:
-            kept[_NEWER_LIMIT] = kept.pop(_LIMIT)
+        kept = {name: value for name, value in fields.items() if not self._is_dropped(name, value)}
+        if self._use_max_completion_tokens and _MAX_TOKENS in kept:
+            kept[_MAX_COMPLETION_TOKENS] = kept.pop(_MAX_TOKENS)
         return kept
 
-    def learn(self, sent: Mapping[str, Any], refusal: Refusal) -> set[str]:
+    def learn_from_rejection(self, sent: Mapping[str, Any], rejection: UpstreamRejection) -> set[str]:
         """What is left out from now on; nothing where the request cannot be asked again."""
-        if self.images and _shows_images(sent) and _sees_no_images(refusal):
+        if self.images and _has_images(sent) and _rejects_images(rejection):
             self.images = False
             return {_IMAGES}
-        if self.ids == "any" and wants_nine(refusal):
-            self.ids = "nine"
-            return {_IDS}
-        if refusal.status not in (400, 422):
+        if self.call_id_format == "any" and requires_nine_chars(rejection):
+            self.call_id_format = "nine"
+            return {_CALL_IDS}
+        if rejection.status not in (400, 422):
             return set()
-        if _LIMIT in sent and _NEWER_LIMIT in refusal.message and "instead" in refusal.message:
-            self._newer_limit = True
-            return {_LIMIT}
-        named = [name for name in _REFINING if name in sent and _names(refusal, name)]
-        learned = {_key(name, sent[name]) for name in named}
+        if _MAX_TOKENS in sent and _MAX_COMPLETION_TOKENS in rejection.message and "instead" in rejection.message:
+            self._use_max_completion_tokens = True
+            return {_MAX_TOKENS}
+        named = [name for name in _OPTIONAL_FIELDS if name in sent and _mentions_field(rejection, name)]
+        learned = {_drop_key(name, sent[name]) for name in named}
         self._dropped |= learned
         return learned
 
-    def forget(self, learned: set[str]) -> None:
+    def revert(self, learned: set[str]) -> None:
         """Takes back what was left out in vain: the refusal only happened to use its name."""
         self._dropped -= learned
-        self._newer_limit = self._newer_limit and _LIMIT not in learned
+        self._use_max_completion_tokens = self._use_max_completion_tokens and _MAX_TOKENS not in learned
         self.images = self.images or _IMAGES in learned
-        if _IDS in learned:
-            self.ids = "any"
+        if _CALL_IDS in learned:
+            self.call_id_format = "any"
 
-    def _drops(self, name: str, value: object) -> bool:
-        return name in _REFINING and _key(name, value) in self._dropped
+    def _is_dropped(self, name: str, value: object) -> bool:
+        return name in _OPTIONAL_FIELDS and _drop_key(name, value) in self._dropped
 
 
-def limit_is_too_large(sent: Mapping[str, Any], refusal: Refusal) -> bool:
+def is_limit_too_large(sent: Mapping[str, Any], rejection: UpstreamRejection) -> bool:
     """Whether the prompt itself would fit: only prompt and answer together do not."""
-    if not any(name in sent for name in (_LIMIT, _NEWER_LIMIT, "max_output_tokens")):
+    if not any(name in sent for name in (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")):
         return False
-    if refusal.status != 400:
+    if rejection.status != 400:
         return False
-    if refusal.numbers is not None:
-        prompt, window = refusal.numbers
+    if rejection.token_counts is not None:
+        prompt, window = rejection.token_counts
         return prompt < window
     too_large = ("too large", "cannot be greater", "fewer output tokens")
-    words = refusal.message.lower()
+    words = rejection.message.lower()
     return "max_" in words and any(mark in words for mark in too_large)
 
 
-def without_limit(fields: Mapping[str, Any]) -> dict[str, Any]:
+def drop_limit(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same request, as long as the window allows."""
-    limits = (_LIMIT, _NEWER_LIMIT, "max_output_tokens")
+    limits = (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")
     return {name: value for name, value in fields.items() if name not in limits}
 
 
-def _key(name: str, value: object) -> str:
+def _drop_key(name: str, value: object) -> str:
     """A refused effort says nothing about other efforts."""
     return f"{name}={value}" if isinstance(value, str) else name
 
 
-def _names(refusal: Refusal, name: str) -> bool:
-    return refusal.param == name or re.search(rf"\b{name}\b", refusal.message) is not None
+def _mentions_field(rejection: UpstreamRejection, name: str) -> bool:
+    return rejection.param == name or re.search(rf"\b{name}\b", rejection.message) is not None
 
 
-def _sees_no_images(refusal: Refusal) -> bool:
+def _rejects_images(rejection: UpstreamRejection) -> bool:
     """Whether no image is taken there. One that is broken is the fault of its request alone."""
-    words = refusal.message
-    if refusal.status == 429 or "image" not in words.lower() or _SPOILED.search(words):
+    words = rejection.message
+    if rejection.status == 429 or "image" not in words.lower() or _BAD_IMAGE_PATTERN.search(words):
         return False
-    return _BLIND.search(words) is not None
+    return _NO_IMAGES_PATTERN.search(words) is not None
 
 
-def _shows_images(sent: Mapping[str, Any]) -> bool:
+def _has_images(sent: Mapping[str, Any]) -> bool:
     items = [*(sent.get("messages") or ()), *(sent.get("input") or ())]
     parts = [item.get("content") or item.get("output") for item in items if isinstance(item, dict)]
     shown = [part for each in parts if isinstance(each, list) for part in each]

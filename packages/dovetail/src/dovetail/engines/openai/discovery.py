@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.errors import error_of, read_refusal
+from dovetail.engines.openai.errors import error_from_rejection, parse_rejection
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
-PATIENCE = Timeouts(connect=5.0, read=15.0)
+DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
-_WINDOWS = (
+_CONTEXT_LENGTH_FIELDS = (
     "max_model_len",
     "context_length",
     "context_window",
@@ -32,7 +32,7 @@ _WINDOWS = (
     "loaded_context_length",
     "max_input_tokens",
 )
-Card = Mapping[str, Any]
+ModelCard = Mapping[str, Any]
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
@@ -46,23 +46,23 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
         name=name,
         names=tuple(str(card["id"]) for card in cards),
         root=root if isinstance(root, str) else None,
-        context_length=await window(endpoint, name, cards),
+        context_length=await find_context_length(endpoint, name, cards),
         version=_text(cards[0].get("owned_by")),
     )
 
 
-async def list_models(endpoint: Endpoint) -> list[Card]:
+async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     """All that `/v1/models` lists; nothing where a server has no such list."""
     who = f"the server at {endpoint}"
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS))
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is a server running there?") from fault
     if status in (404, 405, 501):
         return []
     if status != 200:
-        raise error_of(who, "", read_refusal(status, content))
-    told = _decoded(content)
+        raise error_from_rejection(who, "", parse_rejection(status, content))
+    told = _decode_object(content)
     cards = [card for card in _list(told, "data") if card.get("id")]
     if not cards and "data" not in told:
         raise EngineError(f"{who} does not list models as OpenAI's API does")
@@ -71,44 +71,44 @@ async def list_models(endpoint: Endpoint) -> list[Card]:
     return cards
 
 
-async def window(endpoint: Endpoint, name: str, cards: Iterable[Card]) -> int | None:
+async def find_context_length(endpoint: Endpoint, name: str, cards: Iterable[ModelCard]) -> int | None:
     """How many tokens the model of that name has room for, as far as anybody says."""
     card = next((card for card in cards if card.get("id") == name), {})
-    found = None if "meta" in card else _named(card)
+    found = None if "meta" in card else _context_length_field(card)
     if found is None:
-        found = await _elsewhere(endpoint, name)
+        found = await _probe_context_length(endpoint, name)
     meta = card.get("meta")
     return found or (_number(meta.get("n_ctx_train")) if isinstance(meta, dict) else None)
 
 
-async def _elsewhere(endpoint: Endpoint, name: str) -> int | None:
+async def _probe_context_length(endpoint: Endpoint, name: str) -> int | None:
     """The window from what only one kind of server has. Each is asked until one knows."""
-    settings = (await _ask(endpoint, "/props")).get("default_generation_settings")
+    settings = (await _fetch_json(endpoint, "/props")).get("default_generation_settings")
     found = _number(settings.get("n_ctx")) if isinstance(settings, dict) else None
     if found is None:
-        studio = _list(await _ask(endpoint, "/api/v0/models"), "data")
+        studio = _list(await _fetch_json(endpoint, "/api/v0/models"), "data")
         card = next((card for card in studio if card.get("id") == name), {})
-        found = _number(card.get("loaded_context_length")) or _named(card)
+        found = _number(card.get("loaded_context_length")) or _context_length_field(card)
     if found is None:
-        loaded = _list(await _ask(endpoint, "/api/ps"), "models")
-        found = _named(next((card for card in loaded if card.get("name") == name), {}))
+        loaded = _list(await _fetch_json(endpoint, "/api/ps"), "models")
+        found = _context_length_field(next((card for card in loaded if card.get("name") == name), {}))
     if found is None:
-        deployed = _list(await _ask(endpoint, "/model/info"), "data")
+        deployed = _list(await _fetch_json(endpoint, "/model/info"), "data")
         card = next((card for card in deployed if card.get("model_name") == name), {})
         info = card.get("model_info")
-        found = _named(info) if isinstance(info, dict) else None
+        found = _context_length_field(info) if isinstance(info, dict) else None
     return found
 
 
-async def _ask(endpoint: Endpoint, path: str) -> Card:
+async def _fetch_json(endpoint: Endpoint, path: str) -> ModelCard:
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
     except DovetailError:
         return {}
-    return _decoded(content) if status == 200 else {}
+    return _decode_object(content) if status == 200 else {}
 
 
-def _decoded(content: bytes) -> Card:
+def _decode_object(content: bytes) -> ModelCard:
     try:
         told = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):
@@ -116,13 +116,13 @@ def _decoded(content: bytes) -> Card:
     return told if isinstance(told, dict) else {}
 
 
-def _list(told: Card, key: str) -> list[Card]:
-    found = told.get(key)
+def _list(data: ModelCard, key: str) -> list[ModelCard]:
+    found = data.get(key)
     return [card for card in found if isinstance(card, dict)] if isinstance(found, list) else []
 
 
-def _named(card: Card) -> int | None:
-    return next((found for name in _WINDOWS if (found := _number(card.get(name)))), None)
+def _context_length_field(card: ModelCard) -> int | None:
+    return next((found for name in _CONTEXT_LENGTH_FIELDS if (found := _number(card.get(name)))), None)
 
 
 def _number(value: object) -> int | None:

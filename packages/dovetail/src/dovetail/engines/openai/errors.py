@@ -23,11 +23,11 @@ from dovetail_model import (
 )
 from dovetail_model import error_of as error_of_failure
 
-_LONGEST_QUOTE = 500
+_MAX_QUOTE_CHARS = 500
 
 #: Codes and words with which servers say that a prompt does not fit: OpenAI, vLLM, llama.cpp,
 #: SGLang, LM Studio, Ollama, TRT-LLM, LiteLLM in this order, as far as they differ.
-_TOO_LONG = (
+_CONTEXT_OVERFLOW_PHRASES = (
     "context_length_exceeded",
     "maximum context length",
     "exceed_context_size",
@@ -41,7 +41,7 @@ _TOO_LONG = (
     "contextwindowexceedederror",
     "prompt is too long",
 )
-_NUMBERS = tuple(
+_TOKEN_COUNT_PATTERNS = tuple(
     re.compile(words, re.DOTALL)
     for words in (
         r"context length is (?P<window>\d+).*?(?P<prompt>\d+) (?:in the messages|input tokens)",
@@ -53,7 +53,7 @@ _NUMBERS = tuple(
 
 
 @dataclass(frozen=True)
-class Refusal:
+class UpstreamRejection:
     """An answer that is none. `code` and `param` are the server's own, where it has them."""
 
     status: int
@@ -63,89 +63,89 @@ class Refusal:
     retry_after: float | None = None
 
     @property
-    def too_long(self) -> bool:
+    def is_context_overflow(self) -> bool:
         words = f"{self.code} {self.message}".lower()
-        return any(mark in words for mark in _TOO_LONG)
+        return any(mark in words for mark in _CONTEXT_OVERFLOW_PHRASES)
 
     @property
-    def numbers(self) -> tuple[int, int] | None:
+    def token_counts(self) -> tuple[int, int] | None:
         """The prompt's tokens and the window, where the server tells both."""
-        found = next((match for each in _NUMBERS if (match := each.search(self.message))), None)
+        found = next((match for each in _TOKEN_COUNT_PATTERNS if (match := each.search(self.message))), None)
         return (int(found["prompt"]), int(found["window"])) if found else None
 
 
-def read_refusal(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
+def parse_rejection(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> UpstreamRejection:
     """The refusal in an answer, in whatever form its server or a proxy before it gives it."""
-    told = _decoded(content)
+    told = _decode_body(content)
     if isinstance(told, dict):
         told = next((told[key] for key in ("error", "detail", "message") if told.get(key)), told)
     fields: dict[str, Any] = told if isinstance(told, dict) else {"message": told}
     words = fields.get("message", told)
     message = words if isinstance(words, str) else msgspec.json.encode(words).decode()
     code = fields.get("code") or fields.get("type") or ""
-    return Refusal(
+    return UpstreamRejection(
         status=status,
-        message=message.strip()[:_LONGEST_QUOTE] or "no reason given",
+        message=message.strip()[:_MAX_QUOTE_CHARS] or "no reason given",
         code=code if isinstance(code, str) else "",
         param=str(fields.get("param") or ""),
-        retry_after=_seconds((headers or {}).get("retry-after")),
+        retry_after=_parse_retry_after((headers or {}).get("retry-after")),
     )
 
 
-def error_of(who: str, model: str, refusal: Refusal) -> DovetailError:
+def error_from_rejection(server_name: str, model: str, rejection: UpstreamRejection) -> DovetailError:
     """The error behind a status that is not 200."""
-    status, message = refusal.status, refusal.message
-    if refusal.too_long:
-        return ContextOverflow(_overflow(refusal))
+    status, message = rejection.status, rejection.message
+    if rejection.is_context_overflow:
+        return ContextOverflow(_overflow_message(rejection))
     if status in (401, 403):
         # Not in its own words: some servers quote the key, and this is told to clients.
-        return EngineError(f"{who} refuses our key ({status})")
+        return EngineError(f"{server_name} refuses our key ({status})")
     if status == 404:
-        return EngineError(f"{who} has no such model or path, asked for {model!r}: {message}")
+        return EngineError(f"{server_name} has no such model or path, asked for {model!r}: {message}")
     if status == 408 or status == 504:
-        return EngineTimeout(f"{who} was too slow ({status}): {message}")
+        return EngineTimeout(f"{server_name} was too slow ({status}): {message}")
     if status in (429, 529):
-        text = f"{who} has no room now ({status}): {message}"
-        return Overloaded(text, retry_after=refusal.retry_after)
+        text = f"{server_name} has no room now ({status}): {message}"
+        return Overloaded(text, retry_after=rejection.retry_after)
     if status in (502, 503):
-        text = f"{who} is not ready ({status}): {message}"
-        return EngineUnavailable(text, retry_after=refusal.retry_after)
+        text = f"{server_name} is not ready ({status}): {message}"
+        return EngineUnavailable(text, retry_after=rejection.retry_after)
     if status >= 500:
-        return EngineError(f"{who} failed ({status}): {message}")
-    return InvalidRequest(f"{who} refuses the request ({status}): {message}")
+        return EngineError(f"{server_name} failed ({status}): {message}")
+    return InvalidRequest(f"{server_name} refuses the request ({status}): {message}")
 
 
-def error_in_stream(who: str, failure: Failure) -> DovetailError:
+def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailError:
     """The error that an answer broke off with. A client's fault must be one that it can mend."""
-    told = Refusal(500, failure.message)
-    if failure.kind == "context_overflow" or told.too_long:
-        return ContextOverflow(_overflow(told))
+    told = UpstreamRejection(500, failure.message)
+    if failure.kind == "context_overflow" or told.is_context_overflow:
+        return ContextOverflow(_overflow_message(told))
     if failure.kind == "rate_limited":
-        return Overloaded(f"{who} has no room now: {failure.message}")
+        return Overloaded(f"{server_name} has no room now: {failure.message}")
     if failure.kind in ("unauthenticated", "forbidden", "not_found"):
-        return EngineError(f"{who} refuses the request: {failure.message}")
-    text = f"{who}: {failure.message}"
+        return EngineError(f"{server_name} refuses the request: {failure.message}")
+    text = f"{server_name}: {failure.message}"
     if failure.kind in ("invalid_request", "unsupported", "too_large"):
         return InvalidRequest(text, param=failure.param)
     return error_of_failure(Failure(failure.kind, text, failure.param))
 
 
-def _overflow(refusal: Refusal) -> str:
+def _overflow_message(rejection: UpstreamRejection) -> str:
     """Words that harnesses know, so that they make their conversation shorter by themselves."""
-    if refusal.numbers is None:
-        return f"prompt is too long: {refusal.message}"
-    prompt, window = refusal.numbers
+    if rejection.token_counts is None:
+        return f"prompt is too long: {rejection.message}"
+    prompt, window = rejection.token_counts
     return f"prompt is too long: {prompt} tokens > {window} maximum"
 
 
-def _decoded(content: bytes) -> Any:
+def _decode_body(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):
         return content.decode("utf-8", "replace")
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_retry_after(text: str | None) -> float | None:
     try:
         return float(text) if text is not None else None
     except ValueError:

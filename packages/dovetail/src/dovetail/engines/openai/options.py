@@ -28,7 +28,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True):
     timeout: float = 300.0
     body: str = ""
 
-    def more_fields(self) -> dict[str, object]:
+    def extra_fields(self) -> dict[str, object]:
         """The fields of `body`. Raises where it is no object."""
         try:
             return msgspec.json.decode(self.body or "{}", type=dict[str, object])

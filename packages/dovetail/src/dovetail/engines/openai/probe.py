@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.engines.openai.errors import Refusal
+from dovetail.engines.openai.errors import UpstreamRejection
 from dovetail_protocols import ReasoningField
 
 _log = logging.getLogger(__name__)
 
-THOUGHT = " ".join(f"Consider stone {number}, then the river and the mill." for number in range(6))
-GROWTH = 40  # tokens: the thought has twice as many, no framing has
+PROBE_REASONING = " ".join(f"Consider stone {number}, then the river and the mill." for number in range(6))
+MIN_GROWTH_TOKENS = 40  # tokens: the thought has twice as many, no framing has
 _CALL = {
     "id": "call_probe",
     "type": "function",
@@ -36,12 +36,12 @@ _TOOL = {
         },
     },
 }
-Ask = Callable[[dict[str, Any]], Awaitable[int | Refusal | None]]
+CountPromptTokens = Callable[[dict[str, Any]], Awaitable[int | UpstreamRejection | None]]
 """The prompt's tokens of a request; None where a server does not count, or why it refused."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReasoningFieldResult:
     """The field that is read, None if none is. Where it is not known, the usual one is used.
 
     `again` says that the question failed and may be asked once more.
@@ -49,45 +49,45 @@ class Verdict:
 
     field: ReasoningField | None
     known: bool = True
-    why: str = ""
-    again: bool = False
+    reason: str = ""
+    retryable: bool = False
 
 
-async def probe_reasoning(ask: Ask, model: str) -> Verdict:
+async def probe_reasoning_field(count_tokens: CountPromptTokens, model: str) -> ReasoningFieldResult:
     """The field that the server reads thoughts in."""
-    bare = await ask(_body(model, {}))
+    bare = await count_tokens(_probe_request(model, {}))
     if bare is None:
-        return unknown("it does not count tokens", again=False)
-    if isinstance(bare, Refusal):
-        return unknown(f"status {bare.status}")
+        return unknown_result("it does not count tokens", retryable=False)
+    if isinstance(bare, UpstreamRejection):
+        return unknown_result(f"status {bare.status}")
     for field in ("reasoning_content", "reasoning"):
-        if _grew(bare, await ask(_body(model, {field: THOUGHT}))):
+        if _has_grown(bare, await count_tokens(_probe_request(model, {field: PROBE_REASONING}))):
             found: ReasoningField = "reasoning" if field == "reasoning" else "reasoning_content"
-            ours = await ask(_body(model, {"reasoning_segments": [THOUGHT, ""]}))
-            return Verdict("reasoning_segments" if _grew(bare, ours) else found)
-    return Verdict(None)
+            ours = await count_tokens(_probe_request(model, {"reasoning_segments": [PROBE_REASONING, ""]}))
+            return ReasoningFieldResult("reasoning_segments" if _has_grown(bare, ours) else found)
+    return ReasoningFieldResult(None)
 
 
-def unknown(why: str, *, again: bool = True) -> Verdict:
+def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:
     """No verdict: most servers that read thoughts at all read them there."""
-    return Verdict("reasoning_content", known=False, why=why, again=again)
+    return ReasoningFieldResult("reasoning_content", known=False, reason=reason, retryable=retryable)
 
 
-def log_verdict(server: str, verdict: Verdict) -> None:
-    fields = {"server": server, "field": verdict.field or "none", "known": verdict.known}
-    if verdict.why:
-        fields["why"] = verdict.why
-    level = logging.INFO if verdict.field is not None and verdict.known else logging.WARNING
+def log_probe_result(server: str, result: ReasoningFieldResult) -> None:
+    fields = {"server": server, "field": result.field or "none", "known": result.known}
+    if result.reason:
+        fields["why"] = result.reason
+    level = logging.INFO if result.field is not None and result.known else logging.WARNING
     _log.log(level, "reasoning_field", extra={"fields": fields})
 
 
-def _grew(bare: int, found: int | Refusal | None) -> bool:
+def _has_grown(bare: int, found: int | UpstreamRejection | None) -> bool:
     """Whether the thought is in the prompt. A server that refuses the field does not read it."""
-    return isinstance(found, int) and found - bare >= GROWTH
+    return isinstance(found, int) and found - bare >= MIN_GROWTH_TOKENS
 
 
-def _body(model: str, thought: dict[str, Any]) -> dict[str, Any]:
-    assistant = {"role": "assistant", "content": "", "tool_calls": [_CALL], **thought}
+def _probe_request(model: str, reasoning_fields: dict[str, Any]) -> dict[str, Any]:
+    assistant = {"role": "assistant", "content": "", "tool_calls": [_CALL], **reasoning_fields}
     return {
         "model": model,
         "messages": [

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from dovetail.engines.openai.options import OpenAIOptions
-from dovetail.engines.openai.restore import Restorer
+from dovetail.engines.openai.restore import ToolNameRestorer
 from dovetail.engines.registry import EngineSetupError
 from dovetail_model import (
     CallArgs,
@@ -32,7 +32,7 @@ from dovetail_parsers import Parser, resolve, write
 from dovetail_protocols import ToolNames
 
 
-class Notation:
+class ModelSyntax:
     """How a model writes thoughts and calls: by the names of parsers, else by the model's id."""
 
     __slots__ = ("_family", "_reasoning_parser", "_tool_parser")
@@ -51,9 +51,9 @@ class Notation:
             family = replace(family, pairs_with=reasoning)
         self._tool_parser, self._reasoning_parser = tool, reasoning
         self._family = family
-        self.parser(Request(model))
+        self.create_parser(Request(model))
 
-    def parser(self, request: Request, in_reasoning: bool | None = None) -> Parser:
+    def create_parser(self, request: Request, in_reasoning: bool | None = None) -> Parser:
         """A parser for one answer. Raises where tool and reasoning parser do not fit."""
         try:
             return Parser(
@@ -70,27 +70,27 @@ class Notation:
         return write(blocks, self._family)
 
 
-class TurnText:
+class AssistantTurnWriter:
     """Writes the assistant turns of one request. `lost` are codes of what could not be written."""
 
-    __slots__ = ("_names", "_notation", "lost")
+    __slots__ = ("_names", "_syntax", "not_carried")
 
-    def __init__(self, notation: Notation, names: ToolNames) -> None:
-        self._notation = notation
+    def __init__(self, syntax: ModelSyntax, names: ToolNames) -> None:
+        self._syntax = syntax
         self._names = names
-        self.lost: dict[str, None] = {}
+        self.not_carried: dict[str, None] = {}
 
     def __call__(self, turn: Turn) -> str:
         blocks = [made for block in turn.blocks if (made := self._block(block)) is not None]
         try:
-            return self._notation.write(blocks)
+            return self._syntax.write(blocks)
         except ValueError:
-            self.lost["reasoning_not_carried"] = None
+            self.not_carried["reasoning_not_carried"] = None
         spoken = [block for block in blocks if not isinstance(block, ReasoningBlock)]
         try:
-            return self._notation.write(spoken)
+            return self._syntax.write(spoken)
         except ValueError:
-            self.lost["calls_not_carried"] = None
+            self.not_carried["calls_not_carried"] = None
         return "".join(block.text for block in spoken if isinstance(block, TextBlock))
 
     def _block(self, block: object) -> OutputBlock | None:
@@ -105,27 +105,27 @@ class TurnText:
                 return None
 
 
-class RawReader:
+class RawTextReader:
     """Parses the text of an answer. What the server has parsed nevertheless is taken as it is."""
 
     __slots__ = (
         "_calls",
         "_closed",
-        "_notation",
-        "_numbers",
+        "_syntax",
+        "_call_indexes",
         "_parser",
         "_parser_is_new",
         "_request",
         "_restorer",
     )
 
-    def __init__(self, notation: Notation, request: Request) -> None:
-        self._notation = notation
+    def __init__(self, syntax: ModelSyntax, request: Request) -> None:
+        self._syntax = syntax
         self._request = request
-        self._parser = notation.parser(request)
-        self._restorer = Restorer(ToolNames(request.tools))
+        self._parser = syntax.create_parser(request)
+        self._restorer = ToolNameRestorer(ToolNames(request.tools))
         self._parser_is_new = False  # whether it would say nothing if it were finished
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._call_indexes: dict[tuple[str, int], int] = {}
         self._calls = self._closed = 0
 
     def restore(self, events: list[Event]) -> list[Event]:
@@ -134,40 +134,40 @@ class RawReader:
             match event:
                 case TextDelta(text=text):
                     self._parser_is_new = False
-                    out += self._numbered("text", self._parser.feed(text))
+                    out += self._renumber("text", self._parser.feed(text))
                 case SpanEnd(kind="text"):
                     pass  # where text ends is the parser's to say
                 case CallOpen() | ReasoningDelta():
-                    out += self._flushed()
-                    out += self._numbered("server", self._restorer.restore([event]))
+                    out += self._flush()
+                    out += self._renumber("server", self._restorer.restore([event]))
                 case CallArgs() | CallClose():
-                    out += self._numbered("server", self._restorer.restore([event]))
+                    out += self._renumber("server", self._restorer.restore([event]))
                 case Finish():
-                    out += [*self._flushed(), self._finish(event)]
+                    out += [*self._flush(), self._finish(event)]
                 case _:
                     out.append(event)
         return out
 
-    def _flushed(self) -> list[Event]:
+    def _flush(self) -> list[Event]:
         """What the parser still holds. What follows is read by a new one, outside of thoughts."""
         if self._parser_is_new:
             return []
         self._parser_is_new = True
-        events = self._numbered("text", self._parser.finish())
-        self._parser = self._notation.parser(self._request, in_reasoning=False)
-        self._numbers = {key: at for key, at in self._numbers.items() if key[0] != "text"}
+        events = self._renumber("text", self._parser.finish())
+        self._parser = self._syntax.create_parser(self._request, in_reasoning=False)
+        self._call_indexes = {key: at for key, at in self._call_indexes.items() if key[0] != "text"}
         return events
 
-    def _numbered(self, source: str, events: list[Event]) -> list[Event]:
+    def _renumber(self, source: str, events: list[Event]) -> list[Event]:
         """The events with their calls counted through, whoever found them."""
         out: list[Event] = []
         for event in events:
             if isinstance(event, CallOpen):
-                self._numbers[source, event.index] = self._calls
+                self._call_indexes[source, event.index] = self._calls
                 self._calls += 1
             self._closed += isinstance(event, CallClose)
             if isinstance(event, CallOpen | CallArgs | CallClose):
-                event = msgspec.structs.replace(event, index=self._numbers[source, event.index])
+                event = msgspec.structs.replace(event, index=self._call_indexes[source, event.index])
             out.append(event)
         return out
 

@@ -2,69 +2,69 @@
 
 from collections.abc import Sequence
 
-from dovetail.engines.openai.errors import error_in_stream
-from dovetail.engines.openai.raw_text import RawReader
-from dovetail.engines.openai.restore import Restorer
+from dovetail.engines.openai.errors import error_from_stream_failure
+from dovetail.engines.openai.raw_text import RawTextReader
+from dovetail.engines.openai.restore import ToolNameRestorer
 from dovetail_model import Diagnostic, Event, Failure, Finish, Usage
 from dovetail_protocols import ChatReader, ResponsesReader
 
 
-class AnswerReader:
+class UpstreamResponseReader:
     """Reads one answer. `lost` is told with its first events.
 
     `unlimited` says that the client's limit lies beyond the window, which then is what ends it.
     """
 
-    __slots__ = ("_counted", "_lost", "_reader", "_restorer", "_unlimited", "_who", "over")
+    __slots__ = ("_has_usage", "_not_carried", "_reader", "_restorer", "_unlimited", "_server_name", "is_finished")
 
     def __init__(
         self,
-        who: str,
+        server_name: str,
         reader: ChatReader | ResponsesReader,
-        restorer: Restorer | RawReader,
-        lost: Sequence[str] = (),
+        restorer: ToolNameRestorer | RawTextReader,
+        not_carried: Sequence[str] = (),
         unlimited: bool = False,
     ) -> None:
-        self._who = who
+        self._server_name = server_name
         self._reader = reader
         self._restorer = restorer
-        self._lost = [Diagnostic(code) for code in lost]
+        self._not_carried = [Diagnostic(code) for code in not_carried]
         self._unlimited = unlimited
-        self._counted = False
-        self.over = False
+        self._has_usage = False
+        self.is_finished = False
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that these bytes complete. Raises where they tell of a failure."""
-        return self._told(self._reader.feed(chunk))
+        return self._process(self._reader.feed(chunk))
 
-    def whole(self, body: bytes) -> list[Event]:
+    def read_body(self, body: bytes) -> list[Event]:
         """The events of an answer that did not come as a stream."""
-        return self._told(self._reader.whole(body))
+        return self._process(self._reader.whole(body))
 
     def finish(self) -> list[Event]:
         """The events that the end of the connection completes."""
-        return self._told(self._reader.finish())
+        return self._process(self._reader.finish())
 
-    def _told(self, events: list[Event]) -> list[Event]:
+    def _process(self, events: list[Event]) -> list[Event]:
         out: list[Event] = []
         for event in self._restorer.restore(events):
             match event:
                 case Failure():
-                    raise error_in_stream(self._who, event)
+                    raise error_from_stream_failure(self._server_name, event)
                 case Usage():
-                    self._counted = True
+                    self._has_usage = True
                     out.append(event)
                 case Finish():
-                    out += self._end(event)
+                    out += self._finish_events(event)
                 case _:
                     out.append(event)
-        if out and self._lost:
-            out, self._lost = [*self._lost, *out], []
+        if out and self._not_carried:
+            out, self._not_carried = [*self._not_carried, *out], []
         return out
 
-    def _end(self, finish: Finish) -> list[Event]:
+    def _finish_events(self, finish: Finish) -> list[Event]:
         """The end, the cost before it. Servers that do not count are told of."""
-        self.over = True
+        self.is_finished = True
         if self._unlimited and finish.reason == "length":
             finish = Finish("context_window")
-        return [finish] if self._counted else [Diagnostic("usage_unknown"), Usage(), finish]
+        return [finish] if self._has_usage else [Diagnostic("usage_unknown"), Usage(), finish]

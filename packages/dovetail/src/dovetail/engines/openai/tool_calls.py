@@ -12,35 +12,35 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.errors import Refusal
+from dovetail.engines.openai.errors import UpstreamRejection
 from dovetail_model import Block, Request, ToolCallBlock, ToolResultBlock, Turn
 from dovetail_protocols import ToolNames
 
-Form = Literal["any", "nine", "kimi"]
+CallIdFormat = Literal["any", "nine", "kimi"]
 
-DOVETAIL = "dovetail"
+DOVETAIL_OWNER = "dovetail"
 """What our own servers say that their models are owned by."""
 
-_FORMS: dict[str, Form] = {"*kimi-k2*": "kimi", "*mistral*": "nine", "*stral-*": "nine"}
+_FORMATS: dict[str, CallIdFormat] = {"*kimi-k2*": "kimi", "*mistral*": "nine", "*stral-*": "nine"}
 
 
-def form_of(remote: RemoteModel) -> Form:
+def call_id_format(remote: RemoteModel) -> CallIdFormat:
     """The form that a model wants, as far as its name and its server tell."""
-    if remote.version == DOVETAIL:
+    if remote.version == DOVETAIL_OWNER:
         return "nine"
     folded = remote.name.lower()
-    return next((form for pattern, form in _FORMS.items() if fnmatchcase(folded, pattern)), "any")
+    return next((form for pattern, form in _FORMATS.items() if fnmatchcase(folded, pattern)), "any")
 
 
-def wants_nine(refusal: Refusal) -> bool:
+def requires_nine_chars(rejection: UpstreamRejection) -> bool:
     """Whether a server refuses an id for its length, in the words of Mistral's templates."""
-    words = refusal.message.lower()
+    words = rejection.message.lower()
     return "id" in words and "length" in words and "9" in words and "alphanumeric" in words
 
 
-def with_ids(request: Request, form: Form) -> Request:
+def rewrite_call_ids(request: Request, id_format: CallIdFormat) -> Request:
     """The request with its calls, and their results, under ids of that form."""
-    if form == "any":
+    if id_format == "any":
         return request
     names = ToolNames(request.tools)
     given: dict[str, str] = {}
@@ -48,20 +48,20 @@ def with_ids(request: Request, form: Form) -> Request:
     for turn in request.turns:
         for block in turn.blocks:
             if isinstance(block, ToolCallBlock):
-                given[block.id] = _numbered(form, names.shown(block), len(given))
-        turns.append(Turn(turn.role, tuple(_renamed(block, given) for block in turn.blocks)))
+                given[block.id] = _make_call_id(id_format, names.shown(block), len(given))
+        turns.append(Turn(turn.role, tuple(_replace_call_id(block, given) for block in turn.blocks)))
     return msgspec.structs.replace(request, turns=tuple(turns))
 
 
-def _numbered(form: Form, name: str, number: int) -> str:
-    return f"functions.{name}:{number}" if form == "kimi" else f"call{number:05d}"
+def _make_call_id(id_format: CallIdFormat, name: str, number: int) -> str:
+    return f"functions.{name}:{number}" if id_format == "kimi" else f"call{number:05d}"
 
 
-def _renamed(block: Block, given: dict[str, str]) -> Block:
+def _replace_call_id(block: Block, new_ids: dict[str, str]) -> Block:
     match block:
         case ToolCallBlock(id=id):
-            return msgspec.structs.replace(block, id=given[id])
-        case ToolResultBlock(call_id=id) if id in given:
-            return msgspec.structs.replace(block, call_id=given[id])
+            return msgspec.structs.replace(block, id=new_ids[id])
+        case ToolResultBlock(call_id=id) if id in new_ids:
+            return msgspec.structs.replace(block, call_id=new_ids[id])
         case _:
             return block

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Abilities, Health
-from dovetail.engines.openai.adaptations import Concessions, limit_is_too_large, without_limit
-from dovetail.engines.openai.discovery import PATIENCE, list_models, window
-from dovetail.engines.openai.errors import Refusal, error_of, read_refusal
+from dovetail.engines.engine import EngineCapabilities, EngineHealth
+from dovetail.engines.openai.adaptations import RequestAdaptations, is_limit_too_large, drop_limit
+from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, list_models, find_context_length
+from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
 from dovetail.engines.openai.options import OpenAIOptions
-from dovetail.engines.openai.probe import Verdict, log_verdict, probe_reasoning, unknown
-from dovetail.engines.openai.raw_text import Notation, RawReader, TurnText
-from dovetail.engines.openai.response_reader import AnswerReader
-from dovetail.engines.openai.restore import Restorer
-from dovetail.engines.openai.tool_calls import DOVETAIL, form_of, with_ids
+from dovetail.engines.openai.probe import ReasoningFieldResult, log_probe_result, probe_reasoning_field, unknown_result
+from dovetail.engines.openai.raw_text import ModelSyntax, RawTextReader, AssistantTurnWriter
+from dovetail.engines.openai.response_reader import UpstreamResponseReader
+from dovetail.engines.openai.restore import ToolNameRestorer
+from dovetail.engines.openai.tool_calls import DOVETAIL_OWNER, call_id_format, rewrite_call_ids
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, fetch, send_request
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (
@@ -36,12 +36,12 @@ from dovetail_protocols import (
     responses_request,
 )
 
-Api = Literal["chat", "responses"]
-PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
-PROBES = 3
-LONGEST_SESSION = 512  # characters: a longer name is refused by servers, head and all
-TRIES = 6  # a server that refuses as many fields one by one is asked no more
-_NOT_OFFERED = (404, 405, 501)
+UpstreamApi = Literal["chat", "responses"]
+API_PATHS: dict[UpstreamApi, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+MAX_PROBES = 3
+MAX_SESSION_ID_CHARS = 512  # characters: a longer name is refused by servers, head and all
+MAX_ATTEMPTS = 6  # a server that refuses as many fields one by one is asked no more
+_UNSUPPORTED_STATUSES = (404, 405, 501)
 
 
 class OpenAIUpstream:
@@ -55,203 +55,203 @@ class OpenAIUpstream:
         self._endpoint = endpoint
         self._model = remote.name
         self._names = frozenset(remote.names)
-        self._ours = remote.version == DOVETAIL
+        self._is_dovetail = remote.version == DOVETAIL_OWNER
         self._options = options = options or OpenAIOptions()
-        self._who = f"the upstream at {endpoint}"
-        self._patience = Timeouts(read=options.timeout)
-        self._more = options.more_fields()
-        self._notation = Notation(options, remote.name) if options.raw else None
-        self._concessions = Concessions(options.images, form_of(remote))
-        self._api: Api | None = "chat" if options.raw else None
+        self._server_name = f"the upstream at {endpoint}"
+        self._timeouts = Timeouts(read=options.timeout)
+        self._extra_fields = options.extra_fields()
+        self._syntax = ModelSyntax(options, remote.name) if options.raw else None
+        self._adaptations = RequestAdaptations(options.images, call_id_format(remote))
+        self._api: UpstreamApi | None = "chat" if options.raw else None
         if options.api != "auto":
             self._api = options.api
-        self._verdict = _told(options)
-        self._probing = asyncio.Lock()
-        self._probes = 0
-        self._lost: Counter[str] = Counter()
-        self.abilities = Abilities(
+        self._reasoning_field = _configured_reasoning_field(options)
+        self._probe_lock = asyncio.Lock()
+        self._probe_count = 0
+        self._not_carried: Counter[str] = Counter()
+        self.capabilities = EngineCapabilities(
             logprobs=True, cached_tokens=True, context_length=remote.context_length
         )
 
     async def start(self) -> None:
         """Finds out what it speaks and where it reads thoughts. Raises if nobody is there."""
-        length = await window(self._endpoint, self._model, await list_models(self._endpoint))
-        self.abilities = replace(self.abilities, context_length=length)
-        await self._know()
+        length = await find_context_length(self._endpoint, self._model, await list_models(self._endpoint))
+        self.capabilities = replace(self.capabilities, context_length=length)
+        await self._ensure_probed()
 
-    async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         """Batches of events as they come. Closing it drops the connection."""
-        api, dialect = await self._know()
-        unlimited = self._outgrows(request)
+        api, dialect = await self._ensure_probed()
+        unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
-        for _ in range(TRIES):
-            asked = self._asked(request, api, dialect)
-            fields = without_limit(asked.fields) if unlimited else asked.fields
-            fields = {**self._concessions.apply(fields), **self._more}
+        for _ in range(MAX_ATTEMPTS):
+            asked = self._encode_request(request, api, dialect)
+            fields = drop_limit(asked.fields) if unlimited else asked.fields
+            fields = {**self._adaptations.apply(fields), **self._extra_fields}
             call = ClientRequest(
-                "POST", PATHS[api], msgspec.json.encode(fields), _session(request), self._patience
+                "POST", API_PATHS[api], msgspec.json.encode(fields), _session_headers(request), self._timeouts
             )
             async with send_request(self._endpoint, call) as reply:
                 if reply.status == 200:
-                    self._lost.update(asked.lost)
-                    reader = self._reader(request, api, asked.lost, unlimited)
+                    self._not_carried.update(asked.lost)
+                    reader = self._create_reader(request, api, asked.lost, unlimited)
                     async with aclosing(self._events(reply, reader)) as batches:
                         async for batch in batches:
                             yield batch
                     return
-                refusal = read_refusal(reply.status, await reply.read(), reply.headers)
-            if not unlimited and limit_is_too_large(fields, refusal):
+                refusal = parse_rejection(reply.status, await reply.read(), reply.headers)
+            if not unlimited and is_limit_too_large(fields, refusal):
                 unlimited = True
-            elif more := self._concessions.learn(fields, refusal):
+            elif more := self._adaptations.learn_from_rejection(fields, refusal):
                 learned |= more
             else:
-                self._concessions.forget(learned)
-                raise error_of(self._who, self._model, refusal)
-        self._concessions.forget(learned)
-        raise EngineError(f"{self._who} refuses the request in every form")
+                self._adaptations.revert(learned)
+                raise error_from_rejection(self._server_name, self._model, refusal)
+        self._adaptations.revert(learned)
+        raise EngineError(f"{self._server_name} refuses the request in every form")
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         """Whether it answers, and what was found out about it."""
         facts = {
             "api": self._api or "not known yet",
             "model": self._model,
-            "raw": self._notation is not None,
-            "reasoning_field": self._reasoning_fact(),
+            "raw": self._syntax is not None,
+            "reasoning_field": self._reasoning_field_label(),
             "exact_turns": False,
-            "not_carried": dict(self._lost),
-            "fields_refused": self._concessions.dropped,
+            "not_carried": dict(self._not_carried),
+            "fields_refused": self._adaptations.dropped_fields,
         }
         try:
-            call = ClientRequest("GET", "/v1/models", timeouts=PATIENCE)
+            call = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
             status, content = await fetch(self._endpoint, call)
         except DovetailError as error:
-            return Health(False, error.message, facts)
-        if status == 200 or status in _NOT_OFFERED:
-            return Health(True, "", facts)
-        refusal = read_refusal(status, content)
-        return Health(False, error_of(self._who, self._model, refusal).message, facts)
+            return EngineHealth(False, error.message, facts)
+        if status == 200 or status in _UNSUPPORTED_STATUSES:
+            return EngineHealth(True, "", facts)
+        refusal = parse_rejection(status, content)
+        return EngineHealth(False, error_from_rejection(self._server_name, self._model, refusal).message, facts)
 
     async def stop(self) -> None:
         """There is nothing to let go of: each answer has its own connection."""
 
-    async def _events(self, reply: ClientResponse, reader: AnswerReader) -> AsyncGenerator[list[Event]]:
+    async def _events(self, reply: ClientResponse, reader: UpstreamResponseReader) -> AsyncGenerator[list[Event]]:
         if "json" in reply.headers.get("content-type", ""):
-            yield reader.whole(await reply.read())
+            yield reader.read_body(await reply.read())
             return
         async with aclosing(reply.iter_chunks()) as chunks:
             async for chunk in chunks:
                 if events := reader.feed(chunk):
                     yield events
-                if reader.over:
+                if reader.is_finished:
                     return
         yield reader.finish()
 
-    def _reader(
-        self, request: Request, api: Api, lost: Sequence[str], unlimited: bool
-    ) -> AnswerReader:
+    def _create_reader(
+        self, request: Request, api: UpstreamApi, not_carried: Sequence[str], unlimited: bool
+    ) -> UpstreamResponseReader:
         reader = ResponsesReader() if api == "responses" else ChatReader()
         names = ToolNames(request.tools)
-        restorer = RawReader(self._notation, request) if self._notation else Restorer(names)
-        return AnswerReader(self._who, reader, restorer, lost, unlimited)
+        restorer = RawTextReader(self._syntax, request) if self._syntax else ToolNameRestorer(names)
+        return UpstreamResponseReader(self._server_name, reader, restorer, not_carried, unlimited)
 
-    def _asked(self, request: Request, api: Api, dialect: Dialect) -> Asked:
-        dialect = msgspec.structs.replace(dialect, images=self._concessions.images)
-        request = with_ids(request, self._concessions.ids)
+    def _encode_request(self, request: Request, api: UpstreamApi, dialect: Dialect) -> Asked:
+        dialect = msgspec.structs.replace(dialect, images=self._adaptations.images)
+        request = rewrite_call_ids(request, self._adaptations.call_id_format)
         if api == "responses":
-            return responses_request(request, self._named(request), dialect)
-        if self._notation is None:
-            return chat_request(request, self._named(request), dialect)
-        text = TurnText(self._notation, ToolNames(request.tools))
-        asked = chat_request(request, self._named(request), dialect, text)
-        return Asked(asked.fields, (*asked.lost, *text.lost))
+            return responses_request(request, self._model_name(request), dialect)
+        if self._syntax is None:
+            return chat_request(request, self._model_name(request), dialect)
+        text = AssistantTurnWriter(self._syntax, ToolNames(request.tools))
+        asked = chat_request(request, self._model_name(request), dialect, text)
+        return Asked(asked.fields, (*asked.lost, *text.not_carried))
 
-    def _outgrows(self, request: Request) -> bool:
+    def _is_limit_beyond_context(self, request: Request) -> bool:
         """Whether the limit is no limit: some servers refuse one that the window cannot hold."""
-        limit, length = request.sampling.max_tokens, self.abilities.context_length
+        limit, length = request.sampling.max_tokens, self.capabilities.context_length
         return limit is not None and length is not None and limit >= length
 
-    async def _know(self) -> tuple[Api, Dialect]:
+    async def _ensure_probed(self) -> tuple[UpstreamApi, Dialect]:
         """The API and what the server takes; found out once, and again where that failed."""
-        async with self._probing:
+        async with self._probe_lock:
             if self._api is None:
-                self._api = await self._offered()
-            if self._verdict is None or (self._verdict.again and self._probes < PROBES):
-                self._verdict = await self._probed(self._api)
-        field = self._verdict.field
+                self._api = await self._detect_api()
+            if self._reasoning_field is None or (self._reasoning_field.retryable and self._probe_count < MAX_PROBES):
+                self._reasoning_field = await self._probe_reasoning_field(self._api)
+        field = self._reasoning_field.field
         custom = self._options.custom_tools
         if custom is None:
-            custom = self._ours or field == "reasoning_segments"  # which only our servers read
+            custom = self._is_dovetail or field == "reasoning_segments"  # which only our servers read
         return self._api, Dialect(field, custom, seals=self._api == "responses")
 
-    def _named(self, request: Request) -> str:
+    def _model_name(self, request: Request) -> str:
         """The model to ask for: the one that the client names, if the server has it."""
         return request.model if request.model in self._names else self._model
 
-    async def _offered(self) -> Api:
+    async def _detect_api(self) -> UpstreamApi:
         """Chat Completions where it is offered: every server parses best for that API."""
-        for api, path in PATHS.items():
-            call = ClientRequest("POST", path, b"{}", timeouts=PATIENCE)
+        for api, path in API_PATHS.items():
+            call = ClientRequest("POST", path, b"{}", timeouts=DISCOVERY_TIMEOUTS)
             status, _ = await fetch(self._endpoint, call)
-            if status not in _NOT_OFFERED:
+            if status not in _UNSUPPORTED_STATUSES:
                 return api
-        raise EngineError(f"{self._who} offers neither Chat Completions nor Responses")
+        raise EngineError(f"{self._server_name} offers neither Chat Completions nor Responses")
 
-    async def _probed(self, api: Api) -> Verdict:
-        if api == "responses" or self._notation is not None:
-            return Verdict("reasoning_content")  # items, or text: no field has to be found
-        self._probes += 1
+    async def _probe_reasoning_field(self, api: UpstreamApi) -> ReasoningFieldResult:
+        if api == "responses" or self._syntax is not None:
+            return ReasoningFieldResult("reasoning_content")  # items, or text: no field has to be found
+        self._probe_count += 1
         try:
-            verdict = await probe_reasoning(self._count, self._model)
+            verdict = await probe_reasoning_field(self._count_prompt_tokens, self._model)
         except DovetailError as error:
-            verdict = unknown(error.message)
-        log_verdict(str(self._endpoint), verdict)
+            verdict = unknown_result(error.message)
+        log_probe_result(str(self._endpoint), verdict)
         return verdict
 
-    async def _count(self, body: dict[str, Any]) -> int | Refusal | None:
+    async def _count_prompt_tokens(self, body: dict[str, Any]) -> int | UpstreamRejection | None:
         """The tokens of a prompt, see `probe.Ask`."""
-        fields = {**body, **self._more, "stream": False}
-        call = ClientRequest("POST", PATHS["chat"], msgspec.json.encode(fields), timeouts=self._patience)
+        fields = {**body, **self._extra_fields, "stream": False}
+        call = ClientRequest("POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts)
         async with send_request(self._endpoint, call) as reply:
             content = await reply.read()
             if reply.status != 200:
-                return read_refusal(reply.status, content)
+                return parse_rejection(reply.status, content)
         try:
-            return msgspec.json.decode(content, type=_Counted).usage.prompt_tokens
+            return msgspec.json.decode(content, type=_CountResponse).usage.prompt_tokens
         except msgspec.DecodeError:
             return None
 
-    def _reasoning_fact(self) -> str:
-        if self._verdict is None:
+    def _reasoning_field_label(self) -> str:
+        if self._reasoning_field is None:
             return "not known yet"
-        if not self._verdict.known:
-            return f"{self._verdict.field}, unproved: {self._verdict.why}"
-        if self._notation is not None:
+        if not self._reasoning_field.known:
+            return f"{self._reasoning_field.field}, unproved: {self._reasoning_field.reason}"
+        if self._syntax is not None:
             return "written into the text"
-        return "items" if self._api == "responses" else self._verdict.field or "none"
+        return "items" if self._api == "responses" else self._reasoning_field.field or "none"
 
 
-class _Usage(msgspec.Struct, frozen=True):
+class _PromptUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
-class _Counted(msgspec.Struct, frozen=True):
-    usage: _Usage
+class _CountResponse(msgspec.Struct, frozen=True):
+    usage: _PromptUsage
 
 
-def _told(options: OpenAIOptions) -> Verdict | None:
+def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult | None:
     """The field that the operator names."""
     match options.reasoning_field:
         case "auto":
             return None
         case "none":
-            return Verdict(None)
+            return ReasoningFieldResult(None)
         case field:
-            return Verdict(field)
+            return ReasoningFieldResult(field)
 
 
-def _session(request: Request) -> dict[str, str]:
+def _session_headers(request: Request) -> dict[str, str]:
     """The session as a header: servers that route by it know it, all others ignore it."""
     session = (request.identity.session or "").strip()
     if not session.isascii() or not session.isprintable():
         return {}
-    return {"x-session-id": session} if 0 < len(session) <= LONGEST_SESSION else {}
+    return {"x-session-id": session} if 0 < len(session) <= MAX_SESSION_ID_CHARS else {}

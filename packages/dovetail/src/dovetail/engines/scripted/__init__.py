@@ -26,20 +26,20 @@ token that ends a turn comes by itself. The page docs/scripts.md has every key.
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
-from dovetail.engines.scripted.loader import parse_script, read_script
-from dovetail.engines.scripted.script import Answer, Script, ScriptError
+from dovetail.engines.scripted.loader import parse_script, load_script
+from dovetail.engines.scripted.script import ScriptedReply, Script, ScriptError
 
 __all__ = [
-    "Answer",
+    "ScriptedReply",
     "Script",
     "ScriptError",
     "ScriptedEngine",
     "ScriptedOptions",
     "create",
     "parse_script",
-    "read_script",
+    "load_script",
 ]
 
 
@@ -53,8 +53,8 @@ def create(setup: EngineSetup) -> ScriptedEngine:
     try:
         return ScriptedEngine(
             setup.tokenizer,
-            read_script(path),
-            options=read_options(given, ScriptedOptions),
+            load_script(path),
+            options=parse_options(given, ScriptedOptions),
             stop_ids=setup.stop_ids,
         )
     except ScriptError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.engines.scripted.engine import ScriptedOptions
-from dovetail.engines.scripted.process import ProcessOptions, run
+from dovetail.engines.scripted.process import ScriptedServerOptions, run_server
 from dovetail.engines.scripted.script import ScriptError
 from dovetail.net.listener import ListenAddress
 
@@ -14,7 +14,7 @@ from dovetail.net.listener import ListenAddress
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and serve. A mistake in it or in the script is told in one line."""
     try:
-        run(_read(arguments))
+        run_server(_parse_arguments(arguments))
     except (ScriptError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read(arguments: Sequence[str] | None) -> ProcessOptions:
+def _parse_arguments(arguments: Sequence[str] | None) -> ScriptedServerOptions:
     usual = ScriptedOptions()
     parser = argparse.ArgumentParser(prog="dovetail engine scripted", description=__doc__)
     add = parser.add_argument
@@ -43,7 +43,7 @@ def _read(arguments: Sequence[str] | None) -> ProcessOptions:
     add("--block-size", type=int, default=usual.block_size)
     add("--record", help="write prompts and answers into this file, as lines of JSON")
     given = parser.parse_args(arguments)
-    return ProcessOptions(
+    return ScriptedServerOptions(
         script=given.script,
         model=given.model,
         address=ListenAddress(given.host, given.port, given.uds),

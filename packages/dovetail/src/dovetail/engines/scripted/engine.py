@@ -11,22 +11,22 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, Syntax, TokenDelta
-from dovetail.engines.scripted.generation_log import Record
-from dovetail.engines.scripted.pauses import Pauses
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, ConstraintSyntax, TokenDelta
+from dovetail.engines.scripted.generation_log import GenerationLog
+from dovetail.engines.scripted.pauses import InterruptibleTimer
 from dovetail.engines.scripted.prefix_cache import PrefixCache
-from dovetail.engines.scripted.reel import Reel
-from dovetail.engines.scripted.reply import Take, Takes
+from dovetail.engines.scripted.reel import ReplyPlayback
+from dovetail.engines.scripted.reply import PreparedReply, ReplyBuilder
 from dovetail.engines.scripted.script import (
-    Break,
-    Count,
-    Delay,
+    ReplyInterruption,
+    NonNegativeInt,
+    ReplyDelay,
     ErrorKind,
-    Number,
+    PositiveInt,
     Script,
-    Seconds,
+    NonNegativeFloat,
 )
-from dovetail.engines.scripted.selection import Casting
+from dovetail.engines.scripted.selection import ReplySelector
 from dovetail_model import (
     ContextOverflow,
     EngineError,
@@ -36,8 +36,8 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Tokenizer
 
-SYNTAXES: tuple[Syntax, ...] = ("gbnf", "ebnf", "lark", "structural_tag", "json_schema")
-ERRORS: dict[ErrorKind, type[EngineError]] = {
+CONSTRAINT_SYNTAXES: tuple[ConstraintSyntax, ...] = ("gbnf", "ebnf", "lark", "structural_tag", "json_schema")
+ERROR_TYPES: dict[ErrorKind, type[EngineError]] = {
     "engine": EngineError,
     "unavailable": EngineUnavailable,
     "timeout": EngineTimeout,
@@ -54,18 +54,18 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts and answers are written down.
     """
 
-    prefill_rate: Seconds = 0.0
-    decode_rate: Seconds = 0.0
-    chunk: Number = 1
-    block_size: Number = 16
-    cache_blocks: Count = 65_536
-    context_length: Number | None = None
+    prefill_rate: NonNegativeFloat = 0.0
+    decode_rate: NonNegativeFloat = 0.0
+    chunk: PositiveInt = 1
+    block_size: PositiveInt = 16
+    cache_blocks: NonNegativeInt = 65_536
+    context_length: PositiveInt | None = None
     continues: bool = False
-    remember: Count = 32
+    remember: NonNegativeInt = 32
     record: str | None = None
 
 
-class Counts:
+class ScriptedCounters:
     """What was done since the start, for whoever measures."""
 
     __slots__ = ("cached", "finished", "generated", "prompt", "running")
@@ -101,110 +101,110 @@ class ScriptedEngine:
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.options = options = options or ScriptedOptions()
-        self.abilities = Abilities(
-            constraints=SYNTAXES,
+        self.capabilities = EngineCapabilities(
+            constraints=CONSTRAINT_SYNTAXES,
             logprobs=True,
             cached_tokens=True,
             context_length=options.context_length,
         )
         self.requests: deque[EngineRequest] = deque(maxlen=options.remember)
-        self.counts = Counts()
+        self.counters = ScriptedCounters()
         self.cache = PrefixCache(options.cache_blocks, options.block_size)
         self._tokenizer = tokenizer
-        self._casting = Casting(script, tokenizer)
-        self._takes = Takes(script, tokenizer, options.chunk, stop_ids, continues=options.continues)
-        self._pauses = Pauses()
-        self._record = Record(Path(options.record), tokenizer) if options.record else None
+        self._selector = ReplySelector(script, tokenizer)
+        self._builder = ReplyBuilder(script, tokenizer, options.chunk, stop_ids, continues=options.continues)
+        self._timer = InterruptibleTimer()
+        self._generation_log = GenerationLog(Path(options.record), tokenizer) if options.record else None
 
     async def start(self) -> None:
         """Ready at once; also brings back an engine that has died."""
-        self._pauses.restore()
+        self._timer.resume()
 
     async def stop(self) -> None:
-        self._pauses.break_off("the engine was stopped")
+        self._timer.interrupt("the engine was stopped")
 
-    async def health(self) -> Health:
-        broken = self._pauses.broken
+    async def health(self) -> EngineHealth:
+        broken = self._timer.interrupt_reason
         facts = {
-            "running": self.counts.running,
+            "running": self.counters.running,
             "cached_blocks": self.cache.blocks,
             "cache_usage": self.cache.usage,
         }
-        return Health(broken is None, broken or "", facts)
+        return EngineHealth(broken is None, broken or "", facts)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """The deltas of the answer."""
-        async with aclosing(self.bursts(request)) as bursts:
+        async with aclosing(self.generate_batches(request)) as bursts:
             async for burst in bursts:
                 for delta in burst:
-                    if not listener.hear(delta) and not await listener.wait():
+                    if not sink.push(delta) and not await sink.drain():
                         return
 
-    async def bursts(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta], None]:
+    async def generate_batches(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """The same deltas, those that are due together in one list."""
         take = self._admit(request)
         cached = self.cache.look_up(request.prompt, request.cache_salt)
-        reel = Reel(take, self.options.decode_rate, cached)
+        reel = ReplyPlayback(take, self.options.decode_rate, cached)
         if request.sampling.logprobs is not None:
-            reel.speller = self._tokenizer
-        self.counts.begin(len(request.prompt), cached)
+            reel.logprob_tokenizer = self._tokenizer
+        self.counters.begin(len(request.prompt), cached)
         came = time.time()
         clock = asyncio.get_running_loop().time
         try:
             await self._prefill(len(request.prompt) - cached, take)
             self.cache.add(request.prompt, request.cache_salt)
-            begun = _begin(clock(), take.answer.delay)
-            while not reel.done:
-                if reel.begun:
-                    await self._pauses.wait(reel.due - (clock() - begun))
+            begun = _start_time(clock(), take.source.delay)
+            while not reel.is_finished:
+                if reel.is_started:
+                    await self._timer.sleep(reel.next_due - (clock() - begun))
                 if reel.wait_for is not None:
-                    await self._pauses.until(reel.wait_for.exists)
-                yield reel.burst(clock() - begun)
-            if take.breaks is not None:
-                await self._break_off(take.breaks)
+                    await self._timer.wait_until(reel.wait_for.exists)
+                yield reel.next_batch(clock() - begun)
+            if take.interruption is not None:
+                await self._interrupt(take.interruption)
         finally:
-            self.counts.end(reel.played)
-            if self._record is not None:
-                self._record.add(came, request, cached, take.ids[: reel.played])
+            self.counters.end(reel.emitted_tokens)
+            if self._generation_log is not None:
+                self._generation_log.add(came, request, cached, take.ids[: reel.emitted_tokens])
             # What was sampled last has not been computed: it has no place in the cache.
-            if reel.played > 1:
-                said = array(request.prompt.typecode, take.ids[: reel.played - 1])
+            if reel.emitted_tokens > 1:
+                said = array(request.prompt.typecode, take.ids[: reel.emitted_tokens - 1])
                 self.cache.add(request.prompt + said, request.cache_salt)
 
-    def _admit(self, request: EngineRequest) -> Take:
+    def _admit(self, request: EngineRequest) -> PreparedReply:
         self.requests.append(request)
-        self._pauses.check()
+        self._timer.raise_if_interrupted()
         window = self.options.context_length
         if window is not None:
-            request = _fitted(request, window)
-        take = self._takes.resumed(request)
-        return take or self._takes.take(self._casting.pick(request), request)
+            request = _limit_to_context(request, window)
+        take = self._builder.resume(request)
+        return take or self._builder.build(self._selector.select(request), request)
 
-    async def _prefill(self, tokens: int, take: Take) -> None:
+    async def _prefill(self, tokens: int, reply: PreparedReply) -> None:
         rate = self.options.prefill_rate
-        await self._pauses.wait(take.answer.delay.first + (tokens / rate if rate else 0.0))
+        await self._timer.sleep(reply.source.delay.first + (tokens / rate if rate else 0.0))
 
-    async def _break_off(self, how: Break) -> None:
-        if how.manner == "die":
-            self._pauses.break_off(how.message)
-        if how.manner == "hang":
-            await self._pauses.wait(None)
-        raise ERRORS[how.kind](how.message)
+    async def _interrupt(self, interruption: ReplyInterruption) -> None:
+        if interruption.mode == "die":
+            self._timer.interrupt(interruption.message)
+        if interruption.mode == "hang":
+            await self._timer.sleep(None)
+        raise ERROR_TYPES[interruption.kind](interruption.message)
 
 
-def _begin(now: float, delay: Delay) -> float:
+def _start_time(now: float, delay: ReplyDelay) -> float:
     """When an answer begins: now, or with the next step of all answers."""
     if not delay.in_step or not delay.between:
         return now
     return ceil(now / delay.between) * delay.between
 
 
-def _fitted(request: EngineRequest, window: int) -> EngineRequest:
+def _limit_to_context(request: EngineRequest, context_length: int) -> EngineRequest:
     """The request with no more tokens than the window has room for."""
     length = len(request.prompt)
-    if length >= window:
+    if length >= context_length:
         raise ContextOverflow(
-            f"prompt is too long: {length} tokens > {window - 1} maximum", param="prompt"
+            f"prompt is too long: {length} tokens > {context_length - 1} maximum", param="prompt"
         )
-    left = min(request.max_tokens, window - length)
+    left = min(request.max_tokens, context_length - length)
     return msgspec.structs.replace(request, max_tokens=left)

@@ -9,7 +9,7 @@ from dovetail.engines.engine import EngineRequest
 from dovetail_tokenizers import Tokenizer
 
 
-class Heard(msgspec.Struct, frozen=True):
+class RecordedGeneration(msgspec.Struct, frozen=True):
     """A request and its answer, as tokens and as text; `output` is what had left of it.
 
     `began` is the time at which the request came, in seconds as clocks on the wall count them.
@@ -24,7 +24,7 @@ class Heard(msgspec.Struct, frozen=True):
     said: str = ""
 
 
-class Record:
+class GenerationLog:
     """Writes a line of JSON for each request, when the last of its answer has left."""
 
     __slots__ = ("_path", "_tokenizer")
@@ -34,17 +34,17 @@ class Record:
         self._tokenizer = tokenizer
         path.touch(0o600)  # to tell now, and not at the first request, that it cannot be written
 
-    def add(self, began: float, request: EngineRequest, cached: int, output: Sequence[int]) -> None:
+    def add(self, started: float, request: EngineRequest, cached: int, output: Sequence[int]) -> None:
         """One write a request, so that a reader never meets half a line."""
         prompt = tuple(request.prompt)
         said = self._tokenizer.decode(output)
         text = self._tokenizer.decode(prompt)
-        heard = Heard(began, prompt, cached, tuple(output), request.session, text, said)
+        heard = RecordedGeneration(started, prompt, cached, tuple(output), request.session, text, said)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(heard) + b"\n")
 
 
-def read_record(path: Path) -> list[Heard]:
+def read_generation_log(path: Path) -> list[RecordedGeneration]:
     """All that was heard so far, in the order in which the answers ended."""
     lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=Heard) for line in lines]
+    return [msgspec.json.decode(line, type=RecordedGeneration) for line in lines]

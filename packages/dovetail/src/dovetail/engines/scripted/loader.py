@@ -10,38 +10,38 @@ import msgspec
 import yaml
 
 from dovetail.engines.scripted.script import (
-    Answer,
-    Break,
-    Delay,
-    Entry,
-    Fail,
-    Rule,
+    ScriptedReply,
+    ReplyInterruption,
+    ReplyDelay,
+    ScriptEntry,
+    ReplyFailure,
+    ScriptRule,
     Script,
     ScriptError,
     ScriptFile,
 )
 
-STRUCTURED = frozenset({".yaml", ".yml", ".json"})
+STRUCTURED_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.S)
-_STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
+_PATH_STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
-def read_script(path: str | Path) -> Script:
+def load_script(path: str | Path) -> Script:
     """The script in a file. What is neither YAML nor JSON by its name is one plain answer."""
     path = Path(path)
-    text = _read(path, str(path))
-    if path.suffix.lower() not in STRUCTURED:
-        return Script.of_text(text.removesuffix("\n"))
+    text = _read_text(path, str(path))
+    if path.suffix.lower() not in STRUCTURED_SUFFIXES:
+        return Script.from_text(text.removesuffix("\n"))
     return parse_script(text, str(path), path.parent)
 
 
 def parse_script(text: str, name: str = "the script", folder: Path | None = None) -> Script:
     """The script in a YAML text. `folder` is where the files that it names are looked for."""
-    return _Reader(name, text, folder or Path()).script()
+    return _ScriptLoader(name, text, folder or Path()).load()
 
 
-class _Reader:
+class _ScriptLoader:
     """Reads one file. Paths are those of msgspec: `.turns[2].chunks`."""
 
     def __init__(self, name: str, text: str, folder: Path) -> None:
@@ -53,89 +53,89 @@ class _Reader:
         except yaml.YAMLError as error:
             raise ScriptError(f"{name}: not YAML: {error}") from error
 
-    def script(self) -> Script:
+    def load(self) -> Script:
         listed = isinstance(self._data, list)
-        form: Any = tuple[Entry, ...] if listed else ScriptFile
+        form: Any = tuple[ScriptEntry, ...] if listed else ScriptFile
         try:
             read = msgspec.convert(self._data, form)
         except msgspec.ValidationError as error:
-            raise self._translate(str(error)) from None
+            raise self._translate_error(str(error)) from None
         if listed:
             entries = [(f"[{n}]", entry) for n, entry in enumerate(read)]
-            return self._script(
+            return self._build_script(
                 [(path, entry) for path, entry in entries if entry.when is not None],
                 [(path, entry) for path, entry in entries if entry.when is None],
             )
         rules = [(f".rules[{n}]", entry) for n, entry in enumerate(read.rules)]
         turns = [(f".turns[{n}]", entry) for n, entry in enumerate(read.turns)]
-        script = self._script(rules, turns)
+        script = self._build_script(rules, turns)
         return Script(script.rules, read.end)
 
-    def _script(self, rules: list[tuple[str, Entry]], turns: list[tuple[str, Entry]]) -> Script:
-        made = [self._rule(path, entry) for path, entry in rules]
+    def _build_script(self, rules: list[tuple[str, ScriptEntry]], turns: list[tuple[str, ScriptEntry]]) -> Script:
+        made = [self._build_rule(path, entry) for path, entry in rules]
         if turns:
-            made.append(Rule(self._turns(turns)))
+            made.append(ScriptRule(self._build_turns(turns)))
         if not made:
-            raise self._wrong("", "there is nothing to play: no turns and no rules")
+            raise self._error("", "there is nothing to play: no turns and no rules")
         return Script(tuple(made))
 
-    def _rule(self, path: str, entry: Entry) -> Rule:
+    def _build_rule(self, path: str, entry: ScriptEntry) -> ScriptRule:
         self._check_when(path, entry)
         if entry.turns is None:
-            return Rule((self._answer(path, entry),), entry.when, entry.times)
-        if _said(entry):
-            raise self._wrong(path, "a rule has `turns` or an answer of its own, not both")
+            return ScriptRule((self._build_reply(path, entry),), entry.when, entry.times)
+        if _reply_keys(entry):
+            raise self._error(path, "a rule has `turns` or an answer of its own, not both")
         turns = [(f"{path}.turns[{n}]", turn) for n, turn in enumerate(entry.turns)]
-        return Rule(self._turns(turns), entry.when, entry.times)
+        return ScriptRule(self._build_turns(turns), entry.when, entry.times)
 
-    def _check_when(self, path: str, entry: Entry) -> None:
+    def _check_when(self, path: str, entry: ScriptEntry) -> None:
         if entry.when is None or entry.when.regex is None:
             return
         try:
             re.compile(entry.when.regex)
         except re.error as error:
-            raise self._wrong(f"{path}.when.regex", f"not a regular expression: {error}") from error
+            raise self._error(f"{path}.when.regex", f"not a regular expression: {error}") from error
 
-    def _turns(self, turns: Iterable[tuple[str, Entry]]) -> tuple[Answer, ...]:
-        made = [repeat(self._turn(path, turn), turn.times or 1) for path, turn in turns]
+    def _build_turns(self, turns: Iterable[tuple[str, ScriptEntry]]) -> tuple[ScriptedReply, ...]:
+        made = [repeat(self._build_turn(path, turn), turn.times or 1) for path, turn in turns]
         return tuple(chain.from_iterable(made))
 
-    def _turn(self, path: str, entry: Entry) -> Answer:
+    def _build_turn(self, path: str, entry: ScriptEntry) -> ScriptedReply:
         if entry.when is not None or entry.turns is not None:
-            raise self._wrong(path, "a turn has neither `when` nor `turns`: that makes a rule")
-        return self._answer(path, entry)
+            raise self._error(path, "a turn has neither `when` nor `turns`: that makes a rule")
+        return self._build_reply(path, entry)
 
-    def _answer(self, path: str, entry: Entry) -> Answer:
+    def _build_reply(self, path: str, entry: ScriptEntry) -> ScriptedReply:
         sizes, pieces = self._chunks(path, entry)
         delay, logprobs = entry.delay, entry.logprobs
-        return Answer(
-            pieces=pieces or self._whole(path, entry),
-            where=self._where(path),
-            sizes=sizes,
-            keep_pieces=bool(pieces),
-            delay=delay if isinstance(delay, Delay) else Delay(first=delay),
+        return ScriptedReply(
+            pieces=pieces or self._reply_pieces(path, entry),
+            location=self._location(path),
+            chunk_sizes=sizes,
+            one_delta_per_piece=bool(pieces),
+            delay=delay if isinstance(delay, ReplyDelay) else ReplyDelay(first=delay),
             wait_for=None if entry.wait_for is None else self._folder / entry.wait_for,
             finish=entry.finish,
             stop=entry.stop,
             logprobs=(logprobs if isinstance(logprobs, tuple) else (logprobs,)) or (0.0,),
-            breaks=self._break(path, entry),
+            interruption=self._interruption(path, entry),
         )
 
-    def _whole(self, path: str, entry: Entry) -> tuple[str | tuple[int, ...], ...]:
-        said = _said(entry)
+    def _reply_pieces(self, path: str, entry: ScriptEntry) -> tuple[str | tuple[int, ...], ...]:
+        said = _reply_keys(entry)
         if len(said) > 1:
-            raise self._wrong(path, f"only one of {', '.join(said)} can be the answer")
+            raise self._error(path, f"only one of {', '.join(said)} can be the answer")
         if entry.file is not None:
             file = self._folder / entry.file
-            return (_read(file, self._where(f"{path}.file")).removesuffix("\n"),)
+            return (_read_text(file, self._location(f"{path}.file")).removesuffix("\n"),)
         if entry.tokens is not None:
             return (entry.tokens,)
-        if entry.text is not None or self._break(path, entry) is not None:
+        if entry.text is not None or self._interruption(path, entry) is not None:
             return (entry.text or "",)
-        raise self._wrong(path, "there is no answer: text, file, tokens, chunks, fail, die or hang")
+        raise self._error(path, "there is no answer: text, file, tokens, chunks, fail, die or hang")
 
     def _chunks(
-        self, path: str, entry: Entry
+        self, path: str, entry: ScriptEntry
     ) -> tuple[tuple[int, ...] | None, tuple[str | tuple[int, ...], ...]]:
         """Sizes of deltas, or the deltas themselves."""
         given = entry.chunks
@@ -144,37 +144,37 @@ class _Reader:
         sizes = tuple(item for item in given if isinstance(item, int))
         pieces = tuple(item for item in given if not isinstance(item, int))
         if (sizes and pieces) or not given:
-            raise self._wrong(f"{path}.chunks", "either sizes or pieces are wanted")
-        if pieces and _said(entry):
-            raise self._wrong(f"{path}.chunks", "pieces are the whole answer: no text beside them")
+            raise self._error(f"{path}.chunks", "either sizes or pieces are wanted")
+        if pieces and _reply_keys(entry):
+            raise self._error(f"{path}.chunks", "pieces are the whole answer: no text beside them")
         return sizes or None, pieces
 
-    def _break(self, path: str, entry: Entry) -> Break | None:
-        breaks = _breaks(entry)
+    def _interruption(self, path: str, entry: ScriptEntry) -> ReplyInterruption | None:
+        breaks = _interruptions(entry)
         if len(breaks) > 1:
-            manners = ", ".join(found.manner for found in breaks)
-            raise self._wrong(path, f"only one of {manners} can happen")
+            manners = ", ".join(found.mode for found in breaks)
+            raise self._error(path, f"only one of {manners} can happen")
         return breaks[0] if breaks else None
 
-    def _translate(self, said: str) -> ScriptError:
-        found = _PATH.match(said)
+    def _translate_error(self, message: str) -> ScriptError:
+        found = _PATH.match(message)
         assert found is not None
-        return self._wrong(found["path"] or "", found["what"])
+        return self._error(found["path"] or "", found["what"])
 
-    def _wrong(self, path: str, what: str) -> ScriptError:
-        return ScriptError(f"{self._where(path)}: {what}")
+    def _error(self, path: str, message: str) -> ScriptError:
+        return ScriptError(f"{self._location(path)}: {message}")
 
-    def _where(self, path: str) -> str:
+    def _location(self, path: str) -> str:
         """A path as the file, the line and the way to the entry."""
         node, line = self._tree, 1
-        for index, key in _STEP.findall(path):
-            node = _below(node, index, key)
+        for index, key in _PATH_STEP.findall(path):
+            node = _child_node(node, index, key)
             line = node.start_mark.line + 1 if node is not None else line
         place = path.lstrip(".")
         return f"{self._name}, line {line}" + (f", {place}" if place else "")
 
 
-def _below(node: yaml.Node | None, index: str, key: str) -> yaml.Node | None:
+def _child_node(node: yaml.Node | None, index: str, key: str) -> yaml.Node | None:
     if isinstance(node, yaml.SequenceNode) and index:
         below: yaml.Node = node.value[int(index)]
         return below
@@ -184,25 +184,25 @@ def _below(node: yaml.Node | None, index: str, key: str) -> yaml.Node | None:
     return None
 
 
-def _said(entry: Entry) -> list[str]:
+def _reply_keys(entry: ScriptEntry) -> list[str]:
     return [name for name in ("text", "file", "tokens") if getattr(entry, name) is not None]
 
 
-def _breaks(entry: Entry) -> list[Break]:
+def _interruptions(entry: ScriptEntry) -> list[ReplyInterruption]:
     """Every way to break off that an entry names. True means at once, False not at all."""
     found = []
     if entry.fail is not None:
-        fail = Fail(message=entry.fail) if isinstance(entry.fail, str) else entry.fail
-        found.append(Break("fail", fail.after, fail.kind, fail.message))
+        fail = ReplyFailure(message=entry.fail) if isinstance(entry.fail, str) else entry.fail
+        found.append(ReplyInterruption("fail", fail.after, fail.kind, fail.message))
     if entry.die is not None and entry.die is not False:
-        found.append(Break("die", 0 if entry.die is True else entry.die))
+        found.append(ReplyInterruption("die", 0 if entry.die is True else entry.die))
     if entry.hang is not None and entry.hang is not False:
-        found.append(Break("hang", 0 if entry.hang is True else entry.hang))
+        found.append(ReplyInterruption("hang", 0 if entry.hang is True else entry.hang))
     return found
 
 
-def _read(path: Path, where: str) -> str:
+def _read_text(path: Path, location: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScriptError(f"{where}: cannot be read: {error}") from error
+        raise ScriptError(f"{location}: cannot be read: {error}") from error

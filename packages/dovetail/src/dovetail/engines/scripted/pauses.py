@@ -5,45 +5,45 @@ from collections.abc import Callable
 
 from dovetail_model import EngineUnavailable
 
-LOOK_AGAIN = 0.02  # seconds until what is waited for is looked at again
+POLL_INTERVAL_SECONDS = 0.02  # seconds until what is waited for is looked at again
 
 
-class Pauses:
+class InterruptibleTimer:
     """All waiting of an engine's generations. Once broken, none can be made."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
-        self.broken: str | None = None
+        self.interrupt_reason: str | None = None
 
-    async def wait(self, seconds: float | None) -> None:
+    async def sleep(self, seconds: float | None) -> None:
         """Wait; without end for None, and for nothing at all just let others run."""
         if seconds is not None and seconds <= 0:
             await asyncio.sleep(0)
         else:
-            await self._sleep(seconds)
-        self.check()
+            await self._sleep_until_woken(seconds)
+        self.raise_if_interrupted()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for something outside of the engine."""
-        while not holds():
-            await self.wait(LOOK_AGAIN)
+        while not condition():
+            await self.sleep(POLL_INTERVAL_SECONDS)
 
-    def check(self) -> None:
+    def raise_if_interrupted(self) -> None:
         """Raises if the engine is gone."""
-        if self.broken is not None:
-            raise EngineUnavailable(self.broken)
+        if self.interrupt_reason is not None:
+            raise EngineUnavailable(self.interrupt_reason)
 
-    def break_off(self, reason: str) -> None:
+    def interrupt(self, reason: str) -> None:
         """Everyone who waits, or will, gets an error with this reason."""
-        self.broken = reason
+        self.interrupt_reason = reason
         for future in self._waiting:
             _wake(future)
 
-    def restore(self) -> None:
+    def resume(self) -> None:
         """Waiting is possible again."""
-        self.broken = None
+        self.interrupt_reason = None
 
-    async def _sleep(self, seconds: float | None) -> None:
+    async def _sleep_until_woken(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _wake, future)

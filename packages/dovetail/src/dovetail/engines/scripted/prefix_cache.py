@@ -12,8 +12,8 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-IDS = "I"
-ID_BYTES = array(IDS).itemsize
+ID_TYPECODE = "I"
+ID_SIZE_BYTES = array(ID_TYPECODE).itemsize
 
 
 @dataclass(eq=False, slots=True)
@@ -30,12 +30,12 @@ class PrefixCache:
     """Known blocks, each salt's apart."""
 
     def __init__(self, capacity: int, block_size: int = 16) -> None:
-        self._block = block_size
-        self._width = block_size * ID_BYTES
+        self._block_size = block_size
+        self._block_bytes = block_size * ID_SIZE_BYTES
         self._capacity = capacity
         self._roots: dict[str | None, _Node] = {}
         # Every node but the roots, the one to go next first: a child stands before its parent.
-        self._order: OrderedDict[_Node, None] = OrderedDict()
+        self._eviction_order: OrderedDict[_Node, None] = OrderedDict()
         self.blocks = 0
 
     @property
@@ -48,14 +48,14 @@ class PrefixCache:
         root = self._roots.get(salt)
         if root is None or not prompt:
             return 0
-        path, matched = self._walk(root, _bytes(prompt))
+        path, matched = self._walk(root, _to_bytes(prompt))
         self._touch(path)
-        return min(matched // self._width, (len(prompt) - 1) // self._block) * self._block
+        return min(matched // self._block_bytes, (len(prompt) - 1) // self._block_size) * self._block_size
 
     def add(self, tokens: "array[int]", salt: str | None = None) -> None:
         """These tokens have been computed: their whole blocks are known from now on."""
-        data = _bytes(tokens)
-        end = len(data) - len(data) % self._width
+        data = _to_bytes(tokens)
+        end = len(data) - len(data) % self._block_bytes
         if not end:
             return
         root = self._roots.setdefault(salt, _Node(b"", None, salt))
@@ -70,7 +70,7 @@ class PrefixCache:
         """The known nodes on the way, the last one cut where data leaves it, and their bytes."""
         path: list[_Node] = []
         node, at = root, 0
-        while child := node.children.get(data[at : at + self._width]):
+        while child := node.children.get(data[at : at + self._block_bytes]):
             if not data.startswith(child.run, at):
                 child = self._split(child, self._common(child.run, data, at))
             at += len(child.run)
@@ -80,50 +80,50 @@ class PrefixCache:
 
     def _common(self, run: bytes, data: bytes, at: int) -> int:
         """The bytes of whole blocks that a run shares with data: some, and not all."""
-        low, high = 1, len(run) // self._width
+        low, high = 1, len(run) // self._block_bytes
         while high - low > 1:
             middle = (low + high) // 2
-            if data.startswith(run[: middle * self._width], at):
+            if data.startswith(run[: middle * self._block_bytes], at):
                 low = middle
             else:
                 high = middle
-        return low * self._width
+        return low * self._block_bytes
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Cut a run in two and give the upper part. The lower one keeps its place in the order."""
         assert node.parent is not None
         upper = _Node(node.run[:at], node.parent)
-        node.parent.children[node.run[: self._width]] = upper
+        node.parent.children[node.run[: self._block_bytes]] = upper
         node.run, node.parent = node.run[at:], upper
-        upper.children[node.run[: self._width]] = node
-        self._order[upper] = None
+        upper.children[node.run[: self._block_bytes]] = node
+        self._eviction_order[upper] = None
         return upper
 
     def _grow(self, node: _Node, run: bytes) -> _Node:
-        child = node.children[run[: self._width]] = _Node(run, node)
-        self._order[child] = None
-        self.blocks += len(run) // self._width
+        child = node.children[run[: self._block_bytes]] = _Node(run, node)
+        self._eviction_order[child] = None
+        self.blocks += len(run) // self._block_bytes
         return child
 
     def _touch(self, path: list[_Node]) -> None:
         for node in reversed(path):
-            self._order.move_to_end(node)
+            self._eviction_order.move_to_end(node)
 
     def _evict(self) -> None:
         """Take what is too much from the end of the run that was not used for longest."""
-        leaf = next(iter(self._order))
-        blocks = len(leaf.run) // self._width
+        leaf = next(iter(self._eviction_order))
+        blocks = len(leaf.run) // self._block_bytes
         gone = min(blocks, self.blocks - self._capacity)
         self.blocks -= gone
         if gone < blocks:
-            leaf.run = leaf.run[: (blocks - gone) * self._width]
+            leaf.run = leaf.run[: (blocks - gone) * self._block_bytes]
             return
         parent = leaf.parent
         assert parent is not None
-        del self._order[leaf], parent.children[leaf.run[: self._width]]
+        del self._eviction_order[leaf], parent.children[leaf.run[: self._block_bytes]]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
 
 
-def _bytes(tokens: "array[int]") -> bytes:
-    return (tokens if tokens.typecode == IDS else array(IDS, tokens)).tobytes()
+def _to_bytes(tokens: "array[int]") -> bytes:
+    return (tokens if tokens.typecode == ID_TYPECODE else array(ID_TYPECODE, tokens)).tobytes()

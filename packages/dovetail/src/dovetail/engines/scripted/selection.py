@@ -7,28 +7,28 @@ from functools import cached_property
 from hashlib import blake2b
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.scripted.script import Answer, Rule, Script, When
+from dovetail.engines.scripted.script import ScriptedReply, ScriptRule, Script, RuleCondition
 from dovetail_model import EngineError
 from dovetail_tokenizers import Tokenizer
 
-MOST_SESSIONS = 65_536
-MOST_PROMPTS = 4_096
-ID_AT_MOST = 4  # tokens that one character may be spread over
+MAX_SESSIONS = 65_536
+MAX_PROMPTS = 4_096
+MAX_TOKENS_PER_CHAR = 4  # tokens that one character may be spread over
 
 
-class Casting:
+class ReplySelector:
     """Picks answers and keeps count. A request that meets a rule does not count for the others."""
 
     def __init__(self, script: Script, tokenizer: Tokenizer) -> None:
-        self._roles = [_Role(rule, script) for rule in script.rules]
+        self._rules = [_RuleState(rule, script) for rule in script.rules]
         self._tokenizer = tokenizer
 
-    def pick(self, request: EngineRequest) -> Answer:
+    def select(self, request: EngineRequest) -> ScriptedReply:
         """The answer for a request. Raises `EngineError` where the script has none."""
         prompt = _PromptText(self._tokenizer, request.prompt)
-        for role in self._roles:
-            if role.takes(request, prompt):
-                return role.next(request)
+        for role in self._rules:
+            if role.matches(request, prompt):
+                return role.next_reply(request)
         raise EngineError("the script has no answer for this request: no rule takes it")
 
 
@@ -40,7 +40,7 @@ class _PromptText:
         self._ids = ids
 
     @cached_property
-    def whole(self) -> str:
+    def text(self) -> str:
         return self._tokenizer.decode(self._ids)
 
     def tail(self, characters: int) -> str:
@@ -48,61 +48,61 @@ class _PromptText:
         tokens = characters + 1
         while True:
             text = self._tokenizer.decode(self._ids[-tokens:])
-            if tokens >= len(self._ids) or len(text) > characters + ID_AT_MOST:
+            if tokens >= len(self._ids) or len(text) > characters + MAX_TOKENS_PER_CHAR:
                 return text[-characters:]
             tokens *= 2
 
 
-class _Role:
+class _RuleState:
     """A rule in play."""
 
-    def __init__(self, rule: Rule, script: Script) -> None:
+    def __init__(self, rule: ScriptRule, script: Script) -> None:
         self._rule = rule
         self._end = script.end
-        self._left = rule.times
+        self._remaining = rule.times
         self._regex = re.compile(rule.when.regex) if rule.when and rule.when.regex else None
         self._sessions: OrderedDict[str, int] = OrderedDict()
-        self._prompts = _KnownPrompts()
+        self._prompts = _PromptHistory()
 
-    def takes(self, request: EngineRequest, prompt: _PromptText) -> bool:
-        if self._left == 0:
+    def matches(self, request: EngineRequest, prompt: _PromptText) -> bool:
+        if self._remaining == 0:
             return False
         when = self._rule.when
-        return when is None or (_fits(when, request) and self._reads(when, prompt))
+        return when is None or (_matches_request(when, request) and self._matches_text(when, prompt))
 
-    def next(self, request: EngineRequest) -> Answer:
-        if self._left is not None:
-            self._left -= 1
-        answers = self._rule.answers
+    def next_reply(self, request: EngineRequest) -> ScriptedReply:
+        if self._remaining is not None:
+            self._remaining -= 1
+        answers = self._rule.replies
         if len(answers) == 1 and self._end != "fail":
             return answers[0]
-        turn = self._turn(request)
+        turn = self._turn_index(request)
         if turn < len(answers):
             return answers[turn]
         if self._end == "fail":
             raise EngineError(f"the script has no more turns: this session had all {len(answers)}")
         return answers[-1] if self._end == "last" else answers[turn % len(answers)]
 
-    def _reads(self, when: When, prompt: _PromptText) -> bool:
+    def _matches_text(self, when: RuleCondition, prompt: _PromptText) -> bool:
         if when.text is None and self._regex is None:
             return True
-        text = prompt.whole if when.tail is None else prompt.tail(when.tail)
+        text = prompt.text if when.tail is None else prompt.tail(when.tail)
         if when.text is not None and when.text not in text:
             return False
         return self._regex is None or self._regex.search(text) is not None
 
-    def _turn(self, request: EngineRequest) -> int:
+    def _turn_index(self, request: EngineRequest) -> int:
         """How many turns of its session came before this request."""
         if request.session is None:
             return self._prompts.depth(request.prompt)
         turn = self._sessions.pop(request.session, 0)
         self._sessions[request.session] = turn + 1
-        if len(self._sessions) > MOST_SESSIONS:
+        if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return turn
 
 
-def _fits(when: When, request: EngineRequest) -> bool:
+def _matches_request(when: RuleCondition, request: EngineRequest) -> bool:
     length = len(request.prompt)
     return (
         (when.session is None or when.session == request.session)
@@ -111,7 +111,7 @@ def _fits(when: When, request: EngineRequest) -> bool:
     )
 
 
-class _KnownPrompts:
+class _PromptHistory:
     """Prompts seen, each with its depth: a prompt that grew out of another comes one turn later.
 
     The same prompt again is the same turn again, and a fork goes on from where it left.
@@ -133,6 +133,6 @@ class _KnownPrompts:
                 self._depths.move_to_end(known)
         digest.update(view[at:])
         self._depths[len(view), digest.digest()] = depth
-        if len(self._depths) > MOST_PROMPTS:
+        if len(self._depths) > MAX_PROMPTS:
             self._depths.popitem(last=False)
         return depth

@@ -1,6 +1,6 @@
 """SGLang, remote and unmodified: token ids over its native `/generate`."""
 
-from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.sglang.discovery import discover
 from dovetail.engines.sglang.engine import SglangEngine
 from dovetail.engines.sglang.options import SglangOptions
@@ -19,5 +19,5 @@ def create(setup: EngineSetup) -> SglangEngine:
         setup.endpoint,
         setup.tokenizer,
         context_length=setup.context_length or told,
-        options=read_options(setup.options, SglangOptions),
+        options=parse_options(setup.options, SglangOptions),
     )

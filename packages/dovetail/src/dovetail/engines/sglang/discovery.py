@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.sglang.faults import refusal
+from dovetail.engines.sglang.faults import sglang_error_from_status
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import EngineError
 
-MODEL_PATHS = ("/model_info", "/get_model_info")
-SERVER_PATHS = ("/server_info", "/get_server_info")
-LIST_PATH = "/v1/models"
+MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
+MODEL_LIST_PATH = "/v1/models"
 #: `/health` of SGLang generates a token, so it is the last resort.
-HEALTH_PATHS = ("/ready", *MODEL_PATHS, "/health")
-PATIENCE = Timeouts(connect=5.0, read=15.0)
+HEALTH_PATHS = ("/ready", *MODEL_INFO_PATHS, "/health")
+DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
     """What is served there. Raises an `EngineError` where nobody answers, or not SGLang."""
-    model = await ask(endpoint, *MODEL_PATHS) or {}
-    server = await ask(endpoint, *SERVER_PATHS) or {}
-    cards = await _cards(endpoint)
+    model = await fetch_json(endpoint, *MODEL_INFO_PATHS) or {}
+    server = await fetch_json(endpoint, *SERVER_INFO_PATHS) or {}
+    cards = await _list_model_cards(endpoint)
     # Adapters are models of their own, which `/generate` would have to be asked for by path.
     names = tuple(str(c["id"]) for c in cards if c.get("id") and not c.get("parent"))
     path = _text(model, "model_path") or _text(server, "model_path")
@@ -40,17 +40,17 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
         name=name,
         names=names or (name,),
         root=tokenizer or path or _text(card, "root"),
-        context_length=_length(card) or _length(server),
+        context_length=_context_length_field(card) or _context_length_field(server),
         version=_text(server, "version") or "",
     )
 
 
-async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
+async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
     """What the first of these paths that exists answers; None where none does."""
     for path in paths:
-        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
+        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
         if status in (401, 403):
-            raise refusal(status, content)
+            raise sglang_error_from_status(status, content)
         if status != 200:
             continue
         try:
@@ -60,27 +60,27 @@ async def ask(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
     return None
 
 
-async def health_path(endpoint: Endpoint) -> str:
+async def find_health_path(endpoint: Endpoint) -> str:
     """The cheapest path that tells whether the server is well."""
     for path in HEALTH_PATHS:
-        status, _ = await fetch(endpoint, ClientRequest("GET", path, timeouts=PATIENCE))
+        status, _ = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
         if status in (200, 503):
             return path
-    return LIST_PATH
+    return MODEL_LIST_PATH
 
 
-async def _cards(endpoint: Endpoint) -> list[Mapping[str, Any]]:
-    listed = await ask(endpoint, LIST_PATH) or {}
+async def _list_model_cards(endpoint: Endpoint) -> list[Mapping[str, Any]]:
+    listed = await fetch_json(endpoint, MODEL_LIST_PATH) or {}
     cards = listed.get("data")
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
 
-def _text(told: Mapping[str, Any], name: str) -> str | None:
-    value = told.get(name)
+def _text(info: Mapping[str, Any], name: str) -> str | None:
+    value = info.get(name)
     return value if isinstance(value, str) and value else None
 
 
-def _length(told: Mapping[str, Any]) -> int | None:
+def _context_length_field(info: Mapping[str, Any]) -> int | None:
     """The window, by SGLang's names for it and by that of Dynamo."""
-    values = (told.get(name) for name in ("max_model_len", "context_length", "context_window"))
+    values = (info.get(name) for name in ("max_model_len", "context_length", "context_window"))
     return next((value for value in values if type(value) is int and value > 0), None)

@@ -4,57 +4,57 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.engines.engine import Syntax
+from dovetail.engines.engine import ConstraintSyntax
 from dovetail.engines.sglang.options import SglangOptions
 
 #: Which number a scheduler by priority takes first.
-Polarity = Literal["higher", "lower"]
+PriorityOrder = Literal["higher", "lower"]
 
 #: The notations that each grammar backend enforces, the best first. That of llguidance reads Lark
 #: and GBNF where SGLang says EBNF, and structural tags only in a form from before xgrammar's.
-NOTATIONS: Mapping[str, tuple[Syntax, ...]] = {
+BACKEND_SYNTAXES: Mapping[str, tuple[ConstraintSyntax, ...]] = {
     "xgrammar": ("structural_tag", "ebnf", "json_schema"),
     "llguidance": ("lark", "gbnf", "ebnf", "json_schema"),
     "outlines": ("json_schema",),
     "none": (),
 }
-DEFAULT_BACKEND = "xgrammar"
+DEFAULT_GRAMMAR_BACKEND = "xgrammar"
 
 
 @dataclass(frozen=True)
-class Facts:
+class SglangServerInfo:
     """How a server was started. `told` is False for one that keeps it to itself: a router."""
 
-    told: bool = False
-    priority: Polarity | None = None
-    constraints: tuple[Syntax, ...] = ()
-    window: int | None = None
-    incremental: bool | None = None
+    reported: bool = False
+    priority_order: PriorityOrder | None = None
+    constraints: tuple[ConstraintSyntax, ...] = ()
+    context_length: int | None = None
+    incremental_output: bool | None = None
     version: str = ""
 
 
-def facts_of(told: Mapping[str, Any] | None, options: SglangOptions) -> Facts:
+def parse_server_info(reported: Mapping[str, Any] | None, options: SglangOptions) -> SglangServerInfo:
     """The facts in an answer of `/server_info`; what the user says counts more."""
-    info = told or {}
-    backend = options.grammar_backend or _backend(told)
-    return Facts(
-        told=told is not None,
-        priority=_polarity(info, options),
-        constraints=NOTATIONS.get(backend, ()),
-        window=_window(info),
-        incremental=_flag(info, "incremental_streaming_output", "stream_output"),
+    info = reported or {}
+    backend = options.grammar_backend or _grammar_backend(reported)
+    return SglangServerInfo(
+        reported=reported is not None,
+        priority_order=_priority_order(info, options),
+        constraints=BACKEND_SYNTAXES.get(backend, ()),
+        context_length=_max_context_length(info),
+        incremental_output=_flag(info, "incremental_streaming_output", "stream_output"),
         version=str(info.get("version") or ""),
     )
 
 
-def _backend(told: Mapping[str, Any] | None) -> str:
+def _grammar_backend(reported: Mapping[str, Any] | None) -> str:
     """Nobody promises what a server that tells nothing can enforce."""
-    if told is None:
+    if reported is None:
         return "none"
-    return str(told.get("grammar_backend") or DEFAULT_BACKEND)
+    return str(reported.get("grammar_backend") or DEFAULT_GRAMMAR_BACKEND)
 
 
-def _polarity(info: Mapping[str, Any], options: SglangOptions) -> Polarity | None:
+def _priority_order(info: Mapping[str, Any], options: SglangOptions) -> PriorityOrder | None:
     if options.priority is not None:
         return None if options.priority == "off" else options.priority
     if not info.get("enable_priority_scheduling"):
@@ -62,7 +62,7 @@ def _polarity(info: Mapping[str, Any], options: SglangOptions) -> Polarity | Non
     return "lower" if info.get("schedule_low_priority_values_first") else "higher"
 
 
-def _window(info: Mapping[str, Any]) -> int | None:
+def _max_context_length(info: Mapping[str, Any]) -> int | None:
     """What a request may take: the pool of the cache can be smaller than the model's window.
 
     A request is refused whose prompt and `max_new_tokens` exceed the window less the room for

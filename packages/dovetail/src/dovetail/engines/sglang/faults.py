@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dovetail.engines.completions.errors import Fault, error_of_fault, error_of_status
+from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body, error_from_status
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -11,19 +11,19 @@ from dovetail_model import (
     Overloaded,
 )
 
-WHO = "SGLang"
+SERVER_NAME = "SGLang"
 
 #: Its words for a prompt, or prompt and answer, that do not fit the window or the cache's pool.
-_TOO_LONG = (
+_CONTEXT_OVERFLOW_PHRASES = (
     "model's context length",
     "maximum context length",
     "exceeds the maximum allowed length",
     "exceeds the KV memory budget",
 )
-_QUEUE_IS_FULL = "queue is full"
+_QUEUE_FULL_PHRASE = "queue is full"
 
 
-class Ending(msgspec.Struct, frozen=True, gc=False):
+class SglangFinishReason(msgspec.Struct, frozen=True, gc=False):
     """How a turn ended. `matched` is the token or text that stopped it."""
 
     type: str = ""
@@ -32,27 +32,27 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
     status_code: int | None = None
 
 
-def refusal(status: int, content: bytes) -> DovetailError:
+def sglang_error_from_status(status: int, content: bytes) -> DovetailError:
     """The error behind a status that is not 200."""
-    return _read(error_of_status(WHO, status, content))
+    return _refine_error(error_from_status(SERVER_NAME, status, content))
 
 
-def failure(fault: Fault) -> DovetailError:
+def sglang_error_from_body(body: CompletionErrorBody) -> DovetailError:
     """The error that a frame of the stream tells of."""
-    return _read(error_of_fault(WHO, fault))
+    return _refine_error(error_from_body(SERVER_NAME, body))
 
 
-def abortion(ending: Ending) -> DovetailError:
+def abort_error(finish_reason: SglangFinishReason) -> DovetailError:
     """The error of a turn that SGLang gave up. Without a status nobody is to blame."""
-    message = ending.message or "no reason given"
-    if ending.status_code is None:
-        return EngineUnavailable(f"{WHO} gave the request up: {message}")
-    return failure(Fault(message=message, code=ending.status_code))
+    message = finish_reason.message or "no reason given"
+    if finish_reason.status_code is None:
+        return EngineUnavailable(f"{SERVER_NAME} gave the request up: {message}")
+    return sglang_error_from_body(CompletionErrorBody(message=message, code=finish_reason.status_code))
 
 
-def _read(error: DovetailError) -> DovetailError:
-    if isinstance(error, InvalidRequest) and any(words in error.message for words in _TOO_LONG):
+def _refine_error(error: DovetailError) -> DovetailError:
+    if isinstance(error, InvalidRequest) and any(words in error.message for words in _CONTEXT_OVERFLOW_PHRASES):
         return ContextOverflow(error.message)
-    if isinstance(error, EngineUnavailable) and _QUEUE_IS_FULL in error.message:
+    if isinstance(error, EngineUnavailable) and _QUEUE_FULL_PHRASE in error.message:
         return Overloaded(error.message)
     return error

@@ -13,134 +13,134 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.completions.errors import Fault
+from dovetail.engines.completions.errors import CompletionErrorBody
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
-from dovetail.engines.sglang.faults import WHO, Ending, abortion, failure
+from dovetail.engines.sglang.faults import SERVER_NAME, SglangFinishReason, abort_error, sglang_error_from_body
 from dovetail_model import EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 _DONE = b"[DONE]"
-_NOTHING = msgspec.Raw(b"[]")
+_EMPTY_LIST = msgspec.Raw(b"[]")
 
 #: Logarithm, id, and a text that is not asked for.
-Probability = tuple[float | None, int, str | None]
+SglangLogprob = tuple[float | None, int, str | None]
 
 
-class Meta(msgspec.Struct, frozen=True, gc=False):
+class SglangMetaInfo(msgspec.Struct, frozen=True, gc=False):
     """What SGLang tells beside the ids. The counts are of all tokens so far."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    finish_reason: Ending | None = None
-    output_token_logprobs: msgspec.Raw = _NOTHING
-    output_top_logprobs: msgspec.Raw = _NOTHING
+    finish_reason: SglangFinishReason | None = None
+    output_token_logprobs: msgspec.Raw = _EMPTY_LIST
+    output_top_logprobs: msgspec.Raw = _EMPTY_LIST
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
-    output_ids: msgspec.Raw = _NOTHING
-    meta_info: Meta = Meta()
-    error: Fault | None = None
+class SglangFrame(msgspec.Struct, frozen=True, gc=False):
+    output_ids: msgspec.Raw = _EMPTY_LIST
+    meta_info: SglangMetaInfo = SglangMetaInfo()
+    error: CompletionErrorBody | None = None
 
 
-_decode_frame = msgspec.json.Decoder(Frame).decode
+_decode_frame = msgspec.json.Decoder(SglangFrame).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
-_decode_sampled = msgspec.json.Decoder(list[Probability] | None).decode
-_decode_likely = msgspec.json.Decoder(list[list[Probability] | None] | None).decode
+_decode_token_logprobs = msgspec.json.Decoder(list[SglangLogprob] | None).decode
+_decode_top_logprobs = msgspec.json.Decoder(list[list[SglangLogprob] | None] | None).decode
 
 
-class FrameReader:
+class SglangFrameReader:
     """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted.
 
     `over` is whether SGLang has ended the turn itself: a turn that is cut here goes on there.
     """
 
-    __slots__ = ("_cached", "_count", "_repeats", "_request", "_seen", "_tokenizer", "over")
+    __slots__ = ("_cached_reported", "_count", "_is_cumulative", "_request", "_seen_json", "_tokenizer", "is_finished")
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._count = 0
-        self._seen = b""
-        self._repeats: bool | None = None
-        self._cached = False
-        self.over = False
+        self._seen_json = b""
+        self._is_cumulative: bool | None = None
+        self._cached_reported = False
+        self.is_finished = False
 
     def read(self, payloads: Sequence[bytes]) -> TokenDelta | None:
         """The delta of frames that came together; None while there is nothing to tell."""
         done = payloads[-1].startswith(_DONE)
         frames = payloads[:-1] if done else payloads
         deltas: list[TokenDelta] = []
-        for payload in frames[-1:] if self._repeats else frames:
-            deltas.append(self._take(payload))
+        for payload in frames[-1:] if self._is_cumulative else frames:
+            deltas.append(self._read_frame(payload))
             if deltas[-1].finish is not None:
-                return _joined(deltas)
+                return _merge_deltas(deltas)
         if done:
-            raise EngineUnavailable(f"{WHO} ended its answer without saying why")
-        delta = _joined(deltas)
+            raise EngineUnavailable(f"{SERVER_NAME} ended its answer without saying why")
+        delta = _merge_deltas(deltas)
         return delta if delta.ids or delta.cached is not None else None
 
-    def _take(self, payload: bytes) -> TokenDelta:
+    def _read_frame(self, payload: bytes) -> TokenDelta:
         try:
             frame = _decode_frame(payload)
             if frame.error is not None:
-                self.over = True
-                raise failure(frame.error)
-            return self._delta(frame)
+                self.is_finished = True
+                raise sglang_error_from_body(frame.error)
+            return self._to_delta(frame)
         except msgspec.DecodeError as fault:
-            raise EngineError(f"{WHO} sent what is not understood ({fault})") from fault
+            raise EngineError(f"{SERVER_NAME} sent what is not understood ({fault})") from fault
 
-    def _delta(self, frame: Frame) -> TokenDelta:
+    def _to_delta(self, frame: SglangFrame) -> TokenDelta:
         meta, ending = frame.meta_info, frame.meta_info.finish_reason
         if ending is not None and ending.type not in ("stop", "length"):
-            self.over = True
-            raise abortion(ending)
+            self.is_finished = True
+            raise abort_error(ending)
         before = self._count
-        ids = self._fresh(frame)
+        ids = self._new_ids(frame)
         self._count += len(ids)
-        self.over = ending is not None
-        kept, finish = self._cut(ids, before, ending)
+        self.is_finished = ending is not None
+        kept, finish = self._truncate(ids, before, ending)
         return TokenDelta(
             ids=kept,
             logprobs=self._logprobs(kept, meta, before),
             finish=finish,
-            cached=self._tell_cached(meta),
+            cached=self._take_cached(meta),
             exact=meta.prompt_tokens in (None, len(self._request.prompt)),
         )
 
-    def _fresh(self, frame: Frame) -> list[int]:
+    def _new_ids(self, frame: SglangFrame) -> list[int]:
         """The ids that were not told before."""
-        count, told = frame.meta_info.completion_tokens, _listed(frame.output_ids)
+        count, told = frame.meta_info.completion_tokens, _json_list(frame.output_ids)
         if count is None:
-            raise EngineError(f"{WHO} does not count its tokens: completion_tokens is missing")
+            raise EngineError(f"{SERVER_NAME} does not count its tokens: completion_tokens is missing")
         wanted, ending = count - self._count, frame.meta_info.finish_reason
-        if self._count and self._repeats is not False and _goes_on(told, self._seen):
-            tail = b"[" + told[len(self._seen) :].lstrip(b", ")
-            ids = _whole(_decode_ids(tail), wanted, ending)
+        if self._count and self._is_cumulative is not False and _continues_list(told, self._seen_json):
+            tail = b"[" + told[len(self._seen_json) :].lstrip(b", ")
+            ids = _with_stop_token(_decode_ids(tail), wanted, ending)
             if len(ids) == wanted:
-                self._repeats = True
-                self._seen = told.rstrip(b"] ")
+                self._is_cumulative = True
+                self._seen_json = told.rstrip(b"] ")
                 return ids
-        ids = _whole(_decode_ids(told), wanted, ending)
-        if self._repeats or len(ids) != wanted:
+        ids = _with_stop_token(_decode_ids(told), wanted, ending)
+        if self._is_cumulative or len(ids) != wanted:
             raise EngineError(
-                f"{WHO} counts {count} tokens and told {self._count} of them before: "
+                f"{SERVER_NAME} counts {count} tokens and told {self._count} of them before: "
                 f"its {len(ids)} ids do not add up with that"
             )
         if self._count:
-            self._repeats = False
+            self._is_cumulative = False
         else:
-            self._seen = told.rstrip(b"] ")
+            self._seen_json = told.rstrip(b"] ")
         return ids
 
-    def _cut(
-        self, ids: list[int], before: int, ending: Ending | None
+    def _truncate(
+        self, ids: list[int], before: int, finish_reason: SglangFinishReason | None
     ) -> tuple[list[int], Literal["stop", "length"] | None]:
         """The ids up to the end of the turn, or up to the limit: not every server keeps to them."""
         finish: Literal["stop", "length"] | None = None
-        if ending is not None:
-            finish = "length" if ending.type == "length" else "stop"
+        if finish_reason is not None:
+            finish = "length" if finish_reason.type == "length" else "stop"
         room = self._request.max_tokens - before
         if len(ids) > room or (len(ids) == room and finish is None):
             ids, finish = ids[:room], "length"
@@ -150,50 +150,50 @@ class FrameReader:
             return ids[:place], "stop"
         return ids, finish
 
-    def _tell_cached(self, meta: Meta) -> int | None:
-        if self._cached or meta.cached_tokens is None:
+    def _take_cached(self, meta: SglangMetaInfo) -> int | None:
+        if self._cached_reported or meta.cached_tokens is None:
             return None
-        self._cached = True
+        self._cached_reported = True
         return meta.cached_tokens
 
-    def _logprobs(self, ids: list[int], meta: Meta, before: int) -> tuple[TokenLogprob, ...]:
+    def _logprobs(self, ids: list[int], meta: SglangMetaInfo, before: int) -> tuple[TokenLogprob, ...]:
         """One for each id. Those of repeating frames begin with the first token of the turn."""
         wanted = self._request.sampling.logprobs
         if wanted is None or not ids:
             return ()
-        sampled = _decode_sampled(meta.output_token_logprobs) or []
-        likely = _decode_likely(meta.output_top_logprobs) or [] if wanted else []
-        first = before if self._repeats else 0
+        sampled = _decode_token_logprobs(meta.output_token_logprobs) or []
+        likely = _decode_top_logprobs(meta.output_top_logprobs) or [] if wanted else []
+        first = before if self._is_cumulative else 0
         spelled = self._tokenizer.decode
         found: list[TokenLogprob] = []
         for place, id in enumerate(ids, first):
             known = place < len(sampled) and sampled[place][1] == id
             top = likely[place] or [] if known and place < len(likely) else []
-            beside = tuple((spelled([other]), _number(log)) for log, other, _ in top[:wanted])
+            beside = tuple((spelled([other]), _logprob_or_unknown(log)) for log, other, _ in top[:wanted])
             value = sampled[place][0] if known else None
-            found.append(TokenLogprob(spelled([id]), _number(value), beside))
+            found.append(TokenLogprob(spelled([id]), _logprob_or_unknown(value), beside))
         return tuple(found)
 
 
-def _listed(raw: msgspec.Raw) -> bytes:
+def _json_list(raw: msgspec.Raw) -> bytes:
     """A list as it was sent; one that is missing is empty."""
     sent = bytes(raw)
     return sent if sent != b"null" else b"[]"
 
 
-def _goes_on(told: bytes, seen: bytes) -> bool:
+def _continues_list(current: bytes, seen: bytes) -> bool:
     """Whether a list begins with all of another one, whose end is cut: `[123]` not with `[12`."""
-    return told.startswith(seen) and told[len(seen) : len(seen) + 1] in (b",", b"]", b" ")
+    return current.startswith(seen) and current[len(seen) : len(seen) + 1] in (b",", b"]", b" ")
 
 
-def _whole(ids: list[int], wanted: int, ending: Ending | None) -> list[int]:
+def _with_stop_token(ids: list[int], expected: int, finish_reason: SglangFinishReason | None) -> list[int]:
     """With the token that ended the turn, where it is counted and kept out of the ids."""
-    if ending is not None and isinstance(ending.matched, int) and len(ids) + 1 == wanted:
-        return [*ids, ending.matched]
+    if finish_reason is not None and isinstance(finish_reason.matched, int) and len(ids) + 1 == expected:
+        return [*ids, finish_reason.matched]
     return ids
 
 
-def _joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
+def _merge_deltas(deltas: Sequence[TokenDelta]) -> TokenDelta:
     """Deltas that came together as one."""
     if len(deltas) == 1:
         return deltas[0]
@@ -211,5 +211,5 @@ def _joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
     return TokenDelta(ids, tuple(logprobs), finish, cached, exact)
 
 
-def _number(log: float | None) -> float:
+def _logprob_or_unknown(log: float | None) -> float:
     return UNKNOWN_LOGPROB if log is None else log

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.sampling import given_values
-from dovetail.engines.sglang.facts import Polarity
-from dovetail.engines.token_ids import Spelling
+from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.sampling import explicit_sampling_fields
+from dovetail.engines.sglang.facts import PriorityOrder
+from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
 
 #: The member of `sampling_params` that takes each notation.
-CONSTRAINTS: Mapping[Syntax, str] = {
+CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json_schema",
     "ebnf": "ebnf",
@@ -23,7 +23,7 @@ CONSTRAINTS: Mapping[Syntax, str] = {
 _json = msgspec.json.Encoder()
 
 
-def body(request: EngineRequest, spelling: Spelling, rid: str, priority: Polarity | None) -> bytes:
+def encode_request(request: EngineRequest, prompt_encoder: PromptEncoder, rid: str, priority_order: PriorityOrder | None) -> bytes:
     """The request as JSON. `rid` names it to SGLang; `priority` is None where it takes none.
 
     Stop texts are not passed on: who asks watches for them. `session_id` lets SGLang keep what a
@@ -31,15 +31,15 @@ def body(request: EngineRequest, spelling: Spelling, rid: str, priority: Polarit
     """
     fields: dict[str, Any] = {
         "rid": rid,
-        "input_ids": spelling.spell(request.prompt, request.session),
+        "input_ids": prompt_encoder.encode(request.prompt, request.session),
         "sampling_params": _sampling_params(request),
         "stream": True,
     }
     if request.sampling.logprobs is not None:
         fields["return_logprob"] = True
         fields["top_logprobs_num"] = request.sampling.logprobs
-    if priority is not None:  # without one SGLang takes it for the least urgent of all
-        fields["priority"] = request.priority if priority == "higher" else -request.priority
+    if priority_order is not None:  # without one SGLang takes it for the least urgent of all
+        fields["priority"] = request.priority if priority_order == "higher" else -request.priority
     if request.session:
         fields["session_id"] = request.session
     if request.cache_salt:  # `cache_salt` is younger, and an older server would pass over it
@@ -56,24 +56,24 @@ def _sampling_params(request: EngineRequest) -> dict[str, Any]:
         "max_new_tokens": max(request.max_tokens, 1),
         "skip_special_tokens": False,
         "no_stop_trim": True,
-        **_drawing(request.sampling),
+        **_sampling_fields(request.sampling),
     }
     if request.stop_ids:
         params["stop_token_ids"] = sorted(request.stop_ids)
     if request.constraint is not None:
-        params[_member(request.constraint)] = request.constraint.text
+        params[_constraint_field(request.constraint)] = request.constraint.text
     return params
 
 
-def _drawing(sampling: Sampling) -> dict[str, Any]:
-    given = given_values(sampling, "sampling_seed")
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    given = explicit_sampling_fields(sampling, "sampling_seed")
     if given.get("top_k") == 0:  # to others that is the whole vocabulary, to SGLang an error
         given["top_k"] = -1
     return given
 
 
-def _member(constraint: Constraint) -> str:
-    member = CONSTRAINTS.get(constraint.syntax)
+def _constraint_field(constraint: Constraint) -> str:
+    member = CONSTRAINT_FIELDS.get(constraint.syntax)
     if member is None:
         raise Unsupported(f"SGLang takes no {constraint.syntax} constraints")
     return member

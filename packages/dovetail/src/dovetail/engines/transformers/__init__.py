@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.transformers.engine import TransformersEngine
 from dovetail.engines.transformers.options import TransformersOptions
 
@@ -12,16 +12,16 @@ __all__ = ["TransformersEngine", "TransformersOptions", "create"]
 def create(setup: EngineSetup) -> TransformersEngine:
     """The engine for a folder of weights in Hugging Face's layout."""
     if setup.model is None or not (setup.model / "config.json").is_file():
-        raise EngineSetupError(_no_weights(setup.model))
+        raise EngineSetupError(_missing_weights_message(setup.model))
     return TransformersEngine(
         setup.model,
         setup.tokenizer,
         context_length=setup.context_length,
-        options=read_options(setup.options, TransformersOptions),
+        options=parse_options(setup.options, TransformersOptions),
     )
 
 
-def _no_weights(path: Path | None) -> str:
+def _missing_weights_message(path: Path | None) -> str:
     wanted = "the engine 'transformers' needs a folder with config.json and weights"
     if path is None:
         return wanted

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener, check_length
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, check_prompt_length
 from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.engines.transformers.process import ModelProcess, Ready
+from dovetail.engines.transformers.process import TransformersProcess, TransformersChildReady
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 #: A long prompt is read without a sign of life.
-PATIENCE = Timeouts(connect=10.0, read=600.0)
-HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
-_GAUGES = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
+GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
+HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
+_METRIC_PATTERN = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
 
 class TransformersEngine:
@@ -38,14 +38,14 @@ class TransformersEngine:
     ) -> None:
         self._folder = folder
         self._tokenizer = tokenizer
-        self._wanted_length = context_length
+        self._requested_context_length = context_length
         self._options = options or TransformersOptions()
-        self._process = ModelProcess(self._options)
+        self._process = TransformersProcess(self._options)
         self._endpoint: Endpoint | None = None
         self._client: CompletionsClient | None = None
-        self._ready: Ready | None = None
-        window = context_length or likely_window(folder)
-        self.abilities = Abilities(context_length=window, local=True)
+        self._ready: TransformersChildReady | None = None
+        window = context_length or read_context_length(folder)
+        self.capabilities = EngineCapabilities(context_length=window, local=True)
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -61,9 +61,9 @@ class TransformersEngine:
         """Loads the model, in a process of its own."""
         if self._endpoint is not None:
             return
-        self._process = ModelProcess(self._options)
-        endpoint, ready = await self._process.start(self._folder, self._wanted_length)
-        self.abilities = Abilities(
+        self._process = TransformersProcess(self._options)
+        endpoint, ready = await self._process.start(self._folder, self._requested_context_length)
+        self.capabilities = EngineCapabilities(
             constraints=ready.constraints,
             logprobs=ready.logprobs,
             cached_tokens=ready.cached_tokens,
@@ -74,39 +74,39 @@ class TransformersEngine:
         self._client = CompletionsClient(
             endpoint,
             name,
-            who="transformers",
-            patience=PATIENCE,
-            packed=True,
+            server_name="transformers",
+            timeouts=GENERATE_TIMEOUTS,
+            binary_prompt=True,
             tokenizer=self._tokenizer,
         )
         self._endpoint, self._ready = endpoint, ready
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Deltas as they come. Leaving it drops the connection, at which the model stops."""
         client, process = self._client, self._process
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
-        check_length(request, self.abilities.context_length)
+        check_prompt_length(request, self.capabilities.context_length)
         try:
-            await client.generate(request, listener)
+            await client.generate(request, sink)
         except EngineUnavailable as fault:
-            await process.explain(fault)
+            await process.raise_exit_error(fault)
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         """Whether the process answers, and how many generations run and wait there."""
         endpoint, ready = self._endpoint, self._ready
         if endpoint is None or ready is None:
-            return Health(False, "not started")
+            return EngineHealth(False, "not started")
         if not self._process.alive:
-            return Health(False, self._process.epitaph())
+            return EngineHealth(False, self._process.describe_exit())
         try:
-            status, _ = await fetch(endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE))
-            _, text = await fetch(endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_PATIENCE))
+            status, _ = await fetch(endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS))
+            _, text = await fetch(endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_TIMEOUTS))
         except DovetailError as error:
-            return Health(False, error.message)
+            return EngineHealth(False, error.message)
         facts: dict[str, Any] = {**ready.facts}
-        facts.update((name.decode(), int(value)) for name, value in _GAUGES.findall(text))
-        return Health(status == 200, "" if status == 200 else f"status {status}", facts)
+        facts.update((name.decode(), int(value)) for name, value in _METRIC_PATTERN.findall(text))
+        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:
         """Ends the process, and with it everything that runs there."""
@@ -114,7 +114,7 @@ class TransformersEngine:
         await self._process.stop()
 
 
-def likely_window(folder: Path) -> int | None:
+def read_context_length(folder: Path) -> int | None:
     """The window that a model was made for; None if its folder does not say."""
     try:
         config = json.loads((folder / "config.json").read_bytes())

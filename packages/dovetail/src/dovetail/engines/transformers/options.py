@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,17 +30,17 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str | None = None
     cuda_graphs: bool = True
-    max_batch: Count = 64
-    max_batch_tokens: Count | None = None
-    cache_tokens: Count | None = None
+    max_batch: PositiveInt = 64
+    max_batch_tokens: PositiveInt | None = None
+    cache_tokens: PositiveInt | None = None
     page_size: Annotated[int, msgspec.Meta(ge=4)] | None = None
-    threads: Count | None = None
+    threads: PositiveInt | None = None
     logs: bool = False
     tcp: bool = False
     start_timeout: float = 600.0
 
 
-class Order(msgspec.Struct, frozen=True):
+class TransformersChildConfig(msgspec.Struct, frozen=True):
     """What the child is told: the model, where to listen, what else it may import from."""
 
     model: str

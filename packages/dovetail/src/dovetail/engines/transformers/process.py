@@ -13,31 +13,31 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.engine import Syntax
-from dovetail.engines.process import EngineProcess, Launch
-from dovetail.engines.transformers.options import Order, TransformersOptions
+from dovetail.engines.engine import ConstraintSyntax
+from dovetail.engines.process import EngineProcess, ProcessSpec
+from dovetail.engines.transformers.options import TransformersChildConfig, TransformersOptions
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import install_command
 from dovetail_model import EngineUnavailable
 
-CHILD = Path(__file__).parent / "child" / "__main__.py"
-NEEDED = ("torch", "transformers")
-OURS = ("dovetail", "dovetail_model", "dovetail_protocols", "dovetail_tokenizers")
-COMPLAINT = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*")  # the last line of a traceback
+CHILD_SCRIPT = Path(__file__).parent / "child" / "__main__.py"
+REQUIRED_PACKAGES = ("torch", "transformers")
+DOVETAIL_PACKAGES = ("dovetail", "dovetail_model", "dovetail_protocols", "dovetail_tokenizers")
+ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*")  # the last line of a traceback
 
 
-class Ready(msgspec.Struct, frozen=True):
+class TransformersChildReady(msgspec.Struct, frozen=True):
     """What the child says once it serves. `facts` are for whoever looks at the engine's health."""
 
     address: str
     context_length: int
     cached_tokens: bool = False
-    constraints: tuple[Syntax, ...] = ()
+    constraints: tuple[ConstraintSyntax, ...] = ()
     logprobs: bool = False
     facts: dict[str, str | int] = {}
 
 
-class ModelProcess(EngineProcess):
+class TransformersProcess(EngineProcess):
     """One running model. A process is not started twice."""
 
     __slots__ = ("_options",)
@@ -45,48 +45,48 @@ class ModelProcess(EngineProcess):
     def __init__(self, options: TransformersOptions) -> None:
         self._options = options
         super().__init__(
-            Launch(
+            ProcessSpec(
                 name="transformers",
-                command=(options.python or sys.executable, "-P", str(CHILD)),
-                patience=options.start_timeout,
-                logs=options.logs,
+                command=(options.python or sys.executable, "-P", str(CHILD_SCRIPT)),
+                start_timeout=options.start_timeout,
+                forward_logs=options.logs,
             )
         )
 
-    async def start(self, model: Path, context_length: int | None) -> tuple[Endpoint, Ready]:
+    async def start(self, model: Path, context_length: int | None) -> tuple[Endpoint, TransformersChildReady]:
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
         if self._options.python is None:
             check_packages()
         key = secrets.token_urlsafe(32)
-        order = Order(
+        order = TransformersChildConfig(
             str(model),
             key,
-            None if self._options.tcp else self._socket.make("engine.sock"),
+            None if self._options.tcp else self._socket.create("engine.sock"),
             context_length,
             self._options,
-            sources() if self._options.python is not None else (),
+            package_roots() if self._options.python is not None else (),
         )
         try:
             answer = await self._child.start(msgspec.to_builtins(order))
             if "address" not in answer:
-                reason = answer.get("error") or self.epitaph()
+                reason = answer.get("error") or self.describe_exit()
                 raise EngineUnavailable(f"transformers cannot serve {model}: {reason}")
         except BaseException:
             await self.stop()
             raise
-        ready = msgspec.convert(answer, Ready)
+        ready = msgspec.convert(answer, TransformersChildReady)
         return Endpoint.parse(ready.address, {"authorization": f"Bearer {key}"}), ready
 
-    def epitaph(self) -> str:
+    def describe_exit(self) -> str:
         """How the process ended, and what it complained of last."""
-        complaint = last_complaint(self._child.log)
-        ended = self._child.epitaph()
+        complaint = last_error_line(self._child.log)
+        ended = self._child.describe_exit()
         return f"{ended}: {complaint}" if complaint and not self.alive else ended
 
 
 def check_packages() -> None:
     """Raises where this interpreter has no torch or no transformers."""
-    for package in NEEDED:
+    for package in REQUIRED_PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise EngineUnavailable(
                 f"the engine 'transformers' needs the package {package}: "
@@ -94,14 +94,14 @@ def check_packages() -> None:
             )
 
 
-def sources() -> tuple[str, ...]:
+def package_roots() -> tuple[str, ...]:
     """Where our own packages lie, for an interpreter that does not have them."""
-    specs = [importlib.util.find_spec(name) for name in OURS]
+    specs = [importlib.util.find_spec(name) for name in DOVETAIL_PACKAGES]
     roots = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(roots))
 
 
-def last_complaint(log: Iterable[str]) -> str:
+def last_error_line(log: Iterable[str]) -> str:
     """The last error that a log tells of."""
-    found = [line for line in log if COMPLAINT.match(line)]
+    found = [line for line in log if ERROR_LINE.match(line)]
     return found[-1][:300] if found else ""

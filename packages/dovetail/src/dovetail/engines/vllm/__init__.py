@@ -1,6 +1,6 @@
 """A vLLM that runs elsewhere, unmodified: its completions API is all that is used."""
 
-from dovetail.engines.registry import EngineSetup, EngineSetupError, read_options
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.vllm.engine import VllmEngine
 from dovetail.engines.vllm.models import discover
 from dovetail.engines.vllm.options import VllmOptions
@@ -17,5 +17,5 @@ def create(setup: EngineSetup) -> VllmEngine:
         setup.remote,
         setup.tokenizer,
         context_length=setup.context_length,
-        options=read_options(setup.options, VllmOptions),
+        options=parse_options(setup.options, VllmOptions),
     )

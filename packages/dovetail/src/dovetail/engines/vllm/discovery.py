@@ -14,63 +14,63 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, Syntax
-from dovetail.engines.token_stream import whole
+from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.token_stream import collect_token_ids
 from dovetail_model import ClientError, EngineTimeout, Sampling
 from dovetail_tokenizers import Tokenizer
 
-WORD = "dovetail"
+PROBE_WORD = "dovetail"
 #: The notations, best first, each with the one word allowed.
-PROBES: Mapping[Syntax, tuple[str, str]] = {
+PROBES: Mapping[ConstraintSyntax, tuple[str, str]] = {
     "structural_tag": (
-        f'{{"type":"structural_tag","format":{{"type":"const_string","value":"{WORD}"}}}}',
-        WORD,
+        f'{{"type":"structural_tag","format":{{"type":"const_string","value":"{PROBE_WORD}"}}}}',
+        PROBE_WORD,
     ),
-    "ebnf": (f'root ::= "{WORD}"', WORD),
-    "json_schema": (f'{{"enum":["{WORD}"]}}', f'"{WORD}"'),
+    "ebnf": (f'root ::= "{PROBE_WORD}"', PROBE_WORD),
+    "json_schema": (f'{{"enum":["{PROBE_WORD}"]}}', f'"{PROBE_WORD}"'),
 }
-_ENOUGH = 16  # tokens for the word, whatever the vocabulary
-_THOUGHT_END = "</think>"
+_PROBE_MAX_TOKENS = 16  # tokens for the word, whatever the vocabulary
+_REASONING_END = "</think>"
 
 
 @dataclass(frozen=True)
-class Kept:
+class EnforcedConstraints:
     """The notations that a server enforces: from the first token on, or only behind thoughts."""
 
-    constraints: tuple[Syntax, ...]
-    behind_thought: bool = False
+    constraints: tuple[ConstraintSyntax, ...]
+    after_reasoning: bool = False
 
 
-async def enforced(client: CompletionsClient, tokenizer: Tokenizer) -> Kept:
+async def probe_constraints(client: CompletionsClient, tokenizer: Tokenizer) -> EnforcedConstraints:
     """What the server enforces. Raises an `EngineError` if it cannot be asked."""
-    kept = await _all_kept(client, tokenizer, "Hello")
-    if kept or _THOUGHT_END not in tokenizer.controls:
-        return Kept(kept)
-    kept = await _all_kept(client, tokenizer, f"<think>\n\n{_THOUGHT_END}\n\n")
-    return Kept(kept, behind_thought=bool(kept))
+    kept = await _enforced_syntaxes(client, tokenizer, "Hello")
+    if kept or _REASONING_END not in tokenizer.controls:
+        return EnforcedConstraints(kept)
+    kept = await _enforced_syntaxes(client, tokenizer, f"<think>\n\n{_REASONING_END}\n\n")
+    return EnforcedConstraints(kept, after_reasoning=bool(kept))
 
 
-async def _all_kept(
+async def _enforced_syntaxes(
     client: CompletionsClient, tokenizer: Tokenizer, prompt: str
-) -> tuple[Syntax, ...]:
+) -> tuple[ConstraintSyntax, ...]:
     ids = array("I", tokenizer.encode(prompt))
-    kept = await asyncio.gather(*(_keeps(client, tokenizer, ids, syntax) for syntax in PROBES))
+    kept = await asyncio.gather(*(_is_enforced(client, tokenizer, ids, syntax) for syntax in PROBES))
     return tuple(syntax for syntax, keeps in zip(PROBES, kept, strict=True) if keeps)
 
 
-async def _keeps(
-    client: CompletionsClient, tokenizer: Tokenizer, prompt: "array[int]", syntax: Syntax
+async def _is_enforced(
+    client: CompletionsClient, tokenizer: Tokenizer, prompt: "array[int]", syntax: ConstraintSyntax
 ) -> bool:
     grammar, word = PROBES[syntax]
     request = EngineRequest(
         id=f"dovetail-probe-{syntax}",
         prompt=prompt,
-        max_tokens=_ENOUGH,
+        max_tokens=_PROBE_MAX_TOKENS,
         sampling=Sampling(temperature=0.0),
         constraint=Constraint(syntax, grammar),
     )
     try:
-        said = await whole(client, request)
+        said = await collect_token_ids(client, request)
     except (ClientError, EngineTimeout):
         return False
     return tokenizer.decode(said).startswith(word)

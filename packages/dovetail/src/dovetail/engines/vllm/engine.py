@@ -6,17 +6,17 @@ from typing import Any
 
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
-from dovetail.engines.vllm.discovery import PROBES, enforced
-from dovetail.engines.vllm.models import models
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.vllm.discovery import PROBES, probe_constraints
+from dovetail.engines.vllm.models import list_models
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-CONNECT = 10.0
-HEALTH_PATIENCE = Timeouts(connect=2.0, read=5.0)
-PROBE_PATIENCE = Timeouts(connect=CONNECT, read=60.0)
+CONNECT_TIMEOUT_SECONDS = 10.0
+HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
+PROBE_TIMEOUTS = Timeouts(connect=CONNECT_TIMEOUT_SECONDS, read=60.0)
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._options = options or VllmOptions()
         self._started = False
-        self._window = context_length or remote.context_length
-        self.abilities = Abilities(logprobs=True, context_length=self._window)
-        self._client = self._make_client(Timeouts(CONNECT, self._options.silence))
+        self._context_length = context_length or remote.context_length
+        self.capabilities = EngineCapabilities(logprobs=True, context_length=self._context_length)
+        self._client = self._create_client(Timeouts(CONNECT_TIMEOUT_SECONDS, self._options.silence))
 
     async def start(self) -> None:
         """Looks whether the server is there and has the model, and what it keeps to."""
-        cards = await models(self._endpoint)
+        cards = await list_models(self._endpoint)
         names = [card.id for card in cards]
         if self._remote.name not in names:
             raise EngineUnavailable(
@@ -55,72 +55,72 @@ class VllmEngine:
             )
         # Its own, which may be shorter than that of the replica that was asked first.
         windows = [card.max_model_len for card in cards if card.id == self._remote.name]
-        told = [length for length in (self._window, *windows) if length]
-        self.abilities = replace(self.abilities, context_length=min(told, default=None))
+        told = [length for length in (self._context_length, *windows) if length]
+        self.capabilities = replace(self.capabilities, context_length=min(told, default=None))
         if self._options.probe:
             await self._probe()
         else:
-            self.abilities = replace(self.abilities, constraints=tuple(PROBES))
+            self.capabilities = replace(self.capabilities, constraints=tuple(PROBES))
         self._started = True
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Deltas as they come. Leaving it drops the connection, at which vLLM stops."""
         if not self._started:
             raise EngineUnavailable("the engine 'vllm' is not running")
-        await self._client.generate(request, listener)
+        await self._client.generate(request, sink)
 
-    async def health(self) -> Health:
+    async def health(self) -> EngineHealth:
         """Whether the server says that it is well, and what was found out about it."""
         if not self._started:
-            return Health(False, "not started")
-        if self._client.tells_cached:  # before 0.32 a server is silent when nothing was cached
-            self.abilities = replace(self.abilities, cached_tokens=True)
+            return EngineHealth(False, "not started")
+        if self._client.reports_cached_tokens:  # before 0.32 a server is silent when nothing was cached
+            self.capabilities = replace(self.capabilities, cached_tokens=True)
         try:
-            call = ClientRequest("GET", "/health", timeouts=HEALTH_PATIENCE)
+            call = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
-            return Health(False, error.message)
-        return Health(status == 200, "" if status == 200 else f"status {status}", self._facts())
+            return EngineHealth(False, error.message)
+        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", self._health_facts())
 
     async def stop(self) -> None:
         """The server runs on; what it still does for us is broken off."""
         self._started = False
-        self._client.drop()
+        self._client.abort_all()
 
-    def _make_client(self, patience: Timeouts) -> CompletionsClient:
+    def _create_client(self, timeouts: Timeouts) -> CompletionsClient:
         interval = self._options.stream_interval
         return CompletionsClient(
             self._endpoint,
             self._remote.name,
-            patience=patience,
+            timeouts=timeouts,
             tokenizer=self._tokenizer,
-            extra={} if interval is None else {"stream_interval": interval},
+            extra_fields={} if interval is None else {"stream_interval": interval},
         )
 
     async def _probe(self) -> None:
-        client = self._make_client(PROBE_PATIENCE)
-        kept = await enforced(client, self._tokenizer)
-        self.abilities = replace(
-            self.abilities,
+        client = self._create_client(PROBE_TIMEOUTS)
+        kept = await probe_constraints(client, self._tokenizer)
+        self.capabilities = replace(
+            self.capabilities,
             constraints=kept.constraints,
-            behind_thought=kept.behind_thought,
-            cached_tokens=bool(client.tells_cached),
+            behind_thought=kept.after_reasoning,
+            cached_tokens=bool(client.reports_cached_tokens),
         )
-        if not client.tells_cached:
-            self._warn("cached tokens are not told", "--enable-prompt-tokens-details")
-        if kept.behind_thought:
-            self._warn("constraints hold only behind thoughts", "no --reasoning-parser")
+        if not client.reports_cached_tokens:
+            self._warn_missing_feature("cached tokens are not told", "--enable-prompt-tokens-details")
+        if kept.after_reasoning:
+            self._warn_missing_feature("constraints hold only behind thoughts", "no --reasoning-parser")
         elif not kept.constraints:
-            self._warn("constraints are not enforced", "another structured-outputs backend")
+            self._warn_missing_feature("constraints are not enforced", "another structured-outputs backend")
 
-    def _warn(self, what: str, remedy: str) -> None:
-        told = {"engine": str(self._endpoint), "what": what, "start_vllm_with": remedy}
+    def _warn_missing_feature(self, feature: str, remedy: str) -> None:
+        told = {"engine": str(self._endpoint), "what": feature, "start_vllm_with": remedy}
         _log.warning("vllm_lacks", extra={"fields": told})
 
-    def _facts(self) -> dict[str, Any]:
+    def _health_facts(self) -> dict[str, Any]:
         return {
             "version": self._remote.version,
             "model": self._remote.name,
-            "constraints": list(self.abilities.constraints),
-            "cached_tokens_told": self.abilities.cached_tokens,
+            "constraints": list(self.capabilities.constraints),
+            "cached_tokens_told": self.capabilities.cached_tokens,
         }

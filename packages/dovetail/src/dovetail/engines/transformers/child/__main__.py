@@ -17,7 +17,7 @@ def main() -> None:
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is log
     order = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     sys.path.extend(order["paths"])
     serve: Callable[[], None] | None = None
     try:
@@ -34,13 +34,13 @@ def main() -> None:
     os._exit(0 if serve is not None else 1)
 
 
-def _prepare(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    from dovetail.engines.transformers.child.server import prepare
+def _prepare(config: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+    from dovetail.engines.transformers.child.server import prepare_server
 
-    return prepare(order)
+    return prepare_server(config)
 
 
-def _end_with_the_parent() -> None:
+def _exit_with_parent() -> None:
     sys.stdin.buffer.read()
     os._exit(0)
 

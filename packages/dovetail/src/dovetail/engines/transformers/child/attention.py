@@ -23,17 +23,17 @@ except ImportError:  # torch before 2.10
 #: to be told that it is for pages.
 NAME, OLD_NAME = "dovetail_flash", "paged|dovetail_flash"
 
-TILE, SINGLE_TILE = 64, 16  # rows of queries and heads
-KEYS = 64  # of a step
+QUERY_TILE_ROWS, DECODE_TILE_ROWS = 64, 16  # rows of queries and heads
+KEYS_PER_STEP = 64  # of a step
 #: That a processor of the GPU should have to do, of runs and of single tokens: all ends with the
 #: last of them, so where each takes long there should be many.
-PROGRAMS, SINGLE_PROGRAMS = 16, 4
-SPLITS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
-LEAST_KEYS = 128  # of a split
-LONG_RUN = 1024  # new tokens
+PREFILL_PROGRAMS_PER_SM, DECODE_PROGRAMS_PER_SM = 16, 4
+SPLIT_COUNTS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
+MIN_KEYS_PER_SPLIT = 128  # of a split
+MIN_FLASH_TOKENS = 1024  # new tokens
 
 
-class New(NamedTuple):
+class NewTokens(NamedTuple):
     """What a layer made of the new tokens, each of the shape [heads, tokens, size]."""
 
     query: torch.Tensor
@@ -41,7 +41,7 @@ class New(NamedTuple):
     value: torch.Tensor
 
 
-class Pages(NamedTuple):
+class KvPages(NamedTuple):
     """A layer's part of the cache: a row for each slot, `page` of them together.
 
     `group` is the place of its kind of layers in the lists of a batch, `trash` a slot that padding
@@ -50,12 +50,12 @@ class Pages(NamedTuple):
 
     keys: torch.Tensor
     values: torch.Tensor
-    page: int
+    page_size: int
     group: int = 0
-    trash: int = 0
+    trash_slot: int = 0
 
 
-class Batch(NamedTuple):
+class PagedBatch(NamedTuple):
     """Where the sequences of a batch lie, among the queries and in the cache.
 
     With a `table` of pages every sequence has one query. Otherwise `slots` says for each position
@@ -65,43 +65,43 @@ class Batch(NamedTuple):
 
     starts_q: torch.Tensor
     starts_k: torch.Tensor
-    table: torch.Tensor | None
-    slots: torch.Tensor
-    written: torch.Tensor
-    longest: tuple[int, int]
+    block_table: torch.Tensor | None
+    read_slots: torch.Tensor
+    write_slots: torch.Tensor
+    max_lengths: tuple[int, int]
 
 
-class Flash:
+class FlashAttention:
     """torch's flash attention, as far as it is there and does what is asked of it."""
 
     def __init__(self) -> None:
-        self.usable = varlen_attn is not None
+        self.is_usable = varlen_attn is not None
         known = signature(varlen_attn).parameters if varlen_attn is not None else {}
         # Newer versions want to be told that heads share keys.
-        self._more = {"enable_gqa": True} if "enable_gqa" in known else {}
+        self._extra_arguments = {"enable_gqa": True} if "enable_gqa" in known else {}
 
-    def attend(self, query: torch.Tensor, pages: Pages, batch: Batch, scale: float) -> torch.Tensor:
-        keys = pages.keys.index_select(0, batch.slots)
-        values = pages.values.index_select(0, batch.slots)
-        longest_k, longest_q = batch.longest
+    def attend(self, query: torch.Tensor, pages: KvPages, batch: PagedBatch, scale: float) -> torch.Tensor:
+        keys = pages.keys.index_select(0, batch.read_slots)
+        values = pages.values.index_select(0, batch.read_slots)
+        longest_k, longest_q = batch.max_lengths
         found: torch.Tensor = varlen_attn(
             query.transpose(0, 1).contiguous(), keys, values,
             batch.starts_q.to(torch.int32), batch.starts_k.to(torch.int32), longest_q, longest_k,
-            scale=scale, window_size=(-1, 0), **self._more,
+            scale=scale, window_size=(-1, 0), **self._extra_arguments,
         )  # fmt: skip
         return found
 
-    def prove(self, query: torch.Tensor, pages: Pages, batch: Batch) -> None:
+    def check_support(self, query: torch.Tensor, pages: KvPages, batch: PagedBatch) -> None:
         """Tries it, where a failure harms nobody: it knows few types of numbers and few GPUs."""
-        if self.usable and query.is_cuda:
+        if self.is_usable and query.is_cuda:
             try:
                 self.attend(query, pages, batch, 1.0)
                 torch.cuda.synchronize(query.device)
             except (RuntimeError, TypeError, ValueError):
-                self.usable = False
+                self.is_usable = False
 
 
-flash = Flash()
+flash = FlashAttention()
 
 
 def paged_attention(
@@ -116,68 +116,68 @@ def paged_attention(
     pages = pages_of(given["cache"], module.layer_idx)
     scale = given.get("scaling")
     out = attend(
-        New(query[0], key[0], value[0]),
+        NewTokens(query[0], key[0], value[0]),
         pages,
-        _batch(given, pages.group),
+        _build_batch(given, pages.group),
         scale if scale is not None else query.shape[-1] ** -0.5,
     )
     return out[None], None
 
 
-def _batch(given: dict[str, Any], group: int) -> Batch:
+def _build_batch(given: dict[str, Any], group: int) -> PagedBatch:
     table, written, read = given["block_table"], given["write_index"], given["read_index"]
-    return Batch(
+    return PagedBatch(
         given["cu_seq_lens_q"],
-        _full(given["cu_seq_lens_k"]),
+        _full_attention_value(given["cu_seq_lens_k"]),
         table[group] if table is not None else None,
         read[group] if read[group].numel() else written[group],  # nothing but new tokens
         written[group],
-        (_length(given, "k"), _length(given, "q")),
+        (_max_length(given, "k"), _max_length(given, "q")),
     )
 
 
-def pages_of(cache: Any, layer: int) -> Pages:
+def pages_of(cache: Any, layer: int) -> KvPages:
     """Where the library keeps a layer's keys and values, by the two layouts that it has had."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
         keys, values = allocator._kv_token_views[layer]
         trash = allocator.write_trash_index
-        return Pages(keys, values, allocator.tokens_per_page, allocator.index, trash)
+        return KvPages(keys, values, allocator.tokens_per_page, allocator.index, trash)
     group, place = cache.layer_index_to_group_indices[layer]
     keys, values = cache.key_cache[place], cache.value_cache[place]
-    return Pages(keys, values, cache.block_size, group, cache.write_trash_index)
+    return KvPages(keys, values, cache.block_size, group, cache.write_trash_index)
 
 
 def attend(
-    new: New, pages: Pages, batch: Batch, scale: float, splits: int | None = None
+    new: NewTokens, pages: KvPages, batch: PagedBatch, scale: float, splits: int | None = None
 ) -> torch.Tensor:
     """What the new tokens find, [tokens, heads, size]. `splits` are chosen to fill the GPU."""
     _store(new, pages, batch)
     query = new.query
-    if batch.table is None and batch.longest[1] >= LONG_RUN and flash.usable and query.is_cuda:
+    if batch.block_table is None and batch.max_lengths[1] >= MIN_FLASH_TOKENS and flash.is_usable and query.is_cuda:
         return flash.attend(query, pages, batch, scale)
     heads, tokens, size = query.shape
-    kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.table is not None
+    kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.block_table is not None
     group = heads // kv_heads
-    rows = max(SINGLE_TILE if single else TILE, triton.next_power_of_2(group))
+    rows = max(DECODE_TILE_ROWS if single else QUERY_TILE_ROWS, triton.next_power_of_2(group))
     full = sequences if single else tokens // (rows // group) + 1
     tiles = sequences if single else full + sequences  # a sequence begins a tile, if it has any
     if splits is None:
-        wanted = (SINGLE_PROGRAMS if single else PROGRAMS) * _processors(query.device)
-        splits = _splits(wanted // (full * kv_heads), None if single else batch.longest[0])
-    table = batch.table if batch.table is not None else batch.slots
-    block = _block(size)
+        wanted = (DECODE_PROGRAMS_PER_SM if single else PREFILL_PROGRAMS_PER_SM) * _sm_count(query.device)
+        splits = _choose_splits(wanted // (full * kv_heads), None if single else batch.max_lengths[0])
+    table = batch.block_table if batch.block_table is not None else batch.read_slots
+    block = _block_size(size)
     out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)
     parts, levels = out, out
     if splits > 1:
         parts = out.new_empty((tokens, heads, splits, block), dtype=torch.float32)
         levels = out.new_empty((tokens, heads, splits), dtype=torch.float32)
     kernels.attend[(tiles, kv_heads, splits)](
-        query, pages.keys, pages.values, out, parts, levels, table, batch.slots,
+        query, pages.keys, pages.values, out, parts, levels, table, batch.read_slots,
         batch.starts_q, batch.starts_k, sequences, scale,
         query.stride(0), query.stride(1), pages.keys.stride(0), table.stride(0),
-        PAGE=pages.page, HEADS=kv_heads, GROUP=group, DIM=size,
-        BLOCK_M=rows, BLOCK_N=KEYS, BLOCK_D=block, SPLITS=splits, SINGLE=single,
+        PAGE=pages.page_size, HEADS=kv_heads, GROUP=group, DIM=size,
+        BLOCK_M=rows, BLOCK_N=KEYS_PER_STEP, BLOCK_D=block, SPLITS=splits, SINGLE=single,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
@@ -187,58 +187,58 @@ def attend(
     return out
 
 
-def compile_kernels(pages: Pages, heads: int) -> None:
+def compile_kernels(pages: KvPages, heads: int) -> None:
     """Has every kernel that may be needed compiled, which takes seconds the first time."""
     kv_heads, size = pages.keys.shape[1:]
     with torch.device(pages.keys.device):
         new = torch.zeros((1, heads + 2 * kv_heads, size), dtype=pages.keys.dtype).transpose(0, 1)
-        parts = New(*new.split((heads, kv_heads, kv_heads)))
-        starts, slot = torch.tensor([0, 1], dtype=torch.int32), torch.full((1,), pages.trash)
-        table = (slot // pages.page).to(torch.int32).expand(1, 16)
-        for splits in (*SPLITS, 1):
+        parts = NewTokens(*new.split((heads, kv_heads, kv_heads)))
+        starts, slot = torch.tensor([0, 1], dtype=torch.int32), torch.full((1,), pages.trash_slot)
+        table = (slot // pages.page_size).to(torch.int32).expand(1, 16)
+        for splits in (*SPLIT_COUNTS, 1):
             for single in (table, None):
-                batch = Batch(starts, starts, single, slot, slot, (1, 1))
+                batch = PagedBatch(starts, starts, single, slot, slot, (1, 1))
                 attend(parts, pages, batch, 1.0, splits)
-        flash.prove(parts.query, pages, batch)
+        flash.check_support(parts.query, pages, batch)
 
 
-def _store(new: New, pages: Pages, batch: Batch) -> None:
+def _store(new: NewTokens, pages: KvPages, batch: PagedBatch) -> None:
     key, value = new.key, new.value
     kv_heads, tokens, size = key.shape
-    table = batch.table if batch.table is not None else batch.slots
+    table = batch.block_table if batch.block_table is not None else batch.read_slots
     kernels.store[(tokens,)](
-        key, value, pages.keys, pages.values, table, batch.written, batch.starts_k,
+        key, value, pages.keys, pages.values, table, batch.write_slots, batch.starts_k,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         pages.keys.stride(0), table.stride(0),
-        PAGE=pages.page, HEADS=kv_heads, DIM=size, BLOCK_H=triton.next_power_of_2(kv_heads),
-        BLOCK_D=_block(size), SINGLE=batch.table is not None,
+        PAGE=pages.page_size, HEADS=kv_heads, DIM=size, BLOCK_H=triton.next_power_of_2(kv_heads),
+        BLOCK_D=_block_size(size), SINGLE=batch.block_table is not None,
     )  # fmt: skip
 
 
-def _splits(wanted: int, longest: int | None) -> int:
+def _choose_splits(wanted: int, max_length: int | None) -> int:
     """Into how many parts the keys are split. How long sequences are may not be known."""
-    if longest is not None:
-        wanted = min(wanted, longest // LEAST_KEYS)
-    return next((splits for splits in SPLITS if splits <= wanted), 1)
+    if max_length is not None:
+        wanted = min(wanted, max_length // MIN_KEYS_PER_SPLIT)
+    return next((splits for splits in SPLIT_COUNTS if splits <= wanted), 1)
 
 
 @remembered
-def _processors(device: torch.device) -> int:
+def _sm_count(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _block(size: int) -> int:
+def _block_size(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def _full(lengths: Any) -> Any:
+def _full_attention_value(lengths: Any) -> Any:
     """Of the layers that attend to everything, where several kinds are told apart."""
     return lengths["full_attention"] if isinstance(lengths, dict) else lengths
 
 
-def _length(given: dict[str, Any], of: str) -> int:
+def _max_length(given: dict[str, Any], of: str) -> int:
     """Of the longest sequence, by the two names that the library has had for it."""
     name = f"max_length_{of}"
-    return int(_full(given[name] if name in given else given[f"max_seqlen_{of}"]))
+    return int(_full_attention_value(given[name] if name in given else given[f"max_seqlen_{of}"]))

@@ -6,56 +6,56 @@ from importlib import import_module
 from math import ceil
 from typing import Any
 
-from dovetail.engines.transformers.child.batch_sampler import Drawing, key_graphs, needs_of
-from dovetail.engines.transformers.child.loader import Loaded, LoadError, tell
-from dovetail.engines.transformers.child.sampling import Draw, Sampler
+from dovetail.engines.transformers.child.batch_sampler import BatchSampler, key_graphs_by_steps, required_steps
+from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError, describe_error
+from dovetail.engines.transformers.child.sampling import SamplingParams, SamplingDefaults
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling
 
-CPU_PAGE, PAGE, OWN_PAGE = 32, 256, 64  # tokens
-CPU_BATCH_TOKENS, OWN_BATCH_TOKENS = 512, 8192
-SHARE = 0.5  # of this machine's memory, for a cache on the CPU
-ANY = Sampling()  # what a request asks that asks for nothing
-NO_END = -1  # stands for "no id ends it"
+CPU_PAGE_TOKENS, DEFAULT_PAGE_TOKENS, OWN_ATTENTION_PAGE_TOKENS = 32, 256, 64  # tokens
+CPU_BATCH_TOKENS, OWN_ATTENTION_BATCH_TOKENS = 512, 8192
+CPU_CACHE_MEMORY_FRACTION = 0.5  # of this machine's memory, for a cache on the CPU
+DEFAULT_SAMPLING = Sampling()  # what a request asks that asks for nothing
+NO_EOS_ID = -1  # stands for "no id ends it"
 
 
-def make_manager(loaded: Loaded, options: TransformersOptions, window: int) -> tuple[Any, int]:
+def create_batch_manager(loaded: LoadedModel, options: TransformersOptions, context_length: int) -> tuple[Any, int]:
     """The library's manager with its cache allocated, and the tokens that this has room for."""
     generation = import_module("transformers").GenerationConfig(
-        do_sample=False, eos_token_id=NO_END
+        do_sample=False, eos_token_id=NO_EOS_ID
     )
-    drawing = Drawing(options.max_batch, loaded.vocabulary, loaded.spelled, loaded.model.device)
-    page = options.page_size or _page(loaded)
+    drawing = BatchSampler(options.max_batch, loaded.vocab_size, loaded.tokenizer_vocab_size, loaded.model.device)
+    page = options.page_size or _page_tokens(loaded)
     try:
         manager = loaded.model.init_continuous_batching(
             generation_config=generation,
-            continuous_batching_config=_config(loaded, options, window, page),
+            continuous_batching_config=_batching_config(loaded, options, context_length, page),
         )
         manager.logit_processor = drawing  # in the place of the library's own
         # Here, where a failure can be told.
-        _make_cache(manager, loaded, ceil(window / page))
+        _create_cache(manager, loaded, ceil(context_length / page))
         _warm_up(manager, loaded, drawing)
     except (RuntimeError, ValueError, MemoryError) as fault:
-        raise LoadError(tell(fault)) from fault
+        raise TransformersLoadError(describe_error(fault)) from fault
     # The library asks for a page more than a sequence needs, and dies if there is none.
     return manager, (manager.batch_processor.cache.num_blocks - 1) * page
 
 
-def _page(loaded: Loaded) -> int:
+def _page_tokens(loaded: LoadedModel) -> int:
     if loaded.device == "cpu":
-        return CPU_PAGE
-    return OWN_PAGE if loaded.own_attention else PAGE
+        return CPU_PAGE_TOKENS
+    return OWN_ATTENTION_PAGE_TOKENS if loaded.own_attention else DEFAULT_PAGE_TOKENS
 
 
-def _make_cache(manager: Any, loaded: Loaded, pages: int) -> None:
+def _create_cache(manager: Any, loaded: LoadedModel, pages: int) -> None:
     if loaded.own_attention:
         # The library knows batches of single tokens only of the flash-attention package.
         manager.continuous_batching_config.max_blocks_per_request = pages
     manager.batch_processor = manager._create_batch_processor()
-    _let_others_in(manager.batch_processor.scheduler)
+    _unblock_after_cancel(manager.batch_processor.scheduler)
 
 
-def _let_others_in(scheduler: Any) -> None:
+def _unblock_after_cancel(scheduler: Any) -> None:
     """A full cache keeps new requests out until one has finished. One that is cancelled never has,
     and nothing would run again.
     """
@@ -70,7 +70,7 @@ def _let_others_in(scheduler: Any) -> None:
     scheduler.clear_cancelled_requests = cleared
 
 
-def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
+def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
     """Compiles our kernels, and records the graphs of batches of single tokens.
 
     The library's own warm-up would also run a batch as long as the whole cache, which takes long
@@ -79,7 +79,7 @@ def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
     """
     processor = manager.batch_processor
     runner, cache = processor.model_runner, processor.cache
-    key_graphs(processor.inputs_and_outputs, drawing)
+    key_graphs_by_steps(processor.inputs_and_outputs, sampler)
     if loaded.own_attention:
         attention = import_module("dovetail.engines.transformers.child.attention")
         heads = manager.model.config.get_text_config().num_attention_heads
@@ -87,29 +87,29 @@ def _warm_up(manager: Any, loaded: Loaded, drawing: Drawing) -> None:
         tables = import_module("dovetail.engines.transformers.child.tables")
         tables.gather_tables(processor)
     if runner.use_cuda_graph_decode:
-        draws = Draw(temperature=0.0), Draw(), Sampler(loaded.defaults, loaded.vocabulary).draw(ANY)
+        draws = SamplingParams(temperature=0.0), SamplingParams(), SamplingDefaults(loaded.defaults, loaded.vocab_size).resolve(DEFAULT_SAMPLING)
         with import_module("torch").no_grad():
             runner.run_one_warmup(manager.model, cache.max_batch_tokens, 0)
-            for kind in {needs_of([draw]): draw for draw in draws}.values():
-                drawing.stand_in = kind
-                for requests in _sizes(manager.continuous_batching_config.max_requests_per_batch):
+            for kind in {required_steps([draw]): draw for draw in draws}.values():
+                sampler.warmup_params = kind
+                for requests in _graph_batch_sizes(manager.continuous_batching_config.max_requests_per_batch):
                     runner.run_one_warmup(manager.model, requests, None)
     if hasattr(cache, "reset"):
         cache.reset()  # what the warm-up took of it
     manager.warmed_up = True
 
 
-def _sizes(most: int) -> list[int]:
+def _graph_batch_sizes(max_requests: int) -> list[int]:
     """Of the batches that graphs are recorded for: powers of two, and the largest."""
-    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
+    return [*(1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests), max_requests]
 
 
-def _config(loaded: Loaded, options: TransformersOptions, window: int, page: int) -> Any:
+def _batching_config(loaded: LoadedModel, options: TransformersOptions, context_length: int, page: int) -> Any:
     module = import_module("transformers.generation.configuration_utils")
     form = module.ContinuousBatchingConfig
     known = {field.name for field in fields(form)}
     on_cpu = loaded.device == "cpu"
-    tokens = options.cache_tokens or (_cpu_tokens(loaded, window, page) if on_cpu else None)
+    tokens = options.cache_tokens or (_cpu_cache_tokens(loaded, context_length, page) if on_cpu else None)
     wanted = {
         "page_size" if "page_size" in known else "block_size": page,
         "num_blocks": ceil(tokens / page) if tokens is not None else None,
@@ -126,13 +126,13 @@ def _config(loaded: Loaded, options: TransformersOptions, window: int, page: int
     return form(**{name: value for name, value in wanted.items() if name in known})
 
 
-def _batch_tokens(loaded: Loaded) -> int | None:
+def _batch_tokens(loaded: LoadedModel) -> int | None:
     if loaded.device == "cpu":
         return CPU_BATCH_TOKENS
-    return OWN_BATCH_TOKENS if loaded.own_attention else None
+    return OWN_ATTENTION_BATCH_TOKENS if loaded.own_attention else None
 
 
-def _cpu_tokens(loaded: Loaded, window: int, page: int) -> int:
+def _cpu_cache_tokens(loaded: LoadedModel, context_length: int, page: int) -> int:
     """Room for two whole windows, as far as memory allows."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(min(2 * window, int(SHARE * memory / loaded.cache_bytes)), 4 * page)
+    return max(min(2 * context_length, int(CPU_CACHE_MEMORY_FRACTION * memory / loaded.kv_bytes_per_token)), 4 * page)

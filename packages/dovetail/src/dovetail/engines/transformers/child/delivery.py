@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail.engines.engine import Listener, TokenDelta
-from dovetail.engines.sampling import BY_ID
+from dovetail.engines.engine import TokenSink, TokenDelta
+from dovetail.engines.sampling import TOKEN_ID_PREFIX
 from dovetail_model import TokenLogprob
 
 
-class Delivery:
+class OutputDelivery:
     """One request's outputs, told in the very call that brings them.
 
     Each output tells all tokens so far: while the listener has no room, only the last one is kept.
@@ -21,107 +21,107 @@ class Delivery:
     """
 
     __slots__ = (
-        "_deaf",
-        "_ends",
+        "_paused",
+        "_eos_ids",
         "_fault",
-        "_found",
-        "_kept",
-        "_listener",
-        "_probable",
-        "_told",
+        "_cached_tokens",
+        "_latest",
+        "_sink",
+        "_logprobs",
+        "_pushed_tokens",
         "_waiter",
         "finished",
     )
 
     def __init__(
         self,
-        listener: Listener,
-        ends: Sequence[int],
-        found: Callable[[], int],
-        probable: list[Any] | None = None,
+        sink: TokenSink,
+        eos_ids: Sequence[int],
+        cached_tokens: Callable[[], int],
+        logprobs: list[Any] | None = None,
     ) -> None:
-        self._listener = listener
-        self._probable = probable
-        self._ends = ends
-        self._found = found
-        self._told = 0
-        self._deaf = False  # whether the listener has no room, or is not to be told more
-        self._kept: Any = None
+        self._sink = sink
+        self._logprobs = logprobs
+        self._eos_ids = eos_ids
+        self._cached_tokens = cached_tokens
+        self._pushed_tokens = 0
+        self._paused = False  # whether the listener has no room, or is not to be told more
+        self._latest: Any = None
         self.finished = False  # whether the library has done with the request
         self._fault: Exception | None = None
         self._waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
-    def take(self, output: Any) -> None:
+    def deliver(self, output: Any) -> None:
         """Runs for every token. It never raises: others' outputs come in the same call."""
-        if self._deaf:
-            self._kept = output
+        if self._paused:
+            self._latest = output
             return
         try:
-            self._tell(output)
+            self._push(output)
         except Exception as fault:
-            self._fault, self._deaf = fault, True
+            self._fault, self._paused = fault, True
             self._wake(None)
 
-    async def end(self) -> str | None:
+    async def wait(self) -> str | None:
         """Returns after the last output, or when no more is wanted: why the request failed."""
         while True:
             reason = await self._waiter
             if self._fault is not None:
                 raise self._fault
-            if not self._deaf:
+            if not self._paused:
                 return reason
             self._waiter = asyncio.get_running_loop().create_future()
-            if not await self._listener.wait():
+            if not await self._sink.drain():
                 return None
-            self._deaf = False
-            output, self._kept = self._kept, None
+            self._paused = False
+            output, self._latest = self._latest, None
             if output is not None:
-                self.take(output)
+                self.deliver(output)
 
     def close(self) -> None:
         """Tells no more. An output may still be on its way."""
-        self._deaf = True
+        self._paused = True
 
-    def _tell(self, output: Any) -> None:
+    def _push(self, output: Any) -> None:
         self.finished = finished = output.is_finished()
         if output.error is not None:
             self._wake(str(output.error))
             return
-        ids = output.generated_tokens[self._told :]
-        cached = None if self._told else self._found()
-        self._told += len(ids)
+        ids = output.generated_tokens[self._pushed_tokens :]
+        cached = None if self._pushed_tokens else self._cached_tokens()
+        self._pushed_tokens += len(ids)
         finish = self._finish(ids) if finished else None
-        logprobs = () if self._probable is None else self._take_logprobs(self._probable, ids)
-        room = self._listener.hear(TokenDelta(ids, logprobs, finish, cached))
+        logprobs = () if self._logprobs is None else self._take_logprobs(self._logprobs, ids)
+        room = self._sink.push(TokenDelta(ids, logprobs, finish, cached))
         if finished:
             self._wake(None)
         elif not room:
-            self._deaf = True
+            self._paused = True
             self._wake(None)
 
-    def _take_logprobs(self, probable: list[Any], ids: list[int]) -> tuple[TokenLogprob, ...]:
+    def _take_logprobs(self, logprobs: list[Any], ids: list[int]) -> tuple[TokenLogprob, ...]:
         """Those of these ids. The loop may have noted more already, at the end."""
-        noted = probable[: len(ids)]
-        del probable[: len(ids)]
+        noted = logprobs[: len(ids)]
+        del logprobs[: len(ids)]
         return tuple(
-            TokenLogprob(_named(id), logprob, tuple((_named(one), value) for one, value in best))
+            TokenLogprob(_token_name(id), logprob, tuple((_token_name(one), value) for one, value in best))
             for id, (logprob, best) in zip(ids, noted, strict=True)
         )
 
     def _finish(self, ids: list[int]) -> Any:
-        return "stop" if ids and ids[-1] in self._ends else "length"
+        return "stop" if ids and ids[-1] in self._eos_ids else "length"
 
     def _wake(self, reason: str | None) -> None:
         if not self._waiter.done():
             self._waiter.set_result(reason)
 
 
-def _named(id: int) -> str:
+def _token_name(id: int) -> str:
     """Whoever asked has the texts."""
-    return f"{BY_ID}{id}"
+    return f"{TOKEN_ID_PREFIX}{id}"
 
 
-class Postponing:
+class DeferredDelivery:
     """Lets the loop hand tokens over while the device computes the next ones.
 
     Handed over when they come, the server's thread would tell them while the loop prepares its next
@@ -129,10 +129,10 @@ class Postponing:
     once: somebody waits for it.
     """
 
-    __slots__ = ("_deliver", "_deliver_batch", "_due")
+    __slots__ = ("_deliver", "_deliver_batch", "_deferred")
 
     def __init__(self, processor: Any, router: Any) -> None:
-        self._due: list[Any] = []
+        self._deferred: list[Any] = []
         self._deliver = router.deliver
         self._deliver_batch = router.deliver_batch
         router.deliver, router.deliver_batch = self.deliver, self.deliver_batch
@@ -162,15 +162,15 @@ class Postponing:
         if first:
             self._deliver_batch(first)
             outputs = [output for output in outputs if len(output.generated_tokens) > 1]
-        self._due += outputs
+        self._deferred += outputs
 
     def flush(self) -> None:
-        if self._due:
-            due, self._due = self._due, []
+        if self._deferred:
+            due, self._deferred = self._deferred, []
             self._deliver_batch(due)
 
 
-def postpone(manager: Any) -> Postponing | None:
+def defer_delivery(manager: Any) -> DeferredDelivery | None:
     """Arranges it, where there is a device to wait for and the library is one that we know.
 
     Where the processor itself computes there is no better time than at once.
@@ -185,4 +185,4 @@ def postpone(manager: Any) -> Postponing | None:
         and hasattr(router, "deliver")
         and hasattr(router, "deliver_batch")
     )
-    return Postponing(processor, router) if known else None
+    return DeferredDelivery(processor, router) if known else None

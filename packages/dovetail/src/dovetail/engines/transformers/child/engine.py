@@ -13,35 +13,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.engine import Abilities, EngineRequest, Health, Listener
-from dovetail.engines.packing import highest
-from dovetail.engines.sampling import check_logprobs
-from dovetail.engines.transformers.child.batch_manager import NO_END, make_manager
-from dovetail.engines.transformers.child.delivery import Delivery, postpone
-from dovetail.engines.transformers.child.grammar import Constraints, Guide
-from dovetail.engines.transformers.child.loader import Loaded, LoadError
-from dovetail.engines.transformers.child.prefix_cache import Prefixes
-from dovetail.engines.transformers.child.probabilities import hand_out_after_steps
-from dovetail.engines.transformers.child.sampling import NAME, Sampler
+from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.packing import max_token_id
+from dovetail.engines.sampling import check_top_logprobs
+from dovetail.engines.transformers.child.batch_manager import NO_EOS_ID, create_batch_manager
+from dovetail.engines.transformers.child.delivery import OutputDelivery, defer_delivery
+from dovetail.engines.transformers.child.grammar import GrammarCompiler, GrammarGuide
+from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError
+from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
+from dovetail.engines.transformers.child.probabilities import install_logprob_hook
+from dovetail.engines.transformers.child.sampling import PARAMS_KEY, SamplingDefaults
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
 
-LAST_STEPS = 40  # looks at a loop that may be ending
-GLANCE = 0.05  # seconds between two of them
-AGAIN = 1.0  # seconds until a cancellation is repeated
-SWITCH = 0.0005  # seconds that a thread keeps the interpreter from another
+MAX_LIVENESS_CHECKS = 40  # looks at a loop that may be ending
+LIVENESS_CHECK_SECONDS = 0.05  # seconds between two of them
+CANCEL_RETRY_SECONDS = 1.0  # seconds until a cancellation is repeated
+SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that a thread keeps the interpreter from another
 
 
-def make_engine(
-    folder: Path, loaded: Loaded, options: TransformersOptions, window: int
+def create_batching_engine(
+    folder: Path, loaded: LoadedModel, options: TransformersOptions, context_length: int
 ) -> tuple["BatchingEngine", int]:
     """The engine of a model, not yet started, and the tokens that its cache has room for."""
-    manager, capacity = make_manager(loaded, options, window)
+    manager, capacity = create_batch_manager(loaded, options, context_length)
     if capacity <= 0:
-        raise LoadError("the cache has no room for a prompt beside a page to spare (cache_tokens)")
-    constraints = Constraints(folder, loaded.vocabulary, loaded.ends)
-    sampler = Sampler(loaded.defaults, loaded.vocabulary)
-    return BatchingEngine(manager, sampler, min(window, capacity), constraints), capacity
+        raise TransformersLoadError("the cache has no room for a prompt beside a page to spare (cache_tokens)")
+    constraints = GrammarCompiler(folder, loaded.vocab_size, loaded.eos_ids)
+    sampler = SamplingDefaults(loaded.defaults, loaded.vocab_size)
+    return BatchingEngine(manager, sampler, min(context_length, capacity), constraints), capacity
 
 
 class BatchingEngine:
@@ -50,82 +50,82 @@ class BatchingEngine:
     name = "transformers"
 
     def __init__(
-        self, manager: Any, sampler: Sampler, window: int, constraints: Constraints
+        self, manager: Any, sampling_defaults: SamplingDefaults, context_length: int, grammars: GrammarCompiler
     ) -> None:
         self._manager = manager
-        self._sampler = sampler
-        self._constraints = constraints
-        self._death: str | None = None
+        self._sampling_defaults = sampling_defaults
+        self._grammars = grammars
+        self._failure_reason: str | None = None
         self._scheduler = manager.batch_processor.scheduler
-        self._prefixes = Prefixes(manager.batch_processor.cache)
-        postpone(manager)
-        self.abilities = Abilities(
-            constraints=constraints.syntaxes,
-            logprobs=hand_out_after_steps(manager),
-            cached_tokens=self._prefixes.known,
-            context_length=window,
+        self._prefix_cache = PrefixCacheHook(manager.batch_processor.cache)
+        defer_delivery(manager)
+        self.capabilities = EngineCapabilities(
+            constraints=grammars.syntaxes,
+            logprobs=install_logprob_hook(manager),
+            cached_tokens=self._prefix_cache.is_supported,
+            context_length=context_length,
             local=True,
         )
 
     async def start(self) -> None:
-        sys.setswitchinterval(SWITCH)  # two threads take turns here, the loop's and the server's
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)  # two threads take turns here, the loop's and the server's
         self._manager.start()
 
     async def stop(self) -> None:
         self._manager.stop(block=False, hard_stop=True)
-        self._death = "the engine was stopped"
+        self._failure_reason = "the engine was stopped"
 
-    async def health(self) -> Health:
-        if self._death is None and not self._manager.is_running():
-            self._death = "the generation loop has ended"
+    async def health(self) -> EngineHealth:
+        if self._failure_reason is None and not self._manager.is_running():
+            self._failure_reason = "the generation loop has ended"
         scheduler = self._scheduler
         waiting = len(scheduler.waiting_requests) + self._manager.input_queue.qsize()
         facts = {"running": len(scheduler.active_requests), "waiting": waiting}
-        return Health(self._death is None, self._death or "", facts)
+        return EngineHealth(self._failure_reason is None, self._failure_reason or "", facts)
 
-    async def generate(self, request: EngineRequest, listener: Listener) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Deltas as they come, those for which there was no room in one."""
         self._check(request)
-        guide = await self._guide(request)
-        draw = self._sampler.draw(request.sampling, guide)
-        name = self._prefixes.name(request.cache_salt)
-        ends = guide.ends if guide is not None else sorted(request.stop_ids)
-        probable = draw.told if draw.logprobs is not None else None
-        delivery = Delivery(listener, ends, partial(self._prefixes.cached, name), probable)
-        self._submit(name, request, {"eos_token_id": ends or NO_END, NAME: draw}, delivery.take)
+        guide = await self._create_guide(request)
+        draw = self._sampling_defaults.resolve(request.sampling, guide)
+        name = self._prefix_cache.create_request_id(request.cache_salt)
+        ends = guide.eos_ids if guide is not None else sorted(request.stop_ids)
+        probable = draw.recorded_logprobs if draw.logprobs is not None else None
+        delivery = OutputDelivery(sink, ends, partial(self._prefix_cache.cached_tokens, name), probable)
+        self._submit(name, request, {"eos_token_id": ends or NO_EOS_ID, PARAMS_KEY: draw}, delivery.deliver)
         try:
-            reason = await delivery.end()
+            reason = await delivery.wait()
             if reason is not None:
-                raise await self._failure(reason)
+                raise await self._classify_failure(reason)
         finally:
             delivery.close()
             if not delivery.finished:
                 self._cancel(name)
-            self._prefixes.forget(name)
+            self._prefix_cache.forget(name)
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what would fail in the loop, and with it everybody's generations."""
         wanted = request.sampling.logprobs
-        if wanted is not None and not self.abilities.logprobs:
+        if wanted is not None and not self.capabilities.logprobs:
             raise Unsupported("the engine 'transformers' has no logprobs with this library")
-        check_logprobs(wanted)
-        if (last := highest(request.prompt)) >= self._sampler.vocabulary:
+        check_top_logprobs(wanted)
+        if (last := max_token_id(request.prompt)) >= self._sampling_defaults.vocab_size:
             raise InvalidRequest(f"token id {last} is out of the model's vocabulary")
 
-    async def _guide(self, request: EngineRequest) -> Guide | None:
+    async def _create_guide(self, request: EngineRequest) -> GrammarGuide | None:
         """A grammar may take a while to compile: the others go on."""
         if request.constraint is None:
             return None
-        make = self._constraints.guide
+        make = self._grammars.create_guide
         return await asyncio.to_thread(make, request.constraint, request.stop_ids)
 
     def _submit(
-        self, name: str, request: EngineRequest, given: Any, take: Callable[[Any], None]
+        self, name: str, request: EngineRequest, given: Any, on_output: Callable[[Any], None]
     ) -> None:
         manager = self._manager
         while manager.get_result(timeout=0) is not None:
             pass  # what came for requests that were cancelled
-        manager.register_result_handler(name, take)
+        manager.register_result_handler(name, on_output)
         taken = manager.add_request(
             request.prompt.tolist(),
             request_id=name,
@@ -140,19 +140,19 @@ class BatchingEngine:
     def _cancel(self, name: str) -> None:
         self._manager.cancel_request(name)
         # A cancellation that overtakes its request in the library's two queues has no effect.
-        asyncio.get_running_loop().call_later(AGAIN, self._manager.cancel_request, name)
+        asyncio.get_running_loop().call_later(CANCEL_RETRY_SECONDS, self._manager.cancel_request, name)
         self._forget(name)
 
     def _forget(self, name: str) -> None:
         """The library keeps the handler of a request that never finishes."""
         self._manager.output_router.result_handlers.pop(name, None)
-        self._prefixes.forget(name)
+        self._prefix_cache.forget(name)
 
-    async def _failure(self, reason: str) -> EngineError:
+    async def _classify_failure(self, reason: str) -> EngineError:
         """Whether a request failed, or the loop with all of them."""
-        for _ in range(LAST_STEPS):
+        for _ in range(MAX_LIVENESS_CHECKS):
             if not self._manager.is_running():
-                self._death = reason
+                self._failure_reason = reason
                 return EngineUnavailable(reason)
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(LIVENESS_CHECK_SECONDS)
         return EngineError(reason)

@@ -15,10 +15,10 @@ import triton
 from dovetail.engines.transformers.child import kernels
 
 ROTATION = "apply_rotary_pos_emb"  # the name that modeling code has for it
-CLOSE = 2e-2  # relative, in half precision
-TOKENS = 3  # of a trial
+RELATIVE_TOLERANCE = 2e-2  # relative, in half precision
+TRIAL_TOKENS = 3  # of a trial
 
-Rotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+RotationFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def fuse(model: Any) -> dict[str, int]:
@@ -27,7 +27,7 @@ def fuse(model: Any) -> dict[str, int]:
     fused = {"norms": sum(_fuse_norm(module) for module in norms), "rotations": 0}
     modeling = sys.modules[type(model).__module__]
     original = getattr(modeling, ROTATION, None)
-    if original is not None and _same_rotation(original, model):
+    if original is not None and _is_same_rotation(original, model):
         setattr(modeling, ROTATION, rotate)
         fused["rotations"] = 1
     return fused
@@ -61,15 +61,15 @@ def _fuse_norm(module: Any) -> bool:
     def norm(hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
 
-    trial = torch.randn((TOKENS, len(weight)), dtype=weight.dtype, device=weight.device)
+    trial = torch.randn((TRIAL_TOKENS, len(weight)), dtype=weight.dtype, device=weight.device)
     with torch.no_grad():
-        if not _close(norm(trial), module(trial)):
+        if not _is_close(norm(trial), module(trial)):
             return False
     module.forward = norm
     return True
 
 
-def _same_rotation(original: Rotation, model: Any) -> bool:
+def _is_same_rotation(original: RotationFunction, model: Any) -> bool:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -77,9 +77,9 @@ def _same_rotation(original: Rotation, model: Any) -> bool:
     q, k, cos, sin = (
         torch.randn(shape, dtype=model.dtype, device=model.device)
         for shape in (
-            (1, TOKENS, heads, size),
-            (1, TOKENS, kv_heads, size),
-            *[(1, TOKENS, size)] * 2,
+            (1, TRIAL_TOKENS, heads, size),
+            (1, TRIAL_TOKENS, kv_heads, size),
+            *[(1, TRIAL_TOKENS, size)] * 2,
         )
     )
     given = q.transpose(1, 2), k.transpose(1, 2), cos, sin
@@ -87,10 +87,10 @@ def _same_rotation(original: Rotation, model: Any) -> bool:
         wanted, found = original(*given), rotate(*given)
     except (RuntimeError, TypeError, ValueError):
         return False
-    return all(_close(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    return all(_is_close(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
 
 
-def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    return bool((found - wanted).float().norm() <= CLOSE * wanted.float().norm())
+    return bool((actual - expected).float().norm() <= RELATIVE_TOLERANCE * expected.float().norm())

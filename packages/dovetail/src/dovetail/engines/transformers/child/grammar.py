@@ -9,78 +9,78 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from dovetail.engines.engine import Constraint, Syntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail_model import InvalidRequest, Unsupported
 
 #: The notations that llguidance reads, the best first.
-SYNTAXES: tuple[Syntax, ...] = ("lark", "json_schema")
+GRAMMAR_SYNTAXES: tuple[ConstraintSyntax, ...] = ("lark", "json_schema")
 #: As our own guides write it: white space is no place for a model to loop.
-JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-KEPT = 64  # compiled grammars
-WORD = 32  # bits
+JSON_GRAMMAR_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+MAX_CACHED_GRAMMARS = 64  # compiled grammars
+MASK_WORD_BITS = 32  # bits
 
 
-class Guide:
+class GrammarGuide:
     """One request's grammar, and where its output stands in it. `ends` are the ids that end it."""
 
-    __slots__ = ("_ending", "_matcher", "_over", "_told", "_wrong", "ends")
+    __slots__ = ("_eos_bits", "_matcher", "_is_finished", "_consumed", "_disallowed_eos_bits", "eos_ids")
 
-    def __init__(self, matcher: Any, ends: list[int], wrong: list[int]) -> None:
-        self.ends = ends
+    def __init__(self, matcher: Any, eos_ids: list[int], disallowed_eos_ids: list[int]) -> None:
+        self.eos_ids = eos_ids
         self._matcher = matcher
-        self._ending = _places(ends)
-        self._wrong = _places(wrong)
-        self._told = 0
-        self._over = False
+        self._eos_bits = _bit_positions(eos_ids)
+        self._disallowed_eos_bits = _bit_positions(disallowed_eos_ids)
+        self._consumed = 0
+        self._is_finished = False
 
-    def fill(self, said: list[int], words: Any) -> None:
+    def fill(self, generated: list[int], words: Any) -> None:
         """Writes one bit for each token that may come next, given all that came so far.
 
         A whole output may only end, and so may one that the grammar cannot go on with, whatever the
         reason: this runs in the loop that all requests share, and raises nothing.
         """
         try:
-            self._over = self._over or not self._goes_on(said, words)
+            self._is_finished = self._is_finished or not self._advance(generated, words)
         except Exception:
-            self._over = True
-        if self._over:
+            self._is_finished = True
+        if self._is_finished:
             words[:] = 0
-            self._allow_ends(words)
+            self._allow_eos(words)
 
-    def _goes_on(self, said: list[int], words: Any) -> bool:
-        matcher, fresh = self._matcher, said[self._told :]
-        self._told = len(said)
+    def _advance(self, generated: list[int], words: Any) -> bool:
+        matcher, fresh = self._matcher, generated[self._consumed :]
+        self._consumed = len(generated)
         if fresh and (not matcher.consume_tokens(fresh) or matcher.is_stopped()):
             return False
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        for word, bit in self._wrong:
+        for word, bit in self._disallowed_eos_bits:
             words[word] &= ~bit
         if matcher.is_accepting():
-            self._allow_ends(words)
+            self._allow_eos(words)
         return bool(words.any()) and not matcher.is_error()
 
-    def _allow_ends(self, words: Any) -> None:
-        for word, bit in self._ending:
+    def _allow_eos(self, words: Any) -> None:
+        for word, bit in self._eos_bits:
             words[word] |= bit
 
 
-class Constraints:
+class GrammarCompiler:
     """Makes guides for one model. `ends` are the ids that end its turns."""
 
-    def __init__(self, folder: Path, vocabulary: int, ends: Iterable[int]) -> None:
+    def __init__(self, folder: Path, vocabulary: int, eos_ids: Iterable[int]) -> None:
         self._file = folder / "tokenizer.json"
         self._vocabulary = vocabulary
-        self._ends = sorted(id for id in ends if 0 <= id < vocabulary)
-        self._made: OrderedDict[Constraint, Any] = OrderedDict()
+        self._eos_ids = sorted(id for id in eos_ids if 0 <= id < vocabulary)
+        self._matchers: OrderedDict[Constraint, Any] = OrderedDict()
         self._lock = Lock()
         self._tokenizer: Any = None
 
     @property
-    def syntaxes(self) -> tuple[Syntax, ...]:
+    def syntaxes(self) -> tuple[ConstraintSyntax, ...]:
         """None without llguidance, or without a vocabulary that it can read."""
-        return SYNTAXES if find_spec("llguidance") and self._file.is_file() else ()
+        return GRAMMAR_SYNTAXES if find_spec("llguidance") and self._file.is_file() else ()
 
-    def guide(self, constraint: Constraint, stop_ids: Collection[int]) -> Guide:
+    def create_guide(self, constraint: Constraint, stop_ids: Collection[int]) -> GrammarGuide:
         """A guide that lets a whole output end by `stop_ids`, or by the model's own ends.
 
         Takes about a second the first time, then milliseconds for a grammar that is new; most of it
@@ -89,57 +89,57 @@ class Constraints:
         """
         if not self.syntaxes:
             raise Unsupported("the engine 'transformers' needs llguidance for constraints")
-        if constraint.syntax not in SYNTAXES:
+        if constraint.syntax not in GRAMMAR_SYNTAXES:
             raise Unsupported(f"the engine 'transformers' reads no {constraint.syntax}")
         with self._lock:
-            matcher = self._compiled(constraint).deep_copy()
-        ends = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._ends
+            matcher = self._get_matcher(constraint).deep_copy()
+        ends = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._eos_ids
         if not ends:
             raise Unsupported(
                 "a constraint needs an id that ends the answer, and the model has none"
             )
-        return Guide(matcher, ends, [id for id in self._ends if id not in ends])
+        return GrammarGuide(matcher, ends, [id for id in self._eos_ids if id not in ends])
 
-    def _compiled(self, constraint: Constraint) -> Any:
+    def _get_matcher(self, constraint: Constraint) -> Any:
         """The matcher at its beginning. What was compiled lately is kept."""
-        matcher = self._made.get(constraint)
+        matcher = self._matchers.get(constraint)
         if matcher is None:
             matcher = self._compile(constraint)
-            self._made[constraint] = matcher
-            if len(self._made) > KEPT:
-                self._made.popitem(last=False)
-        self._made.move_to_end(constraint)
+            self._matchers[constraint] = matcher
+            if len(self._matchers) > MAX_CACHED_GRAMMARS:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end(constraint)
         return matcher
 
     def _compile(self, constraint: Constraint) -> Any:
         form = import_module("llguidance").LLMatcher
-        tokenizer = self._vocabulary_read()
+        tokenizer = self._load_tokenizer()
         try:
             if constraint.syntax == "lark":
                 grammar = form.grammar_from_lark(constraint.text)
             else:
-                grammar = form.grammar_from_json_schema(constraint.text, overrides=JSON)
+                grammar = form.grammar_from_json_schema(constraint.text, overrides=JSON_GRAMMAR_OPTIONS)
             matcher = form(tokenizer, grammar, log_level=0)
         except ValueError as fault:
             raise InvalidRequest(f"the grammar cannot be used: {fault}") from fault
         if matcher.is_error():
-            raise InvalidRequest(f"the grammar cannot be used: {_first(matcher.get_error())}")
+            raise InvalidRequest(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
         return matcher
 
-    def _vocabulary_read(self) -> Any:
+    def _load_tokenizer(self) -> Any:
         if self._tokenizer is None:
             try:
                 self._tokenizer = import_module("llguidance").LLTokenizer(
                     self._file.read_text("utf-8"),
                     n_vocab=self._vocabulary,
-                    eos_token=self._ends or None,
+                    eos_token=self._eos_ids or None,
                 )
             except Exception as fault:
                 raise Unsupported(f"llguidance cannot read the tokenizer: {fault}") from fault
         return self._tokenizer
 
 
-def spelled(folder: Path, vocabulary: int) -> int:
+def tokenizer_vocab_size(folder: Path, vocabulary: int) -> int:
     """How many ids of a model's vocabulary its tokenizer spells. The rest only fill it up."""
     try:
         told = json.loads((folder / "tokenizer.json").read_bytes())
@@ -156,14 +156,14 @@ def spelled(folder: Path, vocabulary: int) -> int:
     return min(max(ids) + 1, vocabulary)
 
 
-def _places(ids: Iterable[int]) -> list[tuple[int, int]]:
+def _bit_positions(ids: Iterable[int]) -> list[tuple[int, int]]:
     """The word and the bit of each, as signed numbers."""
     places = []
     for id in ids:
-        bit = 1 << id % WORD
-        places.append((id // WORD, bit if id % WORD < WORD - 1 else bit - (1 << WORD)))
+        bit = 1 << id % MASK_WORD_BITS
+        places.append((id // MASK_WORD_BITS, bit if id % MASK_WORD_BITS < MASK_WORD_BITS - 1 else bit - (1 << MASK_WORD_BITS)))
     return places
 
 
-def _first(said: str) -> str:
-    return said.strip().splitlines()[0] if said.strip() else "no reason given"
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"

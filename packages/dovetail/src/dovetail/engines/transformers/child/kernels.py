@@ -45,7 +45,7 @@ def store(
 
 
 @triton.jit
-def _sequence_of(tile, starts_q, sequences, TOKENS: tl.constexpr):
+def _find_sequence(tile, starts_q, sequences, TOKENS: tl.constexpr):
     """The sequence that a tile belongs to. Each sequence begins a new tile."""
     low, high = 0, sequences
     while low < high:
@@ -59,7 +59,7 @@ def _sequence_of(tile, starts_q, sequences, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _over_keys(
+def _attend_keys(
     best, total, found, q, position, first, last,
     k_cache, v_cache, row, head, cache_token,
     PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -113,7 +113,7 @@ def attend(
     if SINGLE:
         sequence, tile_token = tile, 0
     else:
-        sequence = _sequence_of(tile, starts_q, sequences, TOKENS)
+        sequence = _find_sequence(tile, starts_q, sequences, TOKENS)
         tile_token = (tile - tl.load(starts_q + sequence) // TOKENS - sequence) * TOKENS
     start_q = tl.load(starts_q + sequence)
     queries = tl.load(starts_q + sequence + 1) - start_q
@@ -144,12 +144,12 @@ def attend(
     total = tl.zeros([BLOCK_M], tl.float32)
     found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row = table + sequence * table_row if SINGLE else slots + start_k
-    best, total, found = _over_keys(
+    best, total, found = _attend_keys(
         best, total, found, scaled, position, first, whole,
         k_cache, v_cache, row, kv_head, cache_token,
         PAGE, DIM, BLOCK_N, BLOCK_D, SINGLE, False,
     )  # fmt: skip
-    best, total, found = _over_keys(
+    best, total, found = _attend_keys(
         best, total, found, scaled, position, whole, last,
         k_cache, v_cache, row, kv_head, cache_token,
         PAGE, DIM, BLOCK_N, BLOCK_D, SINGLE, True,

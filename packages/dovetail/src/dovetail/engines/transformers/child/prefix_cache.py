@@ -17,93 +17,93 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-BYTES = 8  # of the library's hashes
+SALT_BYTES = 8  # of the library's hashes
 #: How the cache is told that blocks are complete, in the library's versions.
-COMPLETING = ("mark_complete_blocks", "mark_shareable_blocks_as_complete")
-ALLOCATING = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
-Hash = Callable[..., int]
+COMPLETE_METHODS = ("mark_complete_blocks", "mark_shareable_blocks_as_complete")
+ALLOCATOR_MODULE = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
+HashFunction = Callable[..., int]
 
 
-class Prefixes:
+class PrefixCacheHook:
     """Wraps a cache. Where the library has other names, salted requests share with nobody."""
 
     def __init__(self, cache: Any) -> None:
-        self.known = hasattr(cache, "search_prefix_match")
-        self._key = token_bytes(BYTES)
-        self._found: dict[str, int | None] = {}
+        self.is_supported = hasattr(cache, "search_prefix_match")
+        self._key = token_bytes(SALT_BYTES)
+        self._cached: dict[str, int | None] = {}
         self._salt: int | None = None
-        completing = [name for name in COMPLETING if hasattr(cache, name)]
-        self._salts = bool(completing) and self._salt_hashes(cache)
-        if self.known:
-            self._watch(cache)
+        completing = [name for name in COMPLETE_METHODS if hasattr(cache, name)]
+        self._can_salt = bool(completing) and self._hook_hashes(cache)
+        if self.is_supported:
+            self._hook_search(cache)
         for name in completing:
-            self._salt_blocks(cache, name)
-        _keep_the_latest(cache)
+            self._hook_completion(cache, name)
+        _evict_least_recent(cache)
 
-    def name(self, salt: str | None) -> str:
+    def create_request_id(self, salt: str | None) -> str:
         """A name for a new request."""
         name = uuid4().hex
         if salt:
-            name += "-" + blake2b(salt.encode(), digest_size=BYTES, key=self._key).hexdigest()
-        self._found[name] = None
+            name += "-" + blake2b(salt.encode(), digest_size=SALT_BYTES, key=self._key).hexdigest()
+        self._cached[name] = None
         return name
 
-    def cached(self, name: str) -> int:
+    def cached_tokens(self, name: str) -> int:
         """How many tokens of its prompt were not computed again."""
-        return self._found.get(name) or 0
+        return self._cached.get(name) or 0
 
     def forget(self, name: str) -> None:
-        self._found.pop(name, None)
+        self._cached.pop(name, None)
 
-    def _watch(self, cache: Any) -> None:
+    def _hook_search(self, cache: Any) -> None:
         search = cache.search_prefix_match
 
         def watched(request_id: str, prompt_ids: list[int]) -> int:
-            salt = _salt(request_id)
-            if salt is not None and not self._salts:
+            salt = _salt_of_request(request_id)
+            if salt is not None and not self._can_salt:
                 return 0
             self._salt = salt
             found: int = search(request_id, prompt_ids)
             # A request that has to start again finds what it wrote itself: the first time counts.
-            if self._found.get(request_id, 0) is None:
-                self._found[request_id] = min(found, len(prompt_ids) - 1)
+            if self._cached.get(request_id, 0) is None:
+                self._cached[request_id] = min(found, len(prompt_ids) - 1)
             return found
 
         cache.search_prefix_match = watched
 
-    def _salt_blocks(self, cache: Any, name: str) -> None:
+    def _hook_completion(self, cache: Any, name: str) -> None:
         complete = getattr(cache, name)
 
         def salted(state: Any, blocks: Any, *rest: Any, **more: Any) -> None:
             if not blocks:
                 return
-            self._salt = _salt(state.request_id)
-            if self._salt is None or self._salts:
-                complete(_still(state), blocks, *rest, **more)
+            self._salt = _salt_of_request(state.request_id)
+            if self._salt is None or self._can_salt:
+                complete(_as_unfinished(state), blocks, *rest, **more)
 
         setattr(cache, name, salted)
 
-    def _salt_hashes(self, cache: Any) -> bool:
+    def _hook_hashes(self, cache: Any) -> bool:
         """Whether the place is known where the hashes are made."""
         blocks = getattr(cache, "_block_manager", None)
         if hasattr(blocks, "compute_hash"):
-            blocks.compute_hash = self._chained(blocks.compute_hash)  # type: ignore[union-attr]
+            blocks.compute_hash = self._salted_hash(blocks.compute_hash)  # type: ignore[union-attr]
             return True
         try:
-            module = import_module(ALLOCATING)
-            module.compute_block_hash = self._chained(module.compute_block_hash)  # type: ignore[attr-defined]
+            module = import_module(ALLOCATOR_MODULE)
+            module.compute_block_hash = self._salted_hash(module.compute_block_hash)  # type: ignore[attr-defined]
         except (ImportError, AttributeError):
             return False
         return True
 
-    def _chained(self, plain: Hash) -> Hash:
+    def _salted_hash(self, plain: HashFunction) -> HashFunction:
         def chained(parent_hash: int | None, *rest: Any, **more: Any) -> int:
             return plain(self._salt if parent_hash is None else parent_hash, *rest, **more)
 
         return chained
 
 
-class _Oldest(dict[int, None]):
+class _FifoDict(dict[int, None]):
     """Gives up first what came first."""
 
     def popitem(self) -> tuple[int, None]:
@@ -111,7 +111,7 @@ class _Oldest(dict[int, None]):
         return first, self.pop(first)
 
 
-def _keep_the_latest(cache: Any) -> None:
+def _evict_least_recent(cache: Any) -> None:
     """A full cache gives up what was used longest ago, a sequence's end before its beginning.
 
     Up to 5.18 the library gives up what it used last, the very prefix that everybody shares. From
@@ -121,11 +121,11 @@ def _keep_the_latest(cache: Any) -> None:
     if blocks is None or not hasattr(blocks, "_init_block_ids"):
         return
     free = blocks.free_blocks
-    blocks._init_block_ids = _Oldest(blocks._init_block_ids)
+    blocks._init_block_ids = _FifoDict(blocks._init_block_ids)
     blocks.free_blocks = lambda ids, shareable: free(ids[::-1], shareable)
 
 
-def _still(state: Any) -> Any:
+def _as_unfinished(state: Any) -> Any:
     """A request that has not finished yet.
 
     The library leaves out the blocks of a request's last step, which is the whole prompt of one
@@ -139,6 +139,6 @@ def _still(state: Any) -> Any:
     )
 
 
-def _salt(name: str) -> int | None:
+def _salt_of_request(name: str) -> int | None:
     digest = name.partition("-")[2]
     return int(digest, 16) if digest else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Tables:
+class BlockTables:
     """The rows of a batch's table of pages. Entries behind a sequence's last page mean nothing."""
 
     def __init__(self, allocator: Any, table: torch.Tensor) -> None:
@@ -28,7 +28,7 @@ class Tables:
         self._filled = max(self._filled, place + 1)
         if blocks != self._rows[place]:
             self._rows[place] = blocks.copy()
-            entries = torch.tensor(blocks, dtype=self._host.dtype) * self._stride()
+            entries = torch.tensor(blocks, dtype=self._host.dtype) * self._page_stride()
             self._host[place, : len(blocks)] = entries
 
     def send(self) -> None:
@@ -37,7 +37,7 @@ class Tables:
             self._device[: self._filled].copy_(self._host[: self._filled])
             self._filled = 0
 
-    def _stride(self) -> int:
+    def _page_stride(self) -> int:
         """Pages that the blocks of one layer lie apart, in the newer of the library's layouts."""
         apart = getattr(self._allocator, "block_physical_stride", None)
         return 1 if apart is None else int(apart // self._allocator.tokens_per_page)
@@ -50,7 +50,7 @@ def gather_tables(processor: Any) -> None:
     allocators = old if old is not None else list(cache.cache_allocators.values())
     if len(allocators) != 1 or not batch.block_table.numel():
         return
-    tables, prepare = Tables(allocators[0], batch.block_table[0]), batch.prepare_batch_tensors
+    tables, prepare = BlockTables(allocators[0], batch.block_table[0]), batch.prepare_batch_tensors
 
     def prepared(*given: Any, **more: Any) -> None:
         prepare(*given, **more)
