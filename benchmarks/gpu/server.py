@@ -29,7 +29,7 @@ from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import freeze_gc
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.build import default_sampling, settings
 from dovetail.server.http_server import serve, server, until_started
 from dovetail.server.kept import open_keyring, open_ledger
@@ -74,7 +74,7 @@ def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
         names=(MODEL,),
         model=model,
         preparer=preparer,
-        engine=Pool([actor]),
+        engine=ReplicaPool([actor]),
         max_context=config.context_length,
         defaults=default_sampling(config),
     )

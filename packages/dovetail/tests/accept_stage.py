@@ -23,7 +23,7 @@ from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 
 MODEL = "some-org/some-model"
@@ -180,7 +180,7 @@ async def like_vllm(
         stop_ids=ids,
     )
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
-    chat = App(Service([Served((MODEL,), model, preparer, Pool([engine]), max_context=32768)]))
+    chat = App(Service([Served((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]))
     tokens = CompletionsServer(engine, CompletionModel((MODEL,), model.tokenizer, ids, 32768))
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:

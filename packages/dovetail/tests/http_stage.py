@@ -31,7 +31,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 from dovetail.telemetry.record import RequestRecorder
 
@@ -251,7 +251,7 @@ def service(
             names=(NAME, "second-name") if not at else (f"model-{at}",),
             model=model,
             preparer=preparer,
-            engine=Pool([engine]),
+            engine=ReplicaPool([engine]),
             max_context=max_context,
             created=1_700_000_000.0,
         )

@@ -31,7 +31,7 @@ from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Relayed, Served, Service
 from dovetail.prompt.clean import Stability
 from dovetail.prompt.normalization import Stabilizer
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 
 LIST = "/v1/models?client_version=0.166.0"
 SLASHED = "openai/openai/gpt-5.5"
@@ -81,7 +81,7 @@ def offered(name: str, settings: Settings | None = None, window: int | None = No
     require(pair)
     found = replace(model(pair), context_length=None)
     preparer = Preparer(found, Ledger(MemoryStore()), Keyring([bytes(32)]), settings)
-    return Served((name,), found, preparer, Pool([Unstarted(window)]))
+    return Served((name,), found, preparer, ReplicaPool([Unstarted(window)]))
 
 
 small = cache(lambda: offered("Qwen2.5"))

@@ -18,7 +18,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Event,
     Identity,
@@ -44,7 +44,7 @@ class Told:
         self.engine = ScriptedEngine(self.model.tokenizer, script, options=ScriptedOptions())
         self.ledger = Ledger(MemoryStore())
         preparer = Preparer(self.model, self.ledger, Keyring([b"k" * 32]))
-        served = Served(("m",), self.model, preparer, Pool([self.engine]), keep_logprobs=keep)
+        served = Served(("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep)
         turns = (Turn("user", (TextBlock("Is it so?"),)),)
         request = Request("m", turns, identity=WHO, **changes)  # type: ignore[arg-type]
         self.events: list[Event] = []

@@ -26,7 +26,7 @@ from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import InvalidRequest
 
 LISTED = 500  # of the likeliest tokens, among which nearly every drawn one is
@@ -75,7 +75,7 @@ async def check_truth(engine: LlamaCppEngine, truth: Truth) -> None:
 def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
     overheard, ledger = Overhearing(bench.engine), Ledger(MemoryStore())
     preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = Served(("small",), bench.model, preparer, Pool([overheard]), keep_logprobs=keep)
+    served = Served(("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
     known = keep or api != "messages"
 
     async def scene() -> tuple[list[list[float]], list[Any]]:

@@ -17,7 +17,7 @@ from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server import folder as folders
 from dovetail.server.folder import HELD, PREFIX, hold, new_folder
 from dovetail.server.process import ending
@@ -195,7 +195,7 @@ def test_a_lone_engine_that_cannot_start_is_told_by_its_error_alone(
         for engine in engines:
             engine.start = fail  # type: ignore[method-assign]
         with pytest.raises(EngineUnavailable, match="no weights"):
-            await Pool(engines).start()
+            await ReplicaPool(engines).start()
 
     run(lambda: scene(1))
     assert not caplog.records

@@ -19,7 +19,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.line import PREFIX_BLOCK_TOKENS, encode_trace_line
 from dovetail_model import EngineUnavailable
@@ -381,7 +381,7 @@ def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
     async def scene() -> None:
         engine.plan = play
         preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
-        moving = Served((NAME,), model, preparer, Pool([engine, engine]), migration_limit=1)
+        moving = Served((NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1)
         async with serving(offered=Service([moving])) as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"

@@ -12,7 +12,7 @@ from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHea
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.routing import pool as pool_module
 from dovetail.routing import replica as worker
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
 
 
@@ -67,7 +67,7 @@ def request(session: str | None = None, priority: int = 0) -> EngineRequest:
     return EngineRequest("r", array("I", [1, 2, 3]), 10, session=session, priority=priority)
 
 
-async def said(pool: Pool, session: str | None = None) -> int:
+async def said(pool: ReplicaPool, session: str | None = None) -> int:
     async with aclosing(iter_deltas(pool, request(session))) as deltas:
         told = [delta async for delta in deltas]
         return told[0].ids[0]
@@ -89,7 +89,7 @@ async def settle(until: Callable[[], bool]) -> None:
 def test_a_session_stays_and_new_ones_go_to_the_least_busy() -> None:
     async def play() -> None:
         replicas = [Replica(0), Replica(1)]
-        pool = Pool(replicas)
+        pool = ReplicaPool(replicas)
         await pool.start()
         replicas[0].go_on.clear()
         held = asyncio.create_task(said(pool, "a"))
@@ -111,16 +111,16 @@ def test_a_replica_that_fails_is_passed_over_until_it_is_back(
 
     async def play() -> None:
         first, second = Replica(0), Replica(1)
-        pool = Pool([first, second])
+        pool = ReplicaPool([first, second])
         await pool.start()
         assert await said(pool, "a") == 0
         first.fails, first.ready = fault, False
         with pytest.raises(type(fault)):
             await said(pool, "a")
-        assert pool.up == 1
+        assert pool.available_count == 1
         assert [await said(pool, "a"), await said(pool, "b")] == [1, 1]
         first.fails, first.ready = None, True
-        await settle(lambda: pool.up == 2)
+        await settle(lambda: pool.available_count == 2)
         assert await said(pool, "a") == 1  # its prefix is cached there now
         assert (await pool.health()).ready
         await pool.stop()
@@ -137,13 +137,13 @@ def test_one_that_is_brought_back_beside_us_is_looked_at_often(
     async def play() -> None:
         hosted = Replica(0)
         hosted.abilities = replace(hosted.abilities, beside=True)
-        pool = Pool([hosted])
+        pool = ReplicaPool([hosted])
         await pool.start()
         hosted.fails, hosted.ready = EngineUnavailable("dead"), False
         with pytest.raises(EngineUnavailable):
             await said(pool)
         hosted.fails, hosted.ready = None, True
-        await settle(lambda: pool.up == 1)
+        await settle(lambda: pool.available_count == 1)
         await pool.stop()
 
     scene(play)
@@ -152,13 +152,13 @@ def test_one_that_is_brought_back_beside_us_is_looked_at_often(
 def test_a_busy_engine_is_not_a_dead_one() -> None:
     async def play() -> None:
         only = Replica(0)
-        pool = Pool([only])
+        pool = ReplicaPool([only])
         only.fails = Overloaded("no room")
         with pytest.raises(Overloaded):
             await said(pool)
-        assert pool.up == 1
+        assert pool.available_count == 1
         other = Replica(1)
-        pool = Pool([only, other])
+        pool = ReplicaPool([only, other])
         with pytest.raises(Overloaded):
             await said(pool, "a")
         assert await said(pool, "a") == 1  # it has room
@@ -170,13 +170,13 @@ def test_a_busy_engine_is_not_a_dead_one() -> None:
 def test_a_process_of_ours_is_started_again() -> None:
     async def play() -> None:
         mine = Replica(0, local=True)
-        pool = Pool([mine])
+        pool = ReplicaPool([mine])
         await pool.start()
         mine.fails, mine.ready = EngineUnavailable("killed"), False
         with pytest.raises(EngineUnavailable):
             await said(pool)
         mine.fails = None
-        await settle(lambda: pool.up == 1)
+        await settle(lambda: pool.available_count == 1)
         assert (mine.stops, mine.starts) == (1, 2)
         assert await said(pool) == 0
         await pool.stop()
@@ -188,7 +188,7 @@ def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
     async def play() -> None:
         up, down = Replica(0), Replica(1)
         down.ready = False
-        pool = Pool([down, up])
+        pool = ReplicaPool([down, up])
         await pool.start()
         assert await said(pool) == 0
         health = await pool.health()
@@ -197,16 +197,16 @@ def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
         await pool.stop()
         up.ready = False
         with pytest.raises(EngineUnavailable, match="nobody there"):
-            await Pool([down, up]).start()
+            await ReplicaPool([down, up]).start()
 
     scene(play)
 
 
 def test_together_they_can_do_what_each_can() -> None:
     async def play() -> None:
-        pool = Pool([Replica(0, ("lark", "gbnf"), 4000), Replica(1, ("gbnf",), 2000)])
-        assert pool.abilities.constraints == ("gbnf",)
-        assert pool.abilities.context_length == 2000
+        pool = ReplicaPool([Replica(0, ("lark", "gbnf"), 4000), Replica(1, ("gbnf",), 2000)])
+        assert pool.capabilities.constraints == ("gbnf",)
+        assert pool.capabilities.context_length == 2000
 
     scene(play)
 
@@ -215,13 +215,13 @@ def test_closing_an_answer_closes_the_engines() -> None:
     async def play() -> None:
         only = Replica(0)
         only.go_on.clear()
-        pool = Pool([only])
+        pool = ReplicaPool([only])
         task = asyncio.create_task(said(pool))
         await settle(lambda: bool(only.asked))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert only.cancelled == 1
-        assert pool.workers[0].busy == 0
+        assert pool.replicas[0].active_requests == 0
 
     scene(play)
 
@@ -236,9 +236,9 @@ def later(asked: EngineRequest) -> Callable[[], Awaitable[EngineRequest]]:
 def test_what_is_read_ahead_gives_way_to_real_work() -> None:
     async def play() -> None:
         only = Replica(0)
-        pool = Pool([only])
+        pool = ReplicaPool([only])
         pool.warm("a", later(request("a", -100)))
-        await settle(lambda: pool.warmed == 1)
+        await settle(lambda: pool.warmed_prompts == 1)
         only.go_on.clear()
         pool.warm("a", later(request("a", -100)))
         await settle(lambda: len(only.asked) == 2)
@@ -256,7 +256,7 @@ def test_a_busy_replica_reads_nothing_ahead() -> None:
     async def play() -> None:
         only = Replica(0)
         only.go_on.clear()
-        pool = Pool([only])
+        pool = ReplicaPool([only])
         real = asyncio.create_task(said(pool))
         await settle(lambda: bool(only.asked))
         pool.warm("a", later(request("a", -100)))
@@ -274,7 +274,7 @@ def test_what_cannot_be_foretold_disturbs_nobody(caplog: pytest.LogCaptureFixtur
         raise ZeroDivisionError("no such template")
 
     async def play() -> None:
-        pool = Pool([Replica(0)])
+        pool = ReplicaPool([Replica(0)])
         with caplog.at_level("INFO"):
             pool.warm("a", broken)
             pool.warm("a", broken)  # the first has not even begun
@@ -292,7 +292,7 @@ def test_what_was_stopped_is_not_started_again() -> None:
     async def play() -> None:
         mine = Replica(0, local=True)
         mine.go_on.clear()
-        pool = Pool([mine])
+        pool = ReplicaPool([mine])
         await pool.start()
         task = asyncio.create_task(said(pool))
         await settle(lambda: bool(mine.asked))
@@ -321,10 +321,10 @@ def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPat
 
     async def play() -> None:
         odd, sound = Odd(0, local=True), Replica(1)
-        pool = Pool([odd, sound])
+        pool = ReplicaPool([odd, sound])
         await pool.start()
-        assert pool.up == 1
-        await settle(lambda: pool.up == 2)
+        assert pool.available_count == 1
+        await settle(lambda: pool.available_count == 2)
         assert odd.starts == 3
         await pool.stop()
 
@@ -349,7 +349,7 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
 
     async def play() -> None:
         hanging, sound = Hanging(0), Replica(1)
-        pool = Pool([hanging, sound])
+        pool = ReplicaPool([hanging, sound])
         await pool.start()
         hanging.go_on.clear()
         task = asyncio.create_task(said(pool, "a"))
@@ -357,7 +357,7 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
         hanging.ready = False
         with pytest.raises(EngineUnavailable, match="the line was cut"):
             await task
-        assert pool.up == 1
+        assert pool.available_count == 1
         assert await said(pool, "a") == 1
         await pool.stop()
 
@@ -377,13 +377,13 @@ def test_a_server_that_is_well_but_has_another_model_stays_down(
 
     async def play() -> None:
         changed = Changed(0)
-        pool = Pool([changed, Replica(1)])
+        pool = ReplicaPool([changed, Replica(1)])
         await pool.start()
         changed.fails = EngineUnavailable("no such model")
         with pytest.raises(EngineUnavailable):
             await said(pool, "a")
         await settle(lambda: changed.starts > 3)
-        assert pool.up == 1
+        assert pool.available_count == 1
         await pool.stop()
 
     scene(play)

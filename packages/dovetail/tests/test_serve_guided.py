@@ -11,7 +11,7 @@ from served import qwen_folder
 
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.build import build
 from dovetail.settings.config import Config
 from dovetail_model import Finish
@@ -65,8 +65,8 @@ async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
         served = service.find("m")
         events = await heard(served, request, "call_1")
         assert isinstance(events[-1], Finish)
-        assert isinstance(served.engine, Pool)
-        engine = served.engine.workers[0].engine
+        assert isinstance(served.engine, ReplicaPool)
+        engine = served.engine.replicas[0].engine
         assert isinstance(engine, ScriptedEngine)
         return engine.requests[-1].constraint
     finally:

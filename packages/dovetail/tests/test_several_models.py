@@ -13,7 +13,7 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import Served
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server import engines as remote
 from dovetail.server.build import build
 from dovetail.settings.config import Config
@@ -107,9 +107,9 @@ def config(folder: Path, script: Any) -> Config:
     )
 
 
-def engine_of(offered: object) -> tuple[Pool, ScriptedEngine]:
+def engine_of(offered: object) -> tuple[ReplicaPool, ScriptedEngine]:
     assert isinstance(offered, Served)
-    engine = offered.engine.workers[0].engine
+    engine = offered.engine.replicas[0].engine
     assert isinstance(engine, ScriptedEngine)
     return offered.engine, engine
 
@@ -126,7 +126,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
         turns: tuple[Turn, ...] = (Turn("user", (TextBlock("How is it?"),)),)
         request = Request("m", turns, hints=Hints(speculative_prefill=True))
         assert await heard(offered, request)
-        while not pool.warmed:  # noqa: ASYNC110 - what is waited for has no event
+        while not pool.warmed_prompts:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
         ahead = engine.requests[-1]
         assert ahead.max_tokens == 1
@@ -155,7 +155,7 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
             while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
         assert len(engine.requests) == 2
-        assert pool.warmed == 0
+        assert pool.warmed_prompts == 0
         await service.stop()
 
     asyncio.run(main())

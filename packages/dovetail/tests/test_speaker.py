@@ -15,7 +15,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     EngineError,
     EngineUnavailable,
@@ -40,7 +40,7 @@ def _served(text: str = LONG) -> tuple[Served, ScriptedEngine]:
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
-    return Served(("m",), model, preparer, Pool([engine])), engine
+    return Served(("m",), model, preparer, ReplicaPool([engine])), engine
 
 
 def _ask(served: Served, **changes: object) -> list[Message]:
@@ -139,7 +139,7 @@ class Mortal:
 def _on(*engines: Mortal) -> Served:
     model = demo_model()
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
-    return Served(("m",), model, preparer, Pool(engines), migration_limit=3)
+    return Served(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
 
 
 def test_an_answer_that_lacks_only_its_end_is_whole() -> None:
@@ -152,8 +152,8 @@ def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
     text = "é漢🦜 done"
     for dies_after in range(1, len(text.encode())):
         served = _on(Mortal(text, dies_after), Mortal(text))
-        second = served.engine.workers[1].engine
-        first = served.engine.workers[0].engine
+        second = served.engine.replicas[1].engine
+        first = served.engine.replicas[0].engine
         assert isinstance(first, Mortal)
         assert isinstance(second, Mortal)
         second.requests = first.requests  # both know the prompt that it began with

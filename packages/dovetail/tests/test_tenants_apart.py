@@ -15,7 +15,7 @@ from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Offered, Relayed, Served
 from dovetail.prompt.clean import Stability
 from dovetail.prompt.normalization import Stabilizer
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Event,
     Finish,
@@ -79,7 +79,7 @@ def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
 def test_each_tenant_has_a_cache_of_its_own() -> None:
     model, engine = tiny_model(), Both()
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
-    served = Served(("m",), model, preparer, Pool([engine]))
+    served = Served(("m",), model, preparer, ReplicaPool([engine]))
     _play(served, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
     one, two, salted, again, nobody = engine.salts
     assert one == again

@@ -21,7 +21,7 @@ from dovetail.models.template_probe import probe
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Fold,
     Identity,
@@ -120,7 +120,7 @@ class Told:
         self.model = _model(pair)
         self.engine = Thinker(self.model, pair, thought)
         self.preparer = _preparer(pair)
-        self.served = Served(("m",), self.model, self.preparer, Pool([self.engine]))
+        self.served = Served(("m",), self.model, self.preparer, ReplicaPool([self.engine]))
         thinking, sampling = Thinking(budget=budget), Sampling(max_tokens=most)
         self.request = Request("m", (ASKED,), thinking=thinking, sampling=sampling)
         self.usage = Usage()
@@ -213,7 +213,7 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
     async def both_turns(most: int) -> None:
         told = Told(pair, THOUGHT, 12, most)
         told.preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
-        told.served = Served(("m",), model, told.preparer, Pool([told.engine]))
+        told.served = Served(("m",), model, told.preparer, ReplicaPool([told.engine]))
         told.request = msgspec.structs.replace(told.request, identity=Identity(session="s"))
         message = await told.tell()
         turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))

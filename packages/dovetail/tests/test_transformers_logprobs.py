@@ -30,7 +30,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ClientError, Sampling, TokenLogprob
 
 pytestmark = [pytest.mark.transformers, pytest.mark.long, pytest.mark.timeout(600)]
@@ -208,7 +208,7 @@ def offered(bench: Bench, *, keep: bool) -> Offered:
     ledger = Ledger(MemoryStore())
     overheard = Overhearing(bench.engine)
     preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = Served(("tiny",), bench.model, preparer, Pool([overheard]), keep_logprobs=keep)
+    served = Served(("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
     return Offered(Service([served], {}), ledger, overheard)
 
 

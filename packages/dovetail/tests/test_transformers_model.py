@@ -30,7 +30,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.models.loader import load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]
@@ -202,7 +202,7 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
     overheard = Overhearing(bench.engine)
-    served = Served(names=("tiny",), model=model, preparer=preparer, engine=Pool([overheard]))
+    served = Served(names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard]))
 
     async def scene() -> list[Any]:
         usages = []

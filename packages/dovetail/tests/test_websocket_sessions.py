@@ -11,7 +11,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
 from dovetail.responses.connection_cache import Local, Room
 from dovetail.responses.response import KeptResponse, weight
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 
 BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
@@ -73,8 +73,8 @@ async def _read_ahead(stage: Stage) -> None:
     """Waits until the engine has read what a warm-up brought."""
     (served,) = stage.app.service.served
     pool = served.engine
-    assert isinstance(pool, Pool)
-    await until(lambda: pool.warmed)
+    assert isinstance(pool, ReplicaPool)
+    await until(lambda: pool.warmed_prompts)
 
 
 def test_what_is_read_ahead_is_what_every_prompt_begins_with() -> None:

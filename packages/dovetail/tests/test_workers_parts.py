@@ -27,7 +27,7 @@ from dovetail.ledger.entry import Entry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
-from dovetail.routing.pool import ABOUT_EQUAL, Pool
+from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
 from dovetail.server.notify import notify
 from dovetail.server.numbers import Numbers
 from dovetail.server.process import Member
@@ -38,12 +38,12 @@ from dovetail_model import EngineUnavailable
 SESSIONS = [f"session {at}" for at in range(200)]
 
 
-def pool(count: int = 3, *, agreeing: bool = True) -> Pool:
-    return Pool([StageEngine(tiny_model()) for _ in range(count)], agreeing=agreeing)
+def pool(count: int = 3, *, agreeing: bool = True) -> ReplicaPool:
+    return ReplicaPool([StageEngine(tiny_model()) for _ in range(count)], consistent=agreeing)
 
 
-def homes(of: Pool, sessions: list[str]) -> list[int]:
-    return [of._choose(session).number for session in sessions]
+def homes(of: ReplicaPool, sessions: list[str]) -> list[int]:
+    return [of._select_replica(session).index for session in sessions]
 
 
 def test_two_pools_send_a_session_to_the_same_replica() -> None:
@@ -56,25 +56,25 @@ def test_two_pools_send_a_session_to_the_same_replica() -> None:
 def test_they_agree_while_the_replica_is_not_much_busier() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
-    other.workers[0].busy = ABOUT_EQUAL
+    other.replicas[0].active_requests = MAX_LOAD_DIFFERENCE
     assert homes(other, SESSIONS) == chosen
     third = pool()
-    third.workers[0].busy = ABOUT_EQUAL + 1
+    third.replicas[0].active_requests = MAX_LOAD_DIFFERENCE + 1
     assert 0 not in homes(third, SESSIONS)
 
 
 def test_a_replica_that_is_down_loses_its_sessions_and_no_others() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
-    other.workers[1].up = False
+    other.replicas[1].is_available = False
     for before, now in zip(chosen, homes(other, SESSIONS), strict=True):
         assert now == before if before != 1 else now != 1
 
 
 def test_a_pool_that_is_alone_takes_the_least_busy() -> None:
     alone = pool(agreeing=False)
-    alone.workers[0].busy = 1
-    alone.workers[1].busy = 1
+    alone.replicas[0].active_requests = 1
+    alone.replicas[1].active_requests = 1
     assert set(homes(alone, SESSIONS)) == {2}
 
 

@@ -33,7 +33,7 @@ from dovetail.ledger.memory_store import MemoryStore
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 
 OURS = tuple(
     str(Path(module.__file__ or "").parent)
@@ -132,7 +132,7 @@ async def tapped(path: str) -> AsyncIterator[Tap]:
         options=VllmOptions(probe=False),
     )
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
-    served = Served((NAME,), model, preparer, Pool([engine]), max_context=1 << 20)
+    served = Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
     async with listening, serving(offered=Service([served], {})) as stage:
         body = json.dumps({"model": NAME, "stream": True, **ASKED[path]}).encode()
         tap.client, writer = await stage.connect()

@@ -19,7 +19,7 @@ from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Served, Service
 from dovetail.prompt.clean import Stability
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 from dovetail.watch.capture import Limits
 from dovetail.watch.exchange import Exchange
@@ -124,7 +124,7 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
     model = model or tiny_model()
     engine = StageEngine(model)
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
-    app = App(Service([Served((NAME,), model, preparer, Pool([engine]), max_context=1 << 16)]))
+    app = App(Service([Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
     place = socket.create_server(("127.0.0.1", 0))
     running = server(app)
     task = asyncio.create_task(running.serve([place]))

@@ -16,7 +16,7 @@ from dovetail.pipeline.execution import Watch, answer
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.pipeline.registry import Served
 from dovetail.pipeline.sinks import Viewer
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
 
@@ -57,7 +57,7 @@ def _served(rate: float) -> Served:
         script = load_script(folder / "session.yaml")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
     preparer = Preparer(model, Ledger(MemoryStore()), Keyring([secrets.token_bytes(32)]))
-    return Served(("demo",), model, preparer, Pool([engine]))
+    return Served(("demo",), model, preparer, ReplicaPool([engine]))
 
 
 async def _turn(

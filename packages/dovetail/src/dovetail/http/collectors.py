@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dovetail.pipeline.registry import Service
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 
 
 class ReplicaNumbers(Collector):
@@ -24,14 +24,14 @@ class ReplicaNumbers(Collector):
             "dovetail_warmed_prompts", "Prompts that were read ahead.", labels=_MODEL
         )
         for name, pool in self._pools():
-            up.add_metric([name], pool.up)
-            restarts.add_metric([name], sum(worker.restarts for worker in pool.workers))
-            warmed.add_metric([name], pool.warmed)
+            up.add_metric([name], pool.available_count)
+            restarts.add_metric([name], sum(worker.restarts for worker in pool.replicas))
+            warmed.add_metric([name], pool.warmed_prompts)
         return up, restarts, warmed
 
-    def _pools(self) -> Iterator[tuple[str, Pool]]:
+    def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
         for one in self._service.served:
-            if isinstance(one.engine, Pool):
+            if isinstance(one.engine, ReplicaPool):
                 yield one.name, one.engine
 
 

@@ -204,7 +204,7 @@ class Speaker:
         """Whether another replica can go on with what was said so far."""
         said, served = self._generation.ids, self._served
         lives = not isinstance(fault, EngineUnavailable | EngineTimeout)
-        if self._moves >= served.migration_limit or served.engine.up <= lives:
+        if self._moves >= served.migration_limit or served.engine.available_count <= lives:
             return False
         if lives and said:
             return False  # it has room for others, and would do the same to them
@@ -216,11 +216,11 @@ class Speaker:
         One that falls again before it said anything more has fallen over this very answer.
         """
         served, said = self._served, len(self._generation.ids)
-        if not isinstance(fault, EngineUnavailable | EngineTimeout) or served.engine.up:
+        if not isinstance(fault, EngineUnavailable | EngineTimeout) or served.engine.available_count:
             return False
         if self._moves >= served.migration_limit or said <= self._moved_at:
             return False
-        return self._can_be_taken_up() and await served.engine.recovered(served.recovery_wait)
+        return self._can_be_taken_up() and await served.engine.wait_available(served.recovery_wait)
 
     def _can_be_taken_up(self) -> bool:
         """In the middle of a form no grammar can be taken up again."""

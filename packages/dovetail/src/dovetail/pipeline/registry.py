@@ -17,7 +17,7 @@ from dovetail.pipeline.preparation import Prepared, Prepares
 from dovetail.prompt.normalization import Stabilizer
 from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.store import Kept
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import Memory
@@ -38,7 +38,7 @@ class Served:
     names: tuple[str, ...]
     model: Model
     preparer: Prepares
-    engine: Pool
+    engine: ReplicaPool
     max_context: int | None = None
     migration_limit: int = 0
     recovery_wait: float = 0.0
@@ -53,7 +53,7 @@ class Served:
     @property
     def context_length(self) -> int:
         """The window: the smallest that anybody names."""
-        engine = self.engine.abilities.context_length
+        engine = self.engine.capabilities.context_length
         return _window(self.max_context, engine, self.model.context_length)
 
     @property
@@ -66,14 +66,14 @@ class Served:
 
     def demand(self, prepared: Prepared, place: Place = "start") -> Demand:
         """What the answer must look like from a place on, as far as the engine can see to it."""
-        abilities = self.engine.abilities
+        abilities = self.engine.capabilities
         where: Place = "answer" if abilities.constrains_after_reasoning else place
         return self._guidance.of(prepared, abilities.constraints, where)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The request's values, then the operator's, then the model's own."""
         merged = merged_sampling(asked, self.defaults, self.model.sampling)
-        if self.keep_logprobs and merged.logprobs is None and self.engine.abilities.logprobs:
+        if self.keep_logprobs and merged.logprobs is None and self.engine.capabilities.logprobs:
             merged = msgspec.structs.replace(merged, logprobs=0)
         return merged
 

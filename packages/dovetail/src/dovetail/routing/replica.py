@@ -14,119 +14,119 @@ from dovetail.engines.engine import EngineHealth, TokenSink, TokenDelta, TokenEn
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
-PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-PAUSES_BESIDE = (0.0, 0.1, 0.2, 0.5, 1.0)  # to look costs next to nothing
-HEALTH_PATIENCE = 3.0
-QUIET = 30.0  # seconds in which a replica that works should say something
-SHUNNED = 1.0
+RECOVERY_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+SUPERVISED_RECOVERY_DELAYS_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0)  # to look costs next to nothing
+HEALTH_TIMEOUT_SECONDS = 3.0
+STALL_TIMEOUT_SECONDS = 30.0  # seconds in which a replica that works should say something
+BACKOFF_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-class Worker:
+class Replica:
     """One replica."""
 
     __slots__ = (
-        "_wanted",
-        "busy",
+        "_running",
+        "active_requests",
         "engine",
-        "heard",
-        "number",
-        "recovery",
-        "refused",
+        "last_activity",
+        "index",
+        "recovery_task",
+        "last_rejection",
         "restarts",
-        "up",
+        "is_available",
     )
 
-    def __init__(self, engine: TokenEngine, number: int) -> None:
+    def __init__(self, engine: TokenEngine, index: int) -> None:
         self.engine = engine
-        self.number = number
-        self.up = True
-        self.busy = 0
-        self.heard = 0.0  # when it last began or said something
+        self.index = index
+        self.is_available = True
+        self.active_requests = 0
+        self.last_activity = 0.0  # when it last began or said something
         self.restarts = 0
-        self.refused = float("-inf")  # when it last had no room, or failed
-        self._wanted = True
-        self.recovery: asyncio.Task[None] | None = None  # ends when the replica is back
+        self.last_rejection = float("-inf")  # when it last had no room, or failed
+        self._running = True
+        self.recovery_task: asyncio.Task[None] | None = None  # ends when the replica is back
 
     async def start(self) -> DovetailError | None:
         """Makes the replica ready, or says why it is not."""
-        self._wanted = True
+        self._running = True
         try:
             await self.engine.start()
         except Exception as error:
-            return _told(error)
+            return _to_dovetail_error(error)
         return None
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def track_request(self) -> Iterator[None]:
         """One generation, for as long as it lasts. A failure of the engine takes it down."""
-        self.busy += 1
-        self.heard = monotonic()
+        self.active_requests += 1
+        self.last_activity = monotonic()
         try:
             yield
         except (EngineUnavailable, EngineTimeout) as fault:
-            self.fall(fault)
+            self.mark_down(fault)
             raise
         except EngineError:
-            self.refused = monotonic()
+            self.last_rejection = monotonic()
             raise
         finally:
-            self.busy -= 1
+            self.active_requests -= 1
 
     @property
-    def shunned(self) -> bool:
+    def in_backoff(self) -> bool:
         """Whether others should be asked first: a moment ago it had no room, or failed."""
-        return monotonic() - self.refused < SHUNNED
+        return monotonic() - self.last_rejection < BACKOFF_SECONDS
 
-    def fall(self, fault: DovetailError) -> None:
+    def mark_down(self, error: DovetailError) -> None:
         """It is down, and somebody sees to it that it comes back."""
-        if not self._wanted:
+        if not self._running:
             return  # it was stopped while it worked
-        if self.up:
-            _log.warning("replica_down", extra=self._fields(fault))
-        self.up = False
-        if self.recovery is None or self.recovery.done():
-            self.recovery = asyncio.create_task(self._recover())
+        if self.is_available:
+            _log.warning("replica_down", extra=self._log_fields(error))
+        self.is_available = False
+        if self.recovery_task is None or self.recovery_task.done():
+            self.recovery_task = asyncio.create_task(self._recover())
 
     async def health(self) -> EngineHealth:
-        return await check_health(self.engine, HEALTH_PATIENCE)
+        return await check_health(self.engine, HEALTH_TIMEOUT_SECONDS)
 
-    async def look(self) -> None:
+    async def check_stalled(self) -> None:
         """Takes a replica down that works, says nothing, and is not there when it is asked.
 
         What it still had to do breaks off, and goes on elsewhere.
         """
-        if not (self.up and self.busy) or monotonic() - self.heard < QUIET:
+        if not (self.is_available and self.active_requests) or monotonic() - self.last_activity < STALL_TIMEOUT_SECONDS:
             return
         if (await self.health()).ready or (await self.health()).ready:
-            self.heard = monotonic()
+            self.last_activity = monotonic()
             return
-        self.fall(EngineUnavailable("it works, and does not answer"))
+        self.mark_down(EngineUnavailable("it works, and does not answer"))
         await self.engine.stop()
 
     async def stop(self) -> None:
-        self._wanted = False
-        if self.recovery is not None:
-            self.recovery.cancel()
-            await asyncio.gather(self.recovery, return_exceptions=True)
+        self._running = False
+        if self.recovery_task is not None:
+            self.recovery_task.cancel()
+            await asyncio.gather(self.recovery_task, return_exceptions=True)
         await self.engine.stop()
 
     async def _recover(self) -> None:
         """Looks again and again, ever more rarely."""
-        pauses = PAUSES_BESIDE if self.engine.capabilities.supervised_elsewhere else PAUSES
+        pauses = SUPERVISED_RECOVERY_DELAYS_SECONDS if self.engine.capabilities.supervised_elsewhere else RECOVERY_DELAYS_SECONDS
         for looks in range(1 << 30):
             await asyncio.sleep(pauses[min(looks, len(pauses) - 1)])
             try:
-                await self._revive()
+                await self._restart()
             except Exception as error:
-                _log.info("replica_still_down", extra=self._fields(_told(error)))
+                _log.info("replica_still_down", extra=self._log_fields(_to_dovetail_error(error)))
                 continue
-            self.up = True
-            _log.warning("replica_up", extra=self._fields(None))
+            self.is_available = True
+            _log.warning("replica_up", extra=self._log_fields(None))
             return
 
-    async def _revive(self) -> None:
+    async def _restart(self) -> None:
         """A process that is gone is started anew; a server elsewhere is asked who it is now."""
         if self.engine.capabilities.local:
             if (await self.health()).ready:
@@ -138,27 +138,27 @@ class Worker:
         if not state.ready:
             raise EngineUnavailable(state.detail or "not ready")
 
-    def _fields(self, fault: DovetailError | None) -> dict[str, object]:
-        reason = {} if fault is None else {"reason": fault.message}
-        return {"fields": {"engine": self.engine.name, "replica": self.number, **reason}}
+    def _log_fields(self, error: DovetailError | None) -> dict[str, object]:
+        reason = {} if error is None else {"reason": error.message}
+        return {"fields": {"engine": self.engine.name, "replica": self.index, **reason}}
 
 
-class Noted:
+class ActivitySink:
     """Hears for another, and notes when: a replica that says nothing is looked at."""
 
-    __slots__ = ("_hear", "_worker", "wait")
+    __slots__ = ("_push", "_replica", "drain")
 
-    def __init__(self, worker: Worker, listener: TokenSink) -> None:
-        self._worker = worker
-        self._hear = listener.push
-        self.wait = listener.drain
+    def __init__(self, replica: Replica, sink: TokenSink) -> None:
+        self._replica = replica
+        self._push = sink.push
+        self.drain = sink.drain
 
-    def hear(self, delta: TokenDelta) -> bool:
-        self._worker.heard = monotonic()
-        return self._hear(delta)
+    def push(self, delta: TokenDelta) -> bool:
+        self._replica.last_activity = monotonic()
+        return self._push(delta)
 
 
-def _told(error: Exception) -> DovetailError:
+def _to_dovetail_error(error: Exception) -> DovetailError:
     """What an engine of somebody's own raises is a reason like any other."""
     if isinstance(error, DovetailError):
         return error

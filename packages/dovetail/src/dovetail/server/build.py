@@ -19,7 +19,7 @@ from dovetail.pipeline.registry import Offered, Relayed, Served, Service
 from dovetail.prompt.clean import Stability
 from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import Remote, find_remote
 from dovetail.server.kept import open_kept, open_keyring, open_ledger
 from dovetail.server.setup_engines import make_pool, make_upstream
@@ -59,7 +59,7 @@ def build(config: Config, progress: Progress | None = None) -> Service:
     )
 
 
-def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, Pool]:
+def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, ReplicaPool]:
     """A model that runs here, and its engine alone: for a process that serves it to others."""
     path = _files(config, config.data_dir or default_data_dir(), None, progress)
     model = _load(config, path, None)

@@ -41,7 +41,7 @@ async def _serve(order: HostOrder) -> None:
     model, engine = engine_here(order.config)
     await engine.start()
     try:
-        window = engine.abilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
+        window = engine.capabilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
         # Workers say themselves which tokens end a turn.
         served = CompletionModel((HOSTED_MODEL_NAME,), model.tokenizer, (), window)
         app = CompletionsServer(engine, served, api_key=order.key)

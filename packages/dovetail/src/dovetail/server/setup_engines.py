@@ -13,12 +13,12 @@ from dovetail.engines.registry import (
     create_upstream,
 )
 from dovetail.models.loader import Model
-from dovetail.routing.pool import Pool
+from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import Remote
 from dovetail.settings.config import Config
 
 
-def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> Pool:
+def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> ReplicaPool:
     """The replicas of a token engine: one for each address, or as many as are wanted here."""
     name = engine_name(config)
     first = [id for stop in model.stops if (id := model.tokenizer.controls.get(stop)) is not None]
@@ -37,7 +37,7 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
         for endpoint in endpoints
     ]
     engines = [create_engine(name, setup) for setup in setups]
-    return Pool(engines, agreeing=config.workers > 1)
+    return ReplicaPool(engines, consistent=config.workers > 1)
 
 
 def make_upstream(config: Config, remote: Remote) -> UpstreamEngine:
