@@ -24,7 +24,7 @@ from benchmarks.gpu.scenes import STEPS, SUFFIX, THOUGHT, make_scene
 from benchmarks.gpu.server import END, make_script
 
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
-from dovetail.ledger.equivalence import same_arguments
+from dovetail.ledger.equivalence import is_same_arguments
 from dovetail_parsers import parse
 from dovetail_tokenizers import Tokenizer, load
 
@@ -141,7 +141,7 @@ def test_a_rewritten_call_differs_in_form_only() -> None:
     )
     (bash,) = (tool for tool in ACTED_TOOLS if tool["name"] == "Bash")
     ours, theirs = (json.dumps(one["input"]) for one in (before[1], call))
-    assert same_arguments(ours, theirs, bash["input_schema"])
+    assert is_same_arguments(ours, theirs, bash["input_schema"])
 
 
 def test_a_mutated_thought_has_other_words() -> None:

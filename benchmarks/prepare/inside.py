@@ -14,7 +14,7 @@ from benchmarks.prepare.session import Session
 from benchmarks.report import ROOT, Result, table
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 
@@ -97,7 +97,7 @@ def model() -> Model:
 
 def preparer(served: Model, keyring: Keyring) -> Preparer:
     """One that knows nothing but the keys."""
-    return Preparer(served, Ledger(MemoryStore()), keyring)
+    return Preparer(served, Ledger(MemoryLedgerStore()), keyring)
 
 
 async def _measure(api: str) -> list[Costs]:

@@ -18,7 +18,7 @@ from dovetail.eval.tasks import TASKS
 from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import Preparer
@@ -179,7 +179,7 @@ async def like_vllm(
         options=ScriptedOptions(chunk=4),
         stop_ids=ids,
     )
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
     chat = App(Service([Served((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]))
     tokens = CompletionsServer(engine, CompletionModel((MODEL,), model.tokenizer, ids, 32768))
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from agent_clients import Agent
 from playing import Played, Player
 
-from dovetail.ledger.export import Export
-from dovetail.ledger.export_sample import Sample
+from dovetail.ledger.export import LedgerExporter
+from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.pipeline.preparation import Prepared
 
@@ -39,16 +39,16 @@ class NotingPlayer(Player):
         return played
 
 
-async def exported(ledger: Ledger, name: str, tenant: str = "") -> list[Sample]:
+async def exported(ledger: Ledger, name: str, tenant: str = "") -> list[TrainingSample]:
     """All samples of a session, none of them left out."""
-    export = Export(ledger, tenant)
-    made = [one async for one in export.samples(await export.find(name))]
-    samples = [one for one in made if isinstance(one, Sample)]
+    export = LedgerExporter(ledger, tenant)
+    made = [one async for one in export.iter_samples(await export.find(name))]
+    samples = [one for one in made if isinstance(one, TrainingSample)]
     assert len(samples) == len(made)
     return samples
 
 
-def check(samples: Sequence[Sample], truths: dict[str, Truth]) -> None:
+def check(samples: Sequence[TrainingSample], truths: dict[str, Truth]) -> None:
     """Each turn once, and every id of it as the engine had it."""
     entries = [turn.entry for sample in samples for turn in sample.turns]
     assert sorted(entries) == sorted(truths)
@@ -56,7 +56,7 @@ def check(samples: Sequence[Sample], truths: dict[str, Truth]) -> None:
         check_sample(sample, truths)
 
 
-def check_sample(sample: Sample, truths: dict[str, Truth]) -> None:
+def check_sample(sample: TrainingSample, truths: dict[str, Truth]) -> None:
     ids, mask = list(sample.ids), list(sample.loss_mask)
     expected = [0] * len(ids)
     at = 0

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.ledger.entry import IDS
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.recognition import Replay
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.recognition import ReplayPolicy
 from dovetail.models.files import Source
 from dovetail.models.loader import Model, Parsers, Speech
 from dovetail.models.template_probe import probe
@@ -221,7 +221,7 @@ class Grove:
 
 
 def grove(
-    replay: Replay = "auto",
+    replay: ReplayPolicy = "auto",
     *,
     model: Model | None = None,
     keys: Keyring = KEYS,
@@ -232,7 +232,7 @@ def grove(
     model = model or small_model()
     settings = Settings(replay=replay)
     room = 1 if forgetful else 1 << 26
-    ledgers = [Ledger(MemoryStore(), cache_bytes=room, wholes_bytes=room) for _ in range(replicas)]
+    ledgers = [Ledger(MemoryLedgerStore(), cache_bytes=room, token_cache_bytes=room) for _ in range(replicas)]
     return Grove([Preparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 
@@ -265,7 +265,7 @@ def parts(ids: "array[int]", role: str = "assistant") -> "list[array[int]]":
     """What stands in a prompt for each turn of a role, without header and end."""
     tokenizer = small_model().tokenizer
     begin, end = tokenizer.controls[BEGIN], tokenizer.controls[END]
-    header = array(IDS, tokenizer.encode(f"{role}\n"))
+    header = array(TOKEN_ID_TYPECODE, tokenizer.encode(f"{role}\n"))
     found = []
     at = 0
     while begin in ids[at:]:

@@ -27,7 +27,7 @@ from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
@@ -245,7 +245,7 @@ def service(
     """A service of one model (or several under numbered names), all on one engine."""
     model = tiny_model(template)
     engine = StageEngine(model)
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     served = [
         Served(
             names=(NAME, "second-name") if not at else (f"model-{at}",),

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 import msgspec
 from hypothesis import strategies as st
 
-from dovetail.ledger.entry import LOGPROBS, Entry, Span, pack
+from dovetail.ledger.entry import LOGPROB_TYPECODE, LedgerEntry, EntrySpan, pack_ids
 
 
 def pack_logprobs(values: Iterable[float]) -> bytes:
     """Logarithms of probabilities as an entry holds them."""
-    return array(LOGPROBS, values).tobytes()
+    return array(LOGPROB_TYPECODE, values).tobytes()
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack)
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack_ids)
 HASH = st.binary(min_size=16, max_size=16)
 
 SPANS = st.builds(
-    Span,
+    EntrySpan,
     kind=st.sampled_from(["text", "reasoning", "call"]),
     raw=TEXT,
     shown=TEXT,
@@ -33,7 +33,7 @@ SPANS = st.builds(
 )
 
 ENTRIES = st.builds(
-    Entry,
+    LedgerEntry,
     id=st.uuids().map(lambda made: made.hex),
     tenant=st.sampled_from(["", "a", "b", "ü{}:*"]),
     model=TEXT,
@@ -56,14 +56,14 @@ ENTRIES = st.builds(
 )
 
 
-def call(id: str) -> Span:
+def call(id: str) -> EntrySpan:
     """A call with that outward id."""
-    return Span("call", '{"name": "read"}', "{}", name="read", id=id)
+    return EntrySpan("call", '{"name": "read"}', "{}", name="read", id=id)
 
 
-def turn(id: str, calls: tuple[str, ...] = (), **changes: object) -> Entry:
+def turn(id: str, calls: tuple[str, ...] = (), **changes: object) -> LedgerEntry:
     """An entry with what a test cares about."""
-    plain = Entry(
+    plain = LedgerEntry(
         id=id,
         tenant="t",
         model="m",

@@ -14,9 +14,9 @@ from matrix import KEY, OFF, common_prefix
 from models_at_hand import PAIRS, Pair, model
 from playing import Played, Player
 
-from dovetail.ledger.entry import Entry
+from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.clean import Stability
@@ -124,7 +124,7 @@ class CountingTemplate(ChatTemplate):
         return super().render(messages, *args, **kwargs)
 
 
-class CountingStore(MemoryStore):
+class CountingStore(MemoryLedgerStore):
     """A store that counts the bytes it is given."""
 
     __slots__ = ("_counter",)
@@ -133,7 +133,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self._counter = counter
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         self._counter.stored += len(msgspec.msgpack.encode(entry))
         await super().put(entry)
 

@@ -20,7 +20,7 @@ from session_script import SCRIPT, question, result, scribe
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.prompt import How
@@ -116,7 +116,7 @@ def policy_for(found: Model, kind: type[Agent]) -> Policy:
 
 
 def preparer(pair: Pair, settings: Settings | None = None) -> Preparer:
-    return Preparer(model(pair), Ledger(MemoryStore()), KEY, settings)
+    return Preparer(model(pair), Ledger(MemoryLedgerStore()), KEY, settings)
 
 
 def player(pair: Pair, prepares: Preparer) -> Player:

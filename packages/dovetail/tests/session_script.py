@@ -14,7 +14,7 @@ from agent_clients import TOOLS
 from models_at_hand import Pair, model
 from playing import OddSpelling
 
-from dovetail.ledger.turn_digest import canonical
+from dovetail.ledger.turn_digest import canonicalize_arguments
 from dovetail.pipeline.preparation import Prepared
 from dovetail.prompt.messages import Names
 from dovetail.prompt.turn_writer import TurnWriter
@@ -239,7 +239,7 @@ def _meant(blocks: Sequence[OutputBlock]) -> object:
     meant: list[tuple[str, ...]] = []
     for block in blocks:
         if isinstance(block, ToolCallBlock):
-            meant.append(("call", block.name, canonical(block.arguments)))
+            meant.append(("call", block.name, canonicalize_arguments(block.arguments)))
         elif block.text.strip():
             meant.append((block.type, block.text.strip()))
     return meant

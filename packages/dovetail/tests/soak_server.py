@@ -14,7 +14,7 @@ from dovetail.cli.main import main
 from dovetail.engines.scripted import reply as takes
 from dovetail.engines.scripted import selection as casting
 from dovetail.ledger import ledger
-from dovetail.ledger.recognition import Recaller
+from dovetail.ledger.recognition import TurnRecognizer
 from dovetail.prompt.normalization import Stabilizer
 from dovetail.prompt.prefix_diagnostics import Doctor
 from dovetail.routing import pool
@@ -25,7 +25,7 @@ FEW, SMALL = 256, 1 << 20
 _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
     (ledger.Ledger.__init__, "cache_bytes", SMALL),
     (ledger.Ledger.__init__, "wholes_bytes", SMALL),
-    (Recaller.__init__, "most", FEW),
+    (TurnRecognizer.__init__, "most", FEW),
     (Doctor.__init__, "max_bytes", SMALL),
     (Stabilizer.__init__, "max_chars", SMALL),
     (Memory.__init__, "max_bytes", SMALL),

@@ -13,7 +13,7 @@ from typing import Any
 
 from forks import Grove, Said, grove, parts, small_model
 
-from dovetail.ledger.seal import entry_id_of
+from dovetail.ledger.seal import read_entry_id
 from dovetail.pipeline.preparation import Prepared
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
@@ -103,7 +103,7 @@ class Oracle:
 
     def _is_restored(self, prepared: Prepared, at: int, found: "array[int]", tenant: str) -> bool:
         """Whether a turn is a seal's thoughts with the client's own words behind them."""
-        entry = prepared.prompt.recalled.known.get(at)
+        entry = prepared.prompt.recalled.entries.get(at)
         turn = prepared.request.turns[at]
         if entry is None or entry.chain or at not in prepared.prompt.written:
             return False
@@ -170,7 +170,7 @@ def _whole(said: Said) -> tuple[Turn, ...]:
 
 def _seals(turn: Turn) -> set[str | None]:
     seals = [b.seal for b in turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
-    return {entry_id_of(seal) for seal in seals}
+    return {read_entry_id(seal) for seal in seals}
 
 
 def _entries(said: Sequence[Said]) -> set[str | None]:

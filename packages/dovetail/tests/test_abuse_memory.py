@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from http_stage import NAME, run, serving
 
-from dovetail.ledger.history_match import Found, Step, Walk, Walks
-from dovetail.ledger.turn_digest import Digests
+from dovetail.ledger.history_match import TurnMatch, MatchStep, HistoryMatch, HistoryMatchCache
+from dovetail.ledger.turn_digest import TurnDigestCache
 from dovetail.pipeline.stop_text import ALL, LONGEST, StopText
 from dovetail_model import (
     Block,
@@ -34,33 +34,33 @@ BLOCKS: dict[str, Block] = {
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_digests_of_large_turns_do_not_hold_all_of_them(kind: str) -> None:
-    digests = Digests(most=1000, most_chars=10_000)
+    digests = TurnDigestCache(max_turns=1000, max_chars=10_000)
     turns = [Turn("user", (BLOCKS[kind],)) for _ in range(50)]
-    seen = [digests.of(turn) for turn in turns]
-    assert all(one.size >= len(BIG) for one in seen)
-    held = [turn for turn, _ in digests._known.values()]
+    seen = [digests.get(turn) for turn in turns]
+    assert all(one.chars >= len(BIG) for one in seen)
+    held = [turn for turn, _ in digests._digests.values()]
     assert held == turns[-len(held) :]
     assert 5 <= len(held) <= 10
-    assert digests._chars == sum(digests.of(turn).size for turn in held)
+    assert digests._chars == sum(digests.get(turn).chars for turn in held)
 
 
 def test_a_turn_larger_than_all_room_is_not_held() -> None:
-    digests = Digests(most_chars=100)
-    assert digests.of(Turn("user", (TextBlock(BIG),))).size == 1000
-    assert not digests._known
+    digests = TurnDigestCache(max_chars=100)
+    assert digests.get(Turn("user", (TextBlock(BIG),))).chars == 1000
+    assert not digests._digests
     assert digests._chars == 0
 
 
 def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
-    walks = Walks(most_chars=10_000)
+    walks = HistoryMatchCache(max_chars=10_000)
     for number in range(50):
-        walks.keep(("tenant", f"session-{number}", b""), _walk(1000))
-    assert len(walks._known) == 10
+        walks.put(("tenant", f"session-{number}", b""), _walk(1000))
+    assert len(walks._matches) == 10
     for _ in range(50):
-        walks.keep(("tenant", "session-49", b""), _walk(1000))
-    assert (len(walks._known), walks._chars) == (10, 10_000)
-    walks.keep(("tenant", "another", b""), _walk(10_001))
-    assert (len(walks._known), walks._chars) == (0, 0)
+        walks.put(("tenant", "session-49", b""), _walk(1000))
+    assert (len(walks._matches), walks._chars) == (10, 10_000)
+    walks.put(("tenant", "another", b""), _walk(10_001))
+    assert (len(walks._matches), walks._chars) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_clients_are_told_of_stop_sequences_that_are_too_long() -> None:
     run(scene)
 
 
-def _walk(size: int) -> Walk:
-    walk = Walk((Turn("user", ()),))
-    walk.add(Step(b"", b"", Found(b"", None, "nothing"), b"", 0, size))
+def _walk(size: int) -> HistoryMatch:
+    walk = HistoryMatch((Turn("user", ()),))
+    walk.add(MatchStep(b"", b"", TurnMatch(b"", None, "nothing"), b"", 0, size))
     return walk

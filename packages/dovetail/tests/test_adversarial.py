@@ -115,7 +115,7 @@ def test_handles_of_another_tenant_say_nothing() -> None:
         said = await wood.say(None, [user("hi")], call, tenant="ann")
         for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
             prepared = await wood.prepare([user("hi"), copy, results(said, "x")], tenant="bob")
-            assert not prepared.prompt.recalled.known
+            assert not prepared.prompt.recalled.entries
             told = any(isinstance(b, ReasoningBlock) and b.text for b in copy.blocks)
             assert ("secret" in wood.text(prepared)) == told
 

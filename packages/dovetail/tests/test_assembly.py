@@ -8,9 +8,9 @@ import pytest
 from ledger_entries import turn as entry
 from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, parsers_of
 
-from dovetail.ledger.entry import pack
-from dovetail.ledger.recognition import Recalled
-from dovetail.ledger.restoration import REBUILT
+from dovetail.ledger.entry import pack_ids
+from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.models.files import CHATML
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.renderer import Renderer
@@ -84,9 +84,9 @@ def test_an_answer_that_is_known_among_turns_that_are_not(name: str) -> None:
     """Only the answer is spliced; what is behind it is rendered, with its ids and numbers."""
     renderer, tokenizer = _renderer(name)
     request = Request("m", SESSION, (TextBlock("Be brief."),), (TOOL,))
-    natural = renderer.render(request, Recalled(), THINKING)
-    known = entry("e", generated=pack(tokenizer.encode_plain("Ours.")))
-    spliced = renderer.render(request, Recalled(known={PLACE: known}), THINKING)
+    natural = renderer.render(request, RecognizedHistory(), THINKING)
+    known = entry("e", generated=pack_ids(tokenizer.encode_plain("Ours.")))
+    spliced = renderer.render(request, RecognizedHistory(entries={PLACE: known}), THINKING)
     assert (spliced.how, set(spliced.exact), spliced.notes) == ("iterated", {PLACE}, ())
     _, found, suffix = tokenizer.decode(spliced.ids).partition("Ours.")
     assert found
@@ -100,10 +100,10 @@ def test_an_answer_that_is_known_among_turns_that_are_not(name: str) -> None:
 def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
     request = Request("m", SESSION, (), (TOOL,))
-    ours = pack(tokenizer.encode_plain("Ours."))
-    for finish, exact, written in (("stop", {PLACE}, set()), (REBUILT, set(), {PLACE})):
+    ours = pack_ids(tokenizer.encode_plain("Ours."))
+    for finish, exact, written in (("stop", {PLACE}, set()), (FINISH_REBUILT, set(), {PLACE})):
         known = {PLACE: entry("e", generated=ours, finish=finish)}
-        made = renderer.render(request, Recalled(known=known), THINKING)
+        made = renderer.render(request, RecognizedHistory(entries=known), THINKING)
         assert "Ours." in tokenizer.decode(made.ids)
         assert (set(made.exact), set(made.written)) == (exact, written)
 
@@ -115,13 +115,13 @@ def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() 
     asked = _turn("user", TextBlock("Last."))
     request = Request("m", (*SESSION, asked), (), (TOOL,))
     at = PLACE + 2  # the call that answers the second question
-    natural = renderer.render(request, Recalled(), THINKING)
-    before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), Recalled(), THINKING)
-    resumed = renderer.render(request, Recalled(base=(at, before.ids), calls=2), THINKING)
+    natural = renderer.render(request, RecognizedHistory(), THINKING)
+    before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), RecognizedHistory(), THINKING)
+    resumed = renderer.render(request, RecognizedHistory(base_prompt=(at, before.ids), call_count=2), THINKING)
     assert (resumed.how, resumed.ids) == ("resumed", natural.ids)
     assert 0 < resumed.reused < len(before.ids)
     other = before.ids + array("I", tokenizer.encode_plain("<thought>"))
-    whole = renderer.render(request, Recalled(base=(at, other), calls=2), THINKING)
+    whole = renderer.render(request, RecognizedHistory(base_prompt=(at, other), call_count=2), THINKING)
     assert (whole.how, whole.ids, whole.reused) == ("cold", natural.ids, 0)
 
 
@@ -131,10 +131,10 @@ def test_a_turn_that_cannot_be_spliced_is_left_to_the_template() -> None:
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
     broken = ChatTemplate(CHATML.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
     renderer = Renderer(broken, Facts(), tokenizer, stops=["<|im_end|>"])
-    known = {PLACE: entry("e", generated=pack(tokenizer.encode_plain("Ours.")))}
+    known = {PLACE: entry("e", generated=pack_ids(tokenizer.encode_plain("Ours.")))}
     request = Request("m", SESSION)
-    even = renderer.render(request, Recalled(known=known), {})
+    even = renderer.render(request, RecognizedHistory(entries=known), {})
     assert (set(even.exact), even.notes) == ({PLACE}, ())
-    odd = renderer.render(request, Recalled(known=known), {"odd": "?"})
+    odd = renderer.render(request, RecognizedHistory(entries=known), {"odd": "?"})
     assert (odd.how, set(odd.exact), odd.notes) == ("cold", set(), ("splice_failed",))
     assert "That was it.?<|im_end|>" in tokenizer.decode(odd.ids)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline import beside as module
 from dovetail.pipeline.beside import HUGE, WORTH_A_THREAD, beside
 from dovetail.pipeline.preparation import Preparer
@@ -143,7 +143,7 @@ def test_what_the_work_raises_comes_out() -> None:
 
 
 def _preparer() -> Preparer:
-    return Preparer(tiny_model(), Ledger(MemoryStore()), Keyring([bytes(32)]))
+    return Preparer(tiny_model(), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
 
 async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:

@@ -24,7 +24,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.published import Catalog, catalog
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
@@ -80,7 +80,7 @@ def offered(name: str, settings: Settings | None = None, window: int | None = No
     pair = next(pair for pair in PAIRS if pair.name == name)
     require(pair)
     found = replace(model(pair), context_length=None)
-    preparer = Preparer(found, Ledger(MemoryStore()), Keyring([bytes(32)]), settings)
+    preparer = Preparer(found, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), settings)
     return Served((name,), found, preparer, ReplicaPool([Unstarted(window)]))
 
 

@@ -19,7 +19,7 @@ from playing import Player
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.turn_writer import TurnWriter
@@ -42,7 +42,7 @@ SLOTS = (
 
 
 def _preparer(served: Model) -> Preparer:
-    return Preparer(served, Ledger(MemoryStore()), Keyring([b"a" * 32]))
+    return Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
 
 
 def _conversation(slot: str, evil: str) -> Request:

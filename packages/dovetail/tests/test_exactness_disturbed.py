@@ -21,8 +21,8 @@ from session_script import SCRIPT
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.pipeline.preparation import Preparer
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -75,10 +75,10 @@ async def test_a_session_goes_on_after_a_restart(
     pair: Pair, kind: type[Agent], tmp_path: Path
 ) -> None:
     require(pair)
-    ledger = Ledger(SqliteStore(tmp_path / "ledger.db"))
+    ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
     session, _, agent = await _begun(pair, kind, Preparer(model(pair), ledger, KEY))
     await ledger.close()
-    again = Ledger(SqliteStore(tmp_path / "ledger.db"))
+    again = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
     play = player(pair, Preparer(model(pair), again, KEY))
     for _ in range(MIDDLE, len(SCRIPT)):
         before = session.played[-1]
@@ -119,7 +119,7 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
 @in_a_loop
 async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) -> None:
     session, _, agent = await _begun(pair, kind)
-    other = Preparer(model(pair), Ledger(MemoryStore()), Keyring([b"another" + bytes(25)]))
+    other = Preparer(model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)]))
     prompt = (await player(pair, other).prepare(agent)).prompt
     cold = (await player(pair, preparer(pair, OFF)).prepare(agent)).prompt
     assert prompt.ids == cold.ids

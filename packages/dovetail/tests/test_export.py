@@ -18,11 +18,11 @@ from matrix import turn as take_turn
 from models_at_hand import PAIRS, Pair, model, require
 from session_script import SCRIPT, scribe
 
-from dovetail.ledger.entry import IDS, Entry, pack, unpack
-from dovetail.ledger.export import Export, Missing
-from dovetail.ledger.export_sample import Sample
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, pack_ids, unpack_ids
+from dovetail.ledger.export import LedgerExporter, MissingBranch
+from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock
 
@@ -34,7 +34,7 @@ LONG = 30
 
 def _player(pair: Pair) -> tuple[NotingPlayer, Ledger]:
     require(pair)
-    found, ledger = model(pair), Ledger(MemoryStore())
+    found, ledger = model(pair), Ledger(MemoryLedgerStore())
     preparer = Preparer(found, ledger, KEY)
     stop = found.tokenizer.controls[(pair.stops or found.stops)[0]]
     return NotingPlayer(preparer, found.tokenizer, stop, scribe(pair).writer), ledger
@@ -64,7 +64,7 @@ async def _every_agent(pair: Pair) -> None:
     await ledger.close()
 
 
-def _check_spans(samples: list[Sample], pair: Pair) -> None:
+def _check_spans(samples: list[TrainingSample], pair: Pair) -> None:
     """A call's ids spell its name; every kind of span is there."""
     decode = model(pair).tokenizer.decode
     spans = [(sample, span) for sample in samples for t in sample.turns for span in t.spans]
@@ -186,7 +186,7 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
                 ids = [*player.tokenizer.encode(f"Turn {at}."), player.stop_id]
                 await player.say(agent, prepared, ids)
                 agent.ask("And?")
-        listed = await ledger.sessions("")
+        listed = await ledger.list_sessions("")
         assert [one.turns for one in listed] == [3, 3]
         for one in listed:
             (sample,) = await exported(ledger, one.session)
@@ -225,18 +225,18 @@ def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out(
 
 def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
     async def main() -> None:
-        ledger = Ledger(MemoryStore())
+        ledger = Ledger(MemoryLedgerStore())
         root = turn(
-            "root", suffix=pack([1]), generated=pack([2, 3]), session="s", calls=("call_9",)
+            "root", suffix=pack_ids([1]), generated=pack_ids([2, 3]), session="s", calls=("call_9",)
         )
         leaf = turn(
-            "leaf", parent="root", keep=3, suffix=pack([2]), generated=pack([5]), session="s"
+            "leaf", parent="root", keep=3, suffix=pack_ids([2]), generated=pack_ids([5]), session="s"
         )
-        other = turn("other", suffix=pack([1]), generated=pack([6]), session="s")
+        other = turn("other", suffix=pack_ids([1]), generated=pack_ids([6]), session="s")
         leaf = _with(leaf, answer="0123456789abcdef01234567")
         for entry in (root, leaf, other):
             await ledger.record(entry, _prompt(entry))
-        export = Export(ledger, "t")
+        export = LedgerExporter(ledger, "t")
         for name, entries in {
             "s": ["root", "leaf", "other"],
             "root": ["root"],
@@ -247,7 +247,7 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
             "unknown": [],
         }.items():
             assert list(await export.find(name)) == entries
-            assert await Export(ledger, "another").find(name) == {}
+            assert await LedgerExporter(ledger, "another").find(name) == {}
         await ledger.close()
 
     asyncio.run(main())
@@ -257,9 +257,9 @@ def test_what_another_session_said_is_prompt() -> None:
     """As when a client goes on with a session under another name."""
 
     async def main() -> None:
-        ledger = Ledger(MemoryStore())
-        first = turn("a", suffix=pack([1]), generated=pack([7, 8]), session="one", stop=2)
-        second = turn("b", parent="a", keep=3, suffix=pack([2]), generated=pack([9]), session="two")
+        ledger = Ledger(MemoryLedgerStore())
+        first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8]), session="one", stop=2)
+        second = turn("b", parent="a", keep=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two")
         for entry in (first, second):
             await ledger.record(entry, _prompt(entry))
         (sample,) = await exported(ledger, "two", "t")
@@ -273,11 +273,11 @@ def test_what_another_session_said_is_prompt() -> None:
 
 def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
     async def main() -> None:
-        ledger = Ledger(MemoryStore())
+        ledger = Ledger(MemoryLedgerStore())
         told = pack_logprobs([-0.5, nan, -0.25, -1.0])
-        first = turn("a", suffix=pack([1]), generated=pack([7, 8, 9]), session="s", logprobs=told)
+        first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told)
         second = turn(
-            "b", parent="a", keep=4, suffix=pack([2, 5]), generated=pack([6]), session="s"
+            "b", parent="a", keep=4, suffix=pack_ids([2, 5]), generated=pack_ids([6]), session="s"
         )
         for entry in (first, _with(second, forced=((0, 1),))):
             await ledger.record(entry, _prompt(entry))
@@ -292,26 +292,26 @@ def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
 
 def test_turns_whose_beginning_is_gone_are_counted_and_left_out() -> None:
     async def main() -> list[object]:
-        ledger = Ledger(MemoryStore())
-        orphan = turn("b", parent="gone", keep=3, generated=pack([6]), session="s")
-        child = turn("c", parent="b", keep=4, suffix=pack([2]), session="s")
+        ledger = Ledger(MemoryLedgerStore())
+        orphan = turn("b", parent="gone", keep=3, generated=pack_ids([6]), session="s")
+        child = turn("c", parent="b", keep=4, suffix=pack_ids([2]), session="s")
         for entry in (orphan, child):
             await ledger._store.put(entry)
-        export = Export(ledger, "t")
-        return [one async for one in export.samples(await export.find("s"))]
+        export = LedgerExporter(ledger, "t")
+        return [one async for one in export.iter_samples(await export.find("s"))]
 
-    assert asyncio.run(main()) == [Missing("b", 2)]
+    assert asyncio.run(main()) == [MissingBranch("b", 2)]
 
 
 def test_a_damaged_store_that_bites_its_tail_ends() -> None:
     async def main() -> list[object]:
-        ledger = Ledger(MemoryStore())
+        ledger = Ledger(MemoryLedgerStore())
         for id, parent in (("a", "b"), ("b", "a"), ("c", "c")):
             await ledger._store.put(turn(id, parent=parent, session="s"))
-        export = Export(ledger, "t")
-        return [one async for one in export.samples(await export.find("s"))]
+        export = LedgerExporter(ledger, "t")
+        return [one async for one in export.iter_samples(await export.find("s"))]
 
-    assert all(isinstance(one, Missing) for one in asyncio.run(main()))
+    assert all(isinstance(one, MissingBranch) for one in asyncio.run(main()))
 
 
 def test_no_tokenizer_is_loaded() -> None:
@@ -327,10 +327,10 @@ def test_no_tokenizer_is_loaded() -> None:
     assert done.stdout == "[]\n"
 
 
-def _with(entry: Entry, **changes: object) -> Entry:
+def _with(entry: LedgerEntry, **changes: object) -> LedgerEntry:
     return msgspec.structs.replace(entry, **changes)
 
 
-def _prompt(entry: Entry) -> "array[int]":
+def _prompt(entry: LedgerEntry) -> "array[int]":
     """As long as it was; what stands in the parent's part does not matter for recording."""
-    return array(IDS, [0] * entry.keep) + unpack(entry.suffix)
+    return array(TOKEN_ID_TYPECODE, [0] * entry.keep) + unpack_ids(entry.suffix)

@@ -9,12 +9,12 @@ from heard import Heard
 
 from dovetail.demo.model import demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
-from dovetail.ledger.entry import session_name
-from dovetail.ledger.export import Export
-from dovetail.ledger.export_sample import Sample
+from dovetail.ledger.entry import normalize_session_name
+from dovetail.ledger.export import LedgerExporter
+from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
@@ -42,7 +42,7 @@ class Told:
         self.model = demo_model()
         script = parse_script(f"- text: {text!r}\n  logprobs: [-0.5, -0.25]\n  chunks: {chunk}\n")
         self.engine = ScriptedEngine(self.model.tokenizer, script, options=ScriptedOptions())
-        self.ledger = Ledger(MemoryStore())
+        self.ledger = Ledger(MemoryLedgerStore())
         preparer = Preparer(self.model, self.ledger, Keyring([b"k" * 32]))
         served = Served(("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep)
         turns = (Turn("user", (TextBlock("Is it so?"),)),)
@@ -50,14 +50,14 @@ class Told:
         self.events: list[Event] = []
         self.sample = asyncio.run(self._run(served, request))
 
-    async def _run(self, served: Served, request: Request) -> Sample:
+    async def _run(self, served: Served, request: Request) -> TrainingSample:
         await served.engine.start()
         audience = Heard()
         await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
         self.events = [event for _, events in audience.batches for event in events]
-        export = Export(self.ledger)
-        (made,) = [one async for one in export.samples(await export.find("s"))]
-        assert isinstance(made, Sample)
+        export = LedgerExporter(self.ledger)
+        (made,) = [one async for one in export.iter_samples(await export.find("s"))]
+        assert isinstance(made, TrainingSample)
         return made
 
     def text(self, mask: int) -> str:
@@ -135,8 +135,8 @@ def test_behind_a_stop_sequence_nothing_is_said_to_have_ended_the_turn(chunk: in
 
 @pytest.mark.parametrize("given", ["plain", "é 漢字", "x" * 200, "x" * 5000, "lone \ud800 half"])
 def test_any_name_of_a_session_can_be_kept(given: str) -> None:
-    name = session_name(given)
+    name = normalize_session_name(given)
     assert len(name) <= 200
-    assert session_name(name) == name
+    assert normalize_session_name(name) == name
     assert name.encode()
     assert (name == given) == (len(given) <= 200 and "\ud800" not in given)

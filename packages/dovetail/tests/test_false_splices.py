@@ -195,7 +195,7 @@ class TestDoubles:
             history = _history(user("hi"), last=other)
             for turns in (history, anonymous(history)):
                 prepared = await wood.prepare([*turns, user("so?")], tenant="ann")
-                known = prepared.prompt.recalled.known.values()
+                known = prepared.prompt.recalled.entries.values()
                 assert all(entry.tenant == "ann" for entry in known)
             mixed = [user("hi"), without_thoughts(other.turn), results(other, "fine")]
             prepared = await wood.prepare(mixed, tenant="ann")

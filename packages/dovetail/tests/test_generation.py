@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from models_at_hand import PAIRS, Pair, model, require
 from playing import OddSpelling
 
-from dovetail.ledger.entry import BROKEN, Entry, unpack
+from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.recognition import Recalled
-from dovetail.ledger.seal import Sealed, Sealer, entry_id_of
-from dovetail.ledger.turn_digest import link, see
+from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.seal import SealPayload, Sealer, read_entry_id
+from dovetail.ledger.turn_digest import extend_chain, digest_turn
 from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import (
@@ -51,8 +51,8 @@ PWD = '<tool_call>\n{"name": "run", "arguments": {"command": "pwd"}}\n</tool_cal
 WHOLE = FIRST + LOOK + "\n" + LS + SECOND + PWD
 
 
-def _prompt(recalled: Recalled | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
-    return Prompt(array("I", ids), "cold", False, HEAD, recalled or Recalled(chain=b"c" * 16))
+def _prompt(recalled: RecognizedHistory | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
+    return Prompt(array("I", ids), "cold", False, HEAD, recalled or RecognizedHistory(chain=b"c" * 16))
 
 
 def _generation(
@@ -81,7 +81,7 @@ def _feed(made: Generation, ids: Sequence[int], step: int = 1) -> list[Event]:
     return events
 
 
-def _entry(ids: Sequence[int], step: int = 1) -> Entry:
+def _entry(ids: Sequence[int], step: int = 1) -> LedgerEntry:
     made = _generation()
     _feed(made, ids, step)
     made.finish("stop" if made.stopped else "length")
@@ -91,7 +91,7 @@ def _entry(ids: Sequence[int], step: int = 1) -> Entry:
 def test_the_entry_of_a_turn() -> None:
     ids = BYTES.encode(WHOLE)
     entry = _entry([*ids, STOP])
-    assert list(unpack(entry.generated)) == ids
+    assert list(unpack_ids(entry.generated)) == ids
     assert entry.stop == STOP
     assert (entry.id, entry.tenant, entry.model) == ("entry-1", "t", "model-1")
     assert (entry.created, entry.head, entry.before) == (5.0, b"head", b"c" * 16)
@@ -108,7 +108,7 @@ def test_the_entry_of_a_turn() -> None:
         ("run", "toolu_0"),
         ("run", "toolu_1"),
     ]
-    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == (None, 0, [1, 2, 3])
+    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == (None, 0, [1, 2, 3])
 
 
 def test_the_chain_is_what_a_client_will_show() -> None:
@@ -121,7 +121,7 @@ def test_the_chain_is_what_a_client_will_show() -> None:
             ToolCallBlock("y", "run", '{"command":"pwd"}'),
         ),
     )
-    assert entry.chain == link(b"key", b"c" * 16, see(shown).digest)
+    assert entry.chain == extend_chain(b"key", b"c" * 16, digest_turn(shown).digest)
 
 
 def test_how_far_the_tokens_of_a_span_reach() -> None:
@@ -158,7 +158,7 @@ def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
     _feed(made, ids, step)
     made.finish("length")
     entry = made.entry()
-    assert list(unpack(entry.generated)) == ids
+    assert list(unpack_ids(entry.generated)) == ids
     told = ""
     for span in entry.spans:
         told += span.raw
@@ -174,12 +174,12 @@ def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
     assert len(ends) == 2
     for number, end in enumerate(ends):
         assert end.seal is not None
-        assert entry_id_of(end.seal) == "entry-1"
+        assert read_entry_id(end.seal) == "entry-1"
         sealed = SEALER.open(end.seal, "t", "model-1")
-        assert isinstance(sealed, Sealed)
+        assert isinstance(sealed, SealPayload)
         assert sealed.thought == number
         assert (sealed.before, sealed.head, sealed.parent) == (b"c" * 16, b"head", None)
-        spelled = BYTES.decode(unpack(sealed.generated))
+        spelled = BYTES.decode(unpack_ids(sealed.generated))
         expected = FIRST if number == 0 else LOOK + "\n" + LS + SECOND
         assert sealed.start == (0 if number == 0 else len(BYTES.encode(FIRST.rstrip())))
         assert spelled.strip() == expected.strip()
@@ -189,18 +189,18 @@ def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
 
 def test_a_seal_carries_the_tail_of_the_turn_before() -> None:
     parent = _entry([*BYTES.encode(WHOLE), STOP])
-    made = _generation(prompt=_prompt(Recalled(parent=parent)))
+    made = _generation(prompt=_prompt(RecognizedHistory(parent=parent)))
     events = _feed(made, BYTES.encode(FIRST + LOOK))
     seal = next(e.seal for e in events if isinstance(e, SpanEnd))
     sealed = SEALER.open(seal or "", "t", "model-1")
-    assert isinstance(sealed, Sealed)
+    assert isinstance(sealed, SealPayload)
     assert sealed.parent == "entry-1"
     tail = sealed.previous
     assert tail is not None
     assert (tail.entry, tail.stop) == ("entry-1", STOP)
     assert tail.start == parent.spans[3].tokens
     assert tail.spans == parent.spans[4:]
-    assert unpack(parent.generated)[tail.start :] == unpack(tail.generated)
+    assert unpack_ids(parent.generated)[tail.start :] == unpack_ids(tail.generated)
 
 
 def test_without_a_sealer_there_are_no_seals() -> None:
@@ -211,23 +211,23 @@ def test_without_a_sealer_there_are_no_seals() -> None:
 def test_the_entry_grows_from_its_parent() -> None:
     parent = _entry([*BYTES.encode(FIRST), STOP])
     whole = array("I", [1, 2, 3, 4, 5])
-    recalled = Recalled(parent=parent, whole=whole)
+    recalled = RecognizedHistory(parent=parent, parent_token_ids=whole)
     grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, recalled)
     made = _generation(prompt=grown)
     made.finish()
     entry = made.entry()
-    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == ("entry-1", 5, [6, 7])
+    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 5, [6, 7])
     cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, recalled)
     made = _generation(prompt=cold)
     made.finish()
     entry = made.entry()
-    assert (entry.parent, entry.keep, list(unpack(entry.suffix))) == ("entry-1", 2, [9, 9])
+    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 2, [9, 9])
 
 
 def test_a_turn_that_broke_off_does_not_say_that_it_ended() -> None:
     made = _generation()
     made.feed(BYTES.encode(LOOK))
-    assert (made.entry().stop, made.entry().finish) == (None, BROKEN)
+    assert (made.entry().stop, made.entry().finish) == (None, FINISH_INTERRUPTED)
 
 
 def test_what_comes_behind_the_stop_token_is_ignored() -> None:
@@ -251,7 +251,7 @@ def test_a_turn_cut_by_length() -> None:
     assert not any(isinstance(event, CallClose) for event in events)
     entry = made.entry()
     assert (entry.stop, entry.finish) == (None, "length")
-    assert list(unpack(entry.generated)) == cut
+    assert list(unpack_ids(entry.generated)) == cut
     assert entry.spans[-1].complete is False
     assert entry.spans[-1].tokens == len(cut)
 
@@ -299,9 +299,9 @@ def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
 def test_of_a_turn_that_broke_off_stays_what_was_told(text: str, kept: str) -> None:
     made = _generation()
     _feed(made, BYTES.encode(text))
-    assert BYTES.decode(unpack(made.entry().generated)).rstrip("\n") == kept
+    assert BYTES.decode(unpack_ids(made.entry().generated)).rstrip("\n") == kept
     made.finish("length")
-    assert BYTES.decode(unpack(made.entry().generated)) == text
+    assert BYTES.decode(unpack_ids(made.entry().generated)) == text
 
 
 def test_a_stop_token_in_the_middle_of_a_character() -> None:
@@ -328,7 +328,7 @@ def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> N
     assert any(isinstance(event, CallClose) for event in events), "it may run at once"
     made.finish("stop")
     entry = made.entry()
-    assert list(unpack(entry.generated)) == ids
+    assert list(unpack_ids(entry.generated)) == ids
     assert (entry.stop, entry.finish) == (stop, "tool_calls")
     assert [(s.kind, s.shown, s.complete) for s in entry.spans] == [
         ("reasoning", "Hm.", True),

@@ -14,7 +14,7 @@ from itertools import count, cycle, islice
 import pytest
 from models_at_hand import PAIRS, model, require
 
-from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.prompt import Head, Prompt
 from dovetail_model import Request, ToolSpec
@@ -71,7 +71,7 @@ def _answer(case: Case) -> tuple[Generation, "cycle[int]"]:
     real = model(QWEN3)
     voice = Voice(real.tokenizer, real.stop_ids, case.tool_parser, "qwen3", "m")
     head = Head(b"s", b"t", b"w", b"head")
-    prompt = Prompt(array("I", [1]), "cold", False, head, Recalled(chain=b"c" * 16))
+    prompt = Prompt(array("I", [1]), "cold", False, head, RecognizedHistory(chain=b"c" * 16))
     numbers = count()
     made = Generation(
         voice,

@@ -215,9 +215,9 @@ def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    from dovetail.ledger.sqlite_store import SqliteStore
+    from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
-    asyncio.run(SqliteStore(tmp_path / "turns.sqlite").close())
+    asyncio.run(SqliteLedgerStore(tmp_path / "turns.sqlite").close())
     with pytest.raises(StoreError, match="not a store of responses"):
         SqliteResponses(tmp_path / "turns.sqlite")
     with sqlite3.connect(tmp_path / "other.sqlite") as other:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.ledger.keyring import Key, Keyring, KeyringError, folder_keyring, read_keyring
+from dovetail.ledger.keyring import SealKey, Keyring, KeyringError, load_or_create_keyring, read_keyring
 
 ONE, TWO = bytes(range(32)), bytes(range(223, 255))
 
@@ -33,7 +33,7 @@ def _file(folder: Path, text: str) -> Path:
 )
 def test_a_key_in_hex_or_base64(tmp_path: Path, line: str) -> None:
     keyring = read_keyring(_file(tmp_path, line))
-    assert keyring.sealing.same(Key(ONE))
+    assert keyring.sealing.is_same(SealKey(ONE))
     assert keyring.warnings == ()
 
 
@@ -41,16 +41,16 @@ def test_base64url_is_read_too(tmp_path: Path) -> None:
     key = b"\xff\xfe" * 16
     text = base64.urlsafe_b64encode(key).decode()
     assert "_" in text
-    assert read_keyring(_file(tmp_path, text)).sealing.same(Key(key))
+    assert read_keyring(_file(tmp_path, text)).sealing.is_same(SealKey(key))
 
 
 def test_the_first_seals_and_all_open(tmp_path: Path) -> None:
     keyring = read_keyring(_file(tmp_path, f"{TWO.hex()}\n{ONE.hex()}\n{TWO.hex()}\n"))
-    assert keyring.sealing.same(Key(TWO))
+    assert keyring.sealing.is_same(SealKey(TWO))
     for secret in (ONE, TWO):
-        found = keyring.find(Key(secret).id)
+        found = keyring.find(SealKey(secret).id)
         assert found is not None
-        assert found.same(Key(secret))
+        assert found.is_same(SealKey(secret))
     assert keyring.find(b"none") is None
 
 
@@ -104,20 +104,20 @@ def test_a_file_open_to_others_gives_a_warning(
 
 def test_a_folder_gets_a_key_and_keeps_it(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "dovetail"
-    made = folder_keyring(folder)
-    again = folder_keyring(folder)
-    assert made.sealing.same(again.sealing)
+    made = load_or_create_keyring(folder)
+    again = load_or_create_keyring(folder)
+    assert made.sealing.is_same(again.sealing)
     assert made.warnings == again.warnings == ()
     (file,) = folder.iterdir()
     assert file.name == "seal.key"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert not made.sealing.same(folder_keyring(tmp_path / "other").sealing)
+    assert not made.sealing.is_same(load_or_create_keyring(tmp_path / "other").sealing)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KeyringError, match=r"seal\.key"):
-        folder_keyring(tmp_path / "file" / "data")
+        load_or_create_keyring(tmp_path / "file" / "data")
 
 
 _MAKER = """
@@ -146,7 +146,7 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
         maker.stdin.write("go\n")
         maker.stdin.flush()
     ids = {maker.communicate(timeout=60)[0].strip() for maker in makers}
-    assert ids == {folder_keyring(tmp_path / "data").sealing.id.hex()}
+    assert ids == {load_or_create_keyring(tmp_path / "data").sealing.id.hex()}
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
@@ -159,6 +159,6 @@ def test_each_tenant_has_its_chain_key_and_rotation_keeps_it() -> None:
 
 
 def test_a_key_does_not_show_itself() -> None:
-    shown = repr(Key(ONE)) + repr(Keyring([ONE]))
+    shown = repr(SealKey(ONE)) + repr(Keyring([ONE]))
     assert ONE.hex() not in shown
     assert repr(ONE)[2:-1] not in shown

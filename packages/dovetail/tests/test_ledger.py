@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_entries import turn
 
-from dovetail.ledger.entry import Entry, new_entry_id, pack, unpack
-from dovetail.ledger.ledger import RENEW_EVERY, Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.sqlite_store import SqliteStore
-from dovetail.ledger.store import DAY, MAX_AGE, NEWEST, StoreError
+from dovetail.ledger.entry import LedgerEntry, create_entry_id, pack_ids, unpack_ids
+from dovetail.ledger.ledger import RENEW_INTERVAL_SECONDS, Ledger
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
+from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS, StoreError
 
 PROMPT = array("I", [1, 2, 3])
 
 
-class WatchedStore(MemoryStore):
+class WatchedStore(MemoryLedgerStore):
     """Counts the questions, and fails or waits when told to."""
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class WatchedStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def get(self, tenant: str, id: str) -> Entry | None:
+    async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         self._ask("get")
         return await super().get(tenant, id)
 
     async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         self._ask("by_call")
-        return await super().by_call(tenant, call_key)
+        return await super().find_by_call(tenant, call_key)
 
     async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         self._ask("by_chain")
-        return await super().by_chain(tenant, chain)
+        return await super().find_by_chain(tenant, chain)
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         await self.gate.wait()
         self._ask("put")
         await super().put(entry)
@@ -60,15 +60,15 @@ class WatchedStore(MemoryStore):
             raise StoreError("the disk is on fire")
 
 
-def _whole(parent: "array[int]", entry: Entry) -> "array[int]":
+def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
     """The definition."""
-    return parent[: entry.keep] + unpack(entry.suffix) + unpack(entry.generated)
+    return parent[: entry.keep] + unpack_ids(entry.suffix) + unpack_ids(entry.generated)
 
 
-def _line(length: int, *, seed: int = 0) -> tuple[list[Entry], list["array[int]"]]:
+def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array[int]"]]:
     """A session: each turn grown from the one before, sometimes after a cut."""
     chance = random.Random(seed)
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     wholes = [array("I")]
     for number in range(length):
         cut = chance.choice([0, 0, 0, 2, len(wholes[-1])])
@@ -76,8 +76,8 @@ def _line(length: int, *, seed: int = 0) -> tuple[list[Entry], list["array[int]"
             f"e{number}",
             parent=f"e{number - 1}" if number else None,
             keep=max(0, len(wholes[-1]) - cut) if number else 0,
-            suffix=pack(chance.randrange(1000) for _ in range(chance.randrange(6))),
-            generated=pack(chance.randrange(1000) for _ in range(chance.randrange(6))),
+            suffix=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
+            generated=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
             chain=f"chain{number}".encode(),
             calls=(f"call_{number}",),
         )
@@ -86,8 +86,8 @@ def _line(length: int, *, seed: int = 0) -> tuple[list[Entry], list["array[int]"
     return entries, wholes[1:]
 
 
-async def _record(ledger: Ledger, entry: Entry, whole: "array[int]") -> None:
-    generated = len(unpack(entry.generated))
+async def _record(ledger: Ledger, entry: LedgerEntry, whole: "array[int]") -> None:
+    generated = len(unpack_ids(entry.generated))
     await ledger.record(entry, whole[: len(whole) - generated])
 
 
@@ -95,15 +95,15 @@ def test_what_was_recorded_here_needs_no_store() -> None:
     async def main() -> None:
         store = WatchedStore()
         ledger = Ledger(store)
-        entry = turn("e1", generated=pack([4, 5]), calls=("call_1",))
+        entry = turn("e1", generated=pack_ids([4, 5]), calls=("call_1",))
         await ledger.record(entry, PROMPT)
         await ledger.flush()
         store.asked.clear()
-        assert ledger.cached("t", "e1") is entry
+        assert ledger.get_cached("t", "e1") is entry
         assert await ledger.get("t", "e1") is entry
-        assert await ledger.by_call("t", "call1") == [entry]
-        assert await ledger.by_chain("t", b"chain") == [entry]
-        assert await ledger.whole(entry) == array("I", [1, 2, 3, 4, 5])
+        assert await ledger.find_by_call("t", "call1") == [entry]
+        assert await ledger.find_by_chain("t", b"chain") == [entry]
+        assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4, 5])
         assert store.asked == []
         await ledger.close()
 
@@ -112,12 +112,12 @@ def test_what_was_recorded_here_needs_no_store() -> None:
 
 def test_the_callers_prompt_stays_the_callers() -> None:
     async def main() -> None:
-        ledger = Ledger(MemoryStore())
+        ledger = Ledger(MemoryLedgerStore())
         prompt = array("I", [1, 2, 3])
-        entry = turn("e1", generated=pack([4]))
+        entry = turn("e1", generated=pack_ids([4]))
         await ledger.record(entry, prompt)
         prompt.append(9)
-        assert await ledger.whole(entry) == array("I", [1, 2, 3, 4])
+        assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4])
         await ledger.close()
 
     asyncio.run(main())
@@ -130,11 +130,11 @@ def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
         ledger = Ledger(store)
         entry = turn("e1", calls=("c1",))
         await ledger.record(entry, PROMPT)
-        assert await ledger.by_chain("t", b"chain") == [entry]
-        assert await ledger.by_call("t", "c1") == [entry]
+        assert await ledger.find_by_chain("t", b"chain") == [entry]
+        assert await ledger.find_by_call("t", "c1") == [entry]
         store.gate.set()
         await ledger.flush()
-        assert await MemoryStore.get(store, "t", "e1") == entry
+        assert await MemoryLedgerStore.get(store, "t", "e1") == entry
         await ledger.close()
 
     asyncio.run(main())
@@ -144,11 +144,11 @@ def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -
     async def main() -> None:
         store = WatchedStore()
         store.gate.clear()
-        ledger = Ledger(store, cache_bytes=5_000, wholes_bytes=0)
-        entry = turn("e1", generated=pack(range(2000)))
+        ledger = Ledger(store, cache_bytes=5_000, token_cache_bytes=0)
+        entry = turn("e1", generated=pack_ids(range(2000)))
         waiting = asyncio.create_task(ledger.record(entry, array("I")))
         await asyncio.sleep(0)
-        assert ledger.cached("t", "e1") is entry
+        assert ledger.get_cached("t", "e1") is entry
         store.gate.set()
         await waiting
         await ledger.flush()
@@ -186,18 +186,18 @@ def test_a_turn_that_looks_the_same_is_always_told(shared: bool) -> None:
 
     async def main() -> None:
         store = WatchedStore()
-        await store.put(turn("earlier", generated=pack([7])))
+        await store.put(turn("earlier", generated=pack_ids([7])))
         ledger = Ledger(store, shared=shared)
-        await ledger.record(turn("ours", generated=pack([8])), PROMPT)
+        await ledger.record(turn("ours", generated=pack_ids([8])), PROMPT)
         for _ in range(2):
-            found = await ledger.by_chain("t", b"chain")
+            found = await ledger.find_by_chain("t", b"chain")
             assert [entry.id for entry in found] == ["ours", "earlier"]
             await ledger.flush()
         store.asked.clear()
-        await ledger.by_chain("t", b"chain")
+        await ledger.find_by_chain("t", b"chain")
         assert store.asked == (["by_chain"] if shared else [])
         await ledger.record(turn("third"), PROMPT)
-        found = await ledger.by_chain("t", b"chain")
+        found = await ledger.find_by_chain("t", b"chain")
         assert [entry.id for entry in found] == ["third", "ours", "earlier"]
         await ledger.close()
 
@@ -206,12 +206,12 @@ def test_a_turn_that_looks_the_same_is_always_told(shared: bool) -> None:
 
 def test_another_process_is_seen_where_the_store_is_shared() -> None:
     async def main() -> None:
-        store = MemoryStore()
+        store = MemoryLedgerStore()
         ledger = Ledger(store, shared=True)
         await ledger.record(turn("ours"), PROMPT)
         await ledger.flush()
         await store.put(turn("theirs"))
-        found = await ledger.by_chain("t", b"chain")
+        found = await ledger.find_by_chain("t", b"chain")
         assert [entry.id for entry in found] == ["theirs", "ours"]
         await ledger.close()
 
@@ -221,10 +221,10 @@ def test_another_process_is_seen_where_the_store_is_shared() -> None:
 def test_only_so_many_of_one_chain() -> None:
     async def main() -> None:
         ledger = Ledger(WatchedStore())
-        for number in range(NEWEST + 5):
+        for number in range(MAX_LOOKUP_IDS + 5):
             await ledger.record(turn(f"e{number}"), PROMPT)
-            found = await ledger.by_chain("t", b"chain")
-            newest = [f"e{n}" for n in range(number, -1, -1)][:NEWEST]
+            found = await ledger.find_by_chain("t", b"chain")
+            newest = [f"e{n}" for n in range(number, -1, -1)][:MAX_LOOKUP_IDS]
             assert [entry.id for entry in found] == newest
         await ledger.close()
 
@@ -233,20 +233,20 @@ def test_only_so_many_of_one_chain() -> None:
 
 def test_tenants_do_not_meet() -> None:
     async def main() -> None:
-        ledger = Ledger(MemoryStore())
-        ours = turn("e1", calls=("c1",), generated=pack([4]))
-        theirs = turn("e1", tenant="u", generated=pack([5]))
+        ledger = Ledger(MemoryLedgerStore())
+        ours = turn("e1", calls=("c1",), generated=pack_ids([4]))
+        theirs = turn("e1", tenant="u", generated=pack_ids([5]))
         await ledger.record(ours, PROMPT)
-        assert ledger.cached("u", "e1") is None
+        assert ledger.get_cached("u", "e1") is None
         assert await ledger.get("u", "e1") is None
-        assert await ledger.by_call("u", "c1") == []
-        assert await ledger.by_chain("u", b"chain") == []
-        assert await ledger.export_chain("u", "e1") == []
+        assert await ledger.find_by_call("u", "c1") == []
+        assert await ledger.find_by_chain("u", b"chain") == []
+        assert await ledger.load_ancestors("u", "e1") == []
         await ledger.record(theirs, PROMPT)
-        assert await ledger.whole(ours) == array("I", [1, 2, 3, 4])
-        assert await ledger.whole(theirs) == array("I", [1, 2, 3, 5])
+        assert await ledger.load_token_ids(ours) == array("I", [1, 2, 3, 4])
+        assert await ledger.load_token_ids(theirs) == array("I", [1, 2, 3, 5])
         child = turn("e2", tenant="v", parent="e1", keep=3)
-        assert await ledger.whole(child) is None
+        assert await ledger.load_token_ids(child) is None
         await ledger.close()
 
     asyncio.run(main())
@@ -266,18 +266,18 @@ def test_wholes_are_what_they_are_defined_to_be(
 
     async def main() -> None:
         entries, expected = _line(length, seed=seed)
-        store = MemoryStore()
-        first = Ledger(store, cache_bytes=cache, wholes_bytes=wholes)
+        store = MemoryLedgerStore()
+        first = Ledger(store, cache_bytes=cache, token_cache_bytes=wholes)
         for entry, whole in zip(entries, expected, strict=True):
             await _record(first, entry, whole)
         await first.flush()
-        second = Ledger(store, cache_bytes=cache, wholes_bytes=wholes)
+        second = Ledger(store, cache_bytes=cache, token_cache_bytes=wholes)
         order = list(range(length))
         random.Random(seed).shuffle(order)
         for at in [*order, *order]:
             for ledger in (first, second):
-                assert await ledger.whole(entries[at]) == expected[at]
-        assert await second.export_chain("t", entries[-1].id) == entries
+                assert await ledger.load_token_ids(entries[at]) == expected[at]
+        assert await second.load_ancestors("t", entries[-1].id) == entries
 
     asyncio.run(main())
 
@@ -285,12 +285,12 @@ def test_wholes_are_what_they_are_defined_to_be(
 def test_a_very_long_session_is_rebuilt() -> None:
     async def main() -> None:
         entries, expected = _line(5_000)
-        store = MemoryStore()
+        store = MemoryLedgerStore()
         for entry in entries:
             await store.put(entry)
         ledger = Ledger(store)
-        assert await ledger.whole(entries[-1]) == expected[-1]
-        assert await ledger.export_chain("t", entries[-1].id) == entries
+        assert await ledger.load_token_ids(entries[-1]) == expected[-1]
+        assert await ledger.load_ancestors("t", entries[-1].id) == entries
 
     asyncio.run(main())
 
@@ -298,15 +298,15 @@ def test_a_very_long_session_is_rebuilt() -> None:
 def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
     async def main() -> None:
         entries, _ = _line(5)
-        store = MemoryStore()
+        store = MemoryLedgerStore()
         for entry in entries[1:2] + entries[3:]:
             await store.put(entry)
         ledger = Ledger(store)
         for entry in entries[1:2] + entries[3:]:
             assert await ledger.get("t", entry.id) == entry
-            assert await ledger.whole(entry) is None
-        assert await ledger.export_chain("t", "e4") == entries[3:]
-        assert await ledger.export_chain("t", "e2") == []
+            assert await ledger.load_token_ids(entry) is None
+        assert await ledger.load_ancestors("t", "e4") == entries[3:]
+        assert await ledger.load_ancestors("t", "e2") == []
 
     asyncio.run(main())
 
@@ -316,18 +316,18 @@ def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
     [
         [turn("a", parent="a")],
         [turn("a", parent="b"), turn("b", parent="a")],
-        [turn("a", parent="b", keep=5), turn("b", suffix=pack([1]))],
+        [turn("a", parent="b", keep=5), turn("b", suffix=pack_ids([1]))],
     ],
     ids=["own parent", "ring", "keeps more than there is"],
 )
-def test_a_damaged_line_has_no_whole(damaged: list[Entry]) -> None:
+def test_a_damaged_line_has_no_whole(damaged: list[LedgerEntry]) -> None:
     async def main() -> None:
-        store = MemoryStore()
+        store = MemoryLedgerStore()
         for entry in damaged:
             await store.put(entry)
         ledger = Ledger(store)
-        assert await ledger.whole(damaged[0]) is None
-        assert len(await ledger.export_chain("t", "a")) == len(damaged)
+        assert await ledger.load_token_ids(damaged[0]) is None
+        assert len(await ledger.load_ancestors("t", "a")) == len(damaged)
 
     asyncio.run(main())
 
@@ -339,16 +339,16 @@ def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture
         ledger = Ledger(store)
         store.broken = True
         assert await ledger.get("t", "stored") is None
-        assert await ledger.by_call("t", "c1") == []
-        assert await ledger.by_chain("t", b"chain") == []
+        assert await ledger.find_by_call("t", "c1") == []
+        assert await ledger.find_by_chain("t", b"chain") == []
         ours = turn("ours", calls=("c1",))
         await ledger.record(ours, PROMPT)
         await ledger.flush()
         assert ledger.faults.lost == 1
-        assert await ledger.by_call("t", "c1") == [ours]
-        assert await ledger.by_chain("t", b"chain") == [ours]
+        assert await ledger.find_by_call("t", "c1") == [ours]
+        assert await ledger.find_by_chain("t", b"chain") == [ours]
         store.broken = False
-        found = await ledger.by_chain("t", b"chain")
+        found = await ledger.find_by_chain("t", b"chain")
         assert [entry.id for entry in found] == ["ours", "stored"]
         await ledger.close()
 
@@ -363,14 +363,14 @@ def test_a_session_in_use_is_kept_from_its_first_turn_on() -> None:
         now = 0.0
         store = WatchedStore()
         store._clock = lambda: now
-        ledger = Ledger(store, cache_bytes=0, wholes_bytes=0, clock=lambda: now)
+        ledger = Ledger(store, cache_bytes=0, token_cache_bytes=0, clock=lambda: now)
         entries, expected = _line(360)
         for number, (entry, whole) in enumerate(zip(entries, expected, strict=True)):
             now = number * 2 * 3600.0
             await _record(ledger, entry, whole)
             await ledger.flush()
-        assert now > 4 * MAX_AGE - DAY
-        assert await ledger.whole(entries[-1]) == expected[-1]
+        assert now > 4 * MAX_AGE_SECONDS - DAY_SECONDS
+        assert await ledger.load_token_ids(entries[-1]) == expected[-1]
 
     asyncio.run(main())
 
@@ -382,7 +382,7 @@ def test_a_busy_session_is_touched_seldom() -> None:
         ledger = Ledger(store, clock=lambda: now)
         entries, expected = _line(500)
         for number, (entry, whole) in enumerate(zip(entries, expected, strict=True)):
-            now = number * RENEW_EVERY / 100
+            now = number * RENEW_INTERVAL_SECONDS / 100
             await _record(ledger, entry, whole)
             await ledger.flush()
         assert store.touched < 3 * len(entries)
@@ -394,16 +394,16 @@ def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
     entries, expected = _line(50)
 
     async def write() -> None:
-        ledger = Ledger(SqliteStore(tmp_path / "ledger.db"))
+        ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
         for entry, whole in zip(entries, expected, strict=True):
             await _record(ledger, entry, whole)
         await ledger.close()
 
     async def read() -> None:
-        ledger = Ledger(SqliteStore(tmp_path / "ledger.db"))
-        (last,) = await ledger.by_call("t", "call49")
-        assert await ledger.by_chain("t", b"chain49") == [last]
-        assert await ledger.whole(last) == expected[-1]
+        ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
+        (last,) = await ledger.find_by_call("t", "call49")
+        assert await ledger.find_by_chain("t", b"chain49") == [last]
+        assert await ledger.load_token_ids(last) == expected[-1]
         assert (await ledger.stats()).entries == 50
         await ledger.close()
 
@@ -414,4 +414,4 @@ def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_an_id_is_no_option_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter(["-u", "-", "u-"])
     monkeypatch.setattr(secrets, "token_urlsafe", lambda count: next(made))
-    assert new_entry_id() == "u-"
+    assert create_entry_id() == "u-"

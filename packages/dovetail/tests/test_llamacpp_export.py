@@ -21,7 +21,7 @@ from probable_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.pipeline.preparation import Preparer
@@ -73,7 +73,7 @@ async def check_truth(engine: LlamaCppEngine, truth: Truth) -> None:
 
 @pytest.mark.parametrize(("api", "keep"), ASKED_OR_KEPT)
 def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
-    overheard, ledger = Overhearing(bench.engine), Ledger(MemoryStore())
+    overheard, ledger = Overhearing(bench.engine), Ledger(MemoryLedgerStore())
     preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
     served = Served(("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
     known = keep or api != "messages"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_entries import turn as entry
 
-from dovetail.ledger.entry import Entry, Span
-from dovetail.ledger.equivalence import same_arguments, same_thoughts, same_turn
+from dovetail.ledger.entry import LedgerEntry, EntrySpan
+from dovetail.ledger.equivalence import is_same_arguments, has_same_reasoning, is_same_turn
 from dovetail_model import Block, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SCHEMA: dict[str, Any] = {
@@ -92,18 +92,18 @@ EDITS = {
 
 @pytest.mark.parametrize(("wrote", "shown"), FORM.values(), ids=list(FORM))
 def test_form(wrote: str, shown: str) -> None:
-    assert same_arguments(wrote, shown, SCHEMA)
-    assert same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
+    assert is_same_arguments(wrote, shown, SCHEMA)
+    assert is_same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
 
 
 @pytest.mark.parametrize(("wrote", "shown"), EDITS.values(), ids=list(EDITS))
 def test_an_edit(wrote: str, shown: str) -> None:
-    assert not same_arguments(wrote, shown, SCHEMA)
-    assert not same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
+    assert not is_same_arguments(wrote, shown, SCHEMA)
+    assert not is_same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
 
 
 def test_what_is_too_deep_to_walk_is_compared_as_text() -> None:
-    assert same_arguments(DEEP, DEEP + "\n", {})
+    assert is_same_arguments(DEEP, DEEP + "\n", {})
 
 
 JSON = st.recursive(
@@ -116,12 +116,12 @@ JSON = st.recursive(
 @given(value=st.dictionaries(st.text(max_size=4), JSON, max_size=4))
 def test_any_spelling_of_the_same_value_is_form(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))
-    assert same_arguments(json.dumps(value), json.dumps(turned, ensure_ascii=False, indent=1), {})
+    assert is_same_arguments(json.dumps(value), json.dumps(turned, ensure_ascii=False, indent=1), {})
 
 
 @given(value=st.dictionaries(st.text(max_size=4), JSON, max_size=4), key=st.text(max_size=4))
 def test_a_new_value_is_an_edit(value: dict[str, Any], key: str) -> None:
-    assert not same_arguments(json.dumps(value), json.dumps({**value, key: "never said"}), {})
+    assert not is_same_arguments(json.dumps(value), json.dumps({**value, key: "never said"}), {})
 
 
 def test_the_schema_is_that_of_the_tool_with_its_namespace() -> None:
@@ -130,19 +130,19 @@ def test_the_schema_is_that_of_the_tool_with_its_namespace() -> None:
         ToolSpec("run", parameters={}),
         ToolSpec("run", namespace="mcp", parameters=SCHEMA),
     ]
-    spans = (Span("call", "", "{}", name="run", id="c1", namespace="mcp"),)
-    assert same_turn(entry("e", spans=spans), shown, named)
-    assert not same_turn(entry("e", spans=spans), shown, named[:1])
-    assert not same_turn(entry("e", spans=(_call("{}"),)), shown, named)
+    spans = (EntrySpan("call", "", "{}", name="run", id="c1", namespace="mcp"),)
+    assert is_same_turn(entry("e", spans=spans), shown, named)
+    assert not is_same_turn(entry("e", spans=spans), shown, named[:1])
+    assert not is_same_turn(entry("e", spans=(_call("{}"),)), shown, named)
 
 
 SAID = (
-    Span("reasoning", "", "First thought."),
-    Span("text", "", "I will look. "),
-    Span("call", "", '{"command": "ls"}', name="run", id="c1"),
-    Span("reasoning", "", "Second thought.\n"),
-    Span("text", "", "And again.\n"),
-    Span("call", "", '{"command": "pwd"}', name="run", id="c2"),
+    EntrySpan("reasoning", "", "First thought."),
+    EntrySpan("text", "", "I will look. "),
+    EntrySpan("call", "", '{"command": "ls"}', name="run", id="c1"),
+    EntrySpan("reasoning", "", "Second thought.\n"),
+    EntrySpan("text", "", "And again.\n"),
+    EntrySpan("call", "", '{"command": "pwd"}', name="run", id="c2"),
 )
 LOOK, AGAIN = TextBlock("I will look. "), TextBlock("And again.\n")
 LS = ToolCallBlock("c1", "run", '{"command": "ls"}')
@@ -191,33 +191,33 @@ COPIES: dict[str, tuple[tuple[Block, ...], bool]] = {
 
 @pytest.mark.parametrize(("blocks", "same"), COPIES.values(), ids=list(COPIES))
 def test_copies_of_a_turn(blocks: tuple[Block, ...], same: bool) -> None:
-    assert same_turn(entry("e", spans=SAID), Turn("assistant", blocks)) is same
+    assert is_same_turn(entry("e", spans=SAID), Turn("assistant", blocks)) is same
 
 
 def test_free_text_is_compared_as_it_is() -> None:
     patch = '*** Begin Patch\n{"a": 1.0}\n'
-    spans = (Span("call", "", patch, name="patch", id="c1", custom=True),)
+    spans = (EntrySpan("call", "", patch, name="patch", id="c1", custom=True),)
     for shown, same in ((patch, True), (patch.rstrip(), True), (patch.replace("1.0", "1"), False)):
         copy = Turn("assistant", (ToolCallBlock("c1", "patch", shown, custom=True),))
-        assert same_turn(entry("e", spans=spans), copy) is same
+        assert is_same_turn(entry("e", spans=spans), copy) is same
 
 
 def test_a_cut_call_is_what_its_client_could_read_of_it() -> None:
     """Claude Code sends `{}` for arguments that never ended."""
-    spans = (Span("call", "", '{"command": "l', name="run", id="c1", complete=False),)
-    assert same_turn(entry("e", spans=spans), _calls("{}"))
+    spans = (EntrySpan("call", "", '{"command": "l', name="run", id="c1", complete=False),)
+    assert is_same_turn(entry("e", spans=spans), _calls("{}"))
 
 
 def test_thoughts_alone() -> None:
-    assert same_thoughts((), Turn("assistant", (TextBlock("x"),)))
-    assert not same_thoughts((), Turn("assistant", (ONE,)))
+    assert has_same_reasoning((), Turn("assistant", (TextBlock("x"),)))
+    assert not has_same_reasoning((), Turn("assistant", (ONE,)))
 
 
-def _call(arguments: str) -> Span:
-    return Span("call", "", arguments, name="run", id="c1")
+def _call(arguments: str) -> EntrySpan:
+    return EntrySpan("call", "", arguments, name="run", id="c1")
 
 
-def _called(arguments: str) -> Entry:
+def _called(arguments: str) -> LedgerEntry:
     return entry("e", spans=(_call(arguments),))
 
 

@@ -14,7 +14,7 @@ from models_at_hand import PAIRS, Pair, model, require
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer
 from dovetail_model import (
@@ -29,7 +29,7 @@ from dovetail_model import (
 
 
 def _preparer(served: Model) -> Preparer:
-    return Preparer(served, Ledger(MemoryStore()), Keyring([b"a" * 32]))
+    return Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
 
 
 def _deep(levels: int) -> str:

@@ -12,7 +12,7 @@ from playing import Player
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.models.renderers import Renderers
 from dovetail.pipeline.preparation import Preparer, Settings
@@ -47,7 +47,7 @@ def _model(name: str) -> Model:
 def _player(
     served: Model, settings: Settings | None = None, clock: Callable[[], float] = lambda: 0.0
 ) -> Player:
-    preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"k" * 32]), settings, clock=clock)
+    preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock)
     writer = TurnWriter(served.tool_parser, served.reasoning_parser)
     return Player(preparer, served.tokenizer, min(served.stop_ids), writer)
 
@@ -421,7 +421,7 @@ def test_a_very_long_text_does_not_stop_the_loop() -> None:
 
         beating = asyncio.create_task(beat())
         served = load_model(TOKENIZERS / "qwen3")
-        preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+        preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
         await asyncio.sleep(0)
         before = beats
         prepared = await preparer.prepare(request)

@@ -13,7 +13,7 @@ from wild_output import Tally, check_claims, check_raw, play
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail.prompt.turn_writer import TurnWriter
 
@@ -73,7 +73,7 @@ def test_odd_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
 
 async def _say_and_go_on(pair: Pair, ids: list[int], agent: Agent) -> None:
     served = model(pair)
-    preparer = Preparer(served, Ledger(MemoryStore()), Keyring([b"e" * 32]))
+    preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"e" * 32]))
     writer = TurnWriter(served.tool_parser, served.reasoning_parser)
     player = Player(preparer, served.tokenizer, min(served.stop_ids), writer)
     agent.ask("Hello?")

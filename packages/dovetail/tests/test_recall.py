@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from ledger_entries import turn as plain
 
-from dovetail.ledger.entry import Entry, Span, pack
+from dovetail.ledger.entry import LedgerEntry, EntrySpan, pack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
-from dovetail.ledger.restoration import Restorer
-from dovetail.ledger.seal import Sealed, Sealer
-from dovetail.ledger.store import NEWEST
-from dovetail.ledger.turn_digest import link, see
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.recognition import RecognizedHistory, TurnRecognizer, ReplayPolicy, RecognitionScope
+from dovetail.ledger.restoration import SealRestorer
+from dovetail.ledger.seal import SealPayload, Sealer
+from dovetail.ledger.store import MAX_LOOKUP_IDS
+from dovetail.ledger.turn_digest import extend_chain, digest_turn
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
-SCOPE = Scope("t", b"key", "m", b"head")
+SCOPE = RecognitionScope("t", b"key", "m", b"head")
 GO = Turn("user", (TextBlock("Go."),))
 ON = Turn("user", (TextBlock("On."),))
 
@@ -40,37 +40,37 @@ def _result(id: str, text: str = "R.") -> Turn:
 
 
 def _seal(id: str) -> str:
-    sealed = Sealed(id, None, b"", (), b"", b"")
+    sealed = SealPayload(id, None, b"", (), b"", b"")
     return Sealer(Keyring([b"k" * 32])).seal(sealed, "t", "m")
 
 
 class Desk:
     """A ledger, and turns recorded as a generation records them."""
 
-    def __init__(self, replay: Replay = "auto") -> None:
-        self.ledger = Ledger(MemoryStore())
-        self.recaller = Recaller(self.ledger, Restorer(), replay=replay)
+    def __init__(self, replay: ReplayPolicy = "auto") -> None:
+        self.ledger = Ledger(MemoryLedgerStore())
+        self.recaller = TurnRecognizer(self.ledger, SealRestorer(), replay=replay)
 
-    async def recall(self, *turns: Turn, scope: Scope = SCOPE) -> Recalled:
-        return await self.recaller.recall(await self.recaller.walk(turns, scope), scope)
+    async def recall(self, *turns: Turn, scope: RecognitionScope = SCOPE) -> RecognizedHistory:
+        return await self.recaller.resolve(await self.recaller.match_turns(turns, scope), scope)
 
     async def answer(
         self, turns: Sequence[Turn], said: Turn, id: str, *, ids: Sequence[int], **changes: Any
-    ) -> Entry:
+    ) -> LedgerEntry:
         """The turn that was generated behind these, with what was recalled of them."""
         recalled = await self.recall(*turns)
         spans = tuple(_span(block) for block in said.blocks)
-        prompt = (recalled.whole or array("I")) + array("I", [900 + len(turns)])
+        prompt = (recalled.parent_token_ids or array("I")) + array("I", [900 + len(turns)])
         entry = plain(
             id,
             parent=recalled.parent.id if recalled.parent else None,
-            keep=len(recalled.whole or ()),
-            suffix=pack([900 + len(turns)]),
-            generated=pack(ids),
+            keep=len(recalled.parent_token_ids or ()),
+            suffix=pack_ids([900 + len(turns)]),
+            generated=pack_ids(ids),
             spans=spans,
             before=recalled.chain,
-            chain=link(b"key", recalled.chain, see(said).digest),
-            line=recalled.line,
+            chain=extend_chain(b"key", recalled.chain, digest_turn(said).digest),
+            line=recalled.lineage,
             head=b"head",
         )
         entry = msgspec.structs.replace(entry, **changes)
@@ -78,14 +78,14 @@ class Desk:
         return entry
 
 
-def _span(block: Any) -> Span:
+def _span(block: Any) -> EntrySpan:
     match block:
         case TextBlock(text=text):
-            return Span("text", text, text)
+            return EntrySpan("text", text, text)
         case ReasoningBlock(text=text):
-            return Span("reasoning", text, text)
+            return EntrySpan("reasoning", text, text)
         case call:
-            return Span("call", "", call.arguments, name=call.name, id=call.id)
+            return EntrySpan("call", "", call.arguments, name=call.name, id=call.id)
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -95,9 +95,9 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 def test_nothing_is_known_of_nothing() -> None:
     async def main() -> None:
         found = await Desk().recall()
-        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+        assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
         found = await Desk().recall(GO, _says("Yes."), ON)
-        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+        assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
         assert len(found.digests) == 3
 
     _run(main())
@@ -112,12 +112,12 @@ def test_a_prompt_goes_on_from_the_last_turn(session: str | None) -> None:
         turns = [GO, _calls("c1"), _result("c1")]
         two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
         found = await desk.recall(*turns, scope=scope)
-        assert (found.anchor, found.parent, found.calls) == (1, one, 0)
-        assert list(found.whole or ()) == [901, 1]
+        assert (found.anchor_index, found.parent, found.call_count) == (1, one, 0)
+        assert list(found.parent_token_ids or ()) == [901, 1]
         found = await desk.recall(*turns, _says("Yes."), ON, scope=scope)
-        assert (found.anchor, found.parent, found.calls) == (3, two, 1)
-        assert list(found.whole or ()) == [901, 1, 903, 2]
-        assert found.known == {3: two}
+        assert (found.anchor_index, found.parent, found.call_count) == (3, two, 1)
+        assert list(found.parent_token_ids or ()) == [901, 1, 903, 2]
+        assert found.entries == {3: two}
 
     _run(main())
 
@@ -137,7 +137,7 @@ def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
         scope = replace(SCOPE, **change)
         for last in (_says("Yes."), _says("Yes.", seal=_seal("e1")), _calls("c1")):
             found = await desk.recall(GO, last, ON, scope=scope)
-            assert (found.known, found.anchor, found.parent) == ({}, None, None)
+            assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
 
     _run(main())
 
@@ -147,7 +147,7 @@ def test_looks_are_compared_under_the_tenants_key() -> None:
         desk = Desk()
         await desk.answer([GO], _says("Yes."), "e1", ids=[1])
         found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, key=b"other"))
-        assert (found.known, found.anchor, found.parent) == ({}, None, None)
+        assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
 
     _run(main())
 
@@ -160,11 +160,11 @@ def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
         two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
         other = replace(SCOPE, head=b"other")
         found = await desk.recall(*turns, _says("Yes."), ON, scope=other)
-        assert (found.anchor, found.known) == (None, {1: one, 3: two})
+        assert (found.anchor_index, found.entries) == (None, {1: one, 3: two})
         assert found.parent == two
-        assert list(found.whole or ()) == [901, 1, 903, 2]
+        assert list(found.parent_token_ids or ()) == [901, 1, 903, 2]
         later = replace(other, start=2)
-        assert (await desk.recall(*turns, _says("Yes."), ON, scope=later)).known == {3: two}
+        assert (await desk.recall(*turns, _says("Yes."), ON, scope=later)).entries == {3: two}
 
     _run(main())
 
@@ -178,10 +178,10 @@ def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
         two = await desk.answer([GO, _calls("c1"), _result("c1")], _calls("c2"), "e2", ids=[2])
         edited = [GO, _calls("c1"), _result("c1", "Edited."), _calls("c2"), _result("c2")]
         found = await desk.recall(*edited)
-        assert (found.anchor, found.parent) == (1, one)
-        assert found.known == {1: one, 3: two}
+        assert (found.anchor_index, found.parent) == (1, one)
+        assert found.entries == {1: one, 3: two}
         other = replace(SCOPE, head=b"other")
-        assert (await desk.recall(*edited, scope=other)).known == {1: one, 3: two}
+        assert (await desk.recall(*edited, scope=other)).entries == {1: one, 3: two}
 
     _run(main())
 
@@ -198,11 +198,11 @@ def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
         third = await desk.answer(mine, _says("B.", thought="Z."), "e3", ids=[3])
         again = [*mine, _says("B.", seal=_seal("e3")), GO]
         found = await desk.recall(*again)
-        assert (found.anchor, found.parent) == (3, third)
+        assert (found.anchor_index, found.parent) == (3, third)
         other = [GO, _says("A.", seal=seals[1]), ON, _says("B.", seal=_seal("e3")), GO]
         found = await desk.recall(*other)
-        assert found.anchor != 3
-        assert list(found.whole or ())[:2] != [901, 1]
+        assert found.anchor_index != 3
+        assert list(found.parent_token_ids or ())[:2] != [901, 1]
         assert (await desk.recall(*mine)).parent == first
 
     _run(main())
@@ -214,7 +214,7 @@ def test_two_that_look_the_same_are_neither() -> None:
         await desk.answer([GO], _says("A.", thought="X."), "e1", ids=[1])
         await desk.answer([GO], _says("A.", thought="Y."), "e2", ids=[2])
         found = await desk.recall(GO, _says("A."), ON)
-        assert (found.known, found.notes) == ({}, ("ambiguous_turn",))
+        assert (found.entries, found.notes) == ({}, ("ambiguous_turn",))
         found = await desk.recall(GO, _says("A.", thought="Y."), ON)
         assert found.parent is not None
         assert found.parent.id == "e2"
@@ -225,10 +225,10 @@ def test_two_that_look_the_same_are_neither() -> None:
 def test_more_than_can_be_looked_at_are_none() -> None:
     async def main() -> None:
         desk = Desk()
-        for number in range(NEWEST):
+        for number in range(MAX_LOOKUP_IDS):
             await desk.answer([GO], _says("A."), f"e{number}", ids=[1])
         found = await desk.recall(GO, _says("A."), ON)
-        assert (found.known, found.notes) == ({}, ("ambiguous_turn",))
+        assert (found.entries, found.notes) == ({}, ("ambiguous_turn",))
 
     _run(main())
 
@@ -239,9 +239,9 @@ def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.answer([GO], _calls("toolu_01"), "e1", ids=[1])
-        assert (await desk.recall(GO, _calls("toolu_01"), _result("toolu_01"))).anchor == 1
-        assert (await desk.recall(GO, _calls("toolu_02"), _result("toolu_02"))).anchor is None
-        assert (await desk.recall(GO, _calls("own"), _result("own"))).anchor == 1
+        assert (await desk.recall(GO, _calls("toolu_01"), _result("toolu_01"))).anchor_index == 1
+        assert (await desk.recall(GO, _calls("toolu_02"), _result("toolu_02"))).anchor_index is None
+        assert (await desk.recall(GO, _calls("own"), _result("own"))).anchor_index == 1
 
     _run(main())
 
@@ -252,7 +252,7 @@ def test_two_of_the_same_tokens_are_one() -> None:
         await desk.answer([GO], _says("A."), "e1", ids=[1])
         await desk.answer([GO], _says("A."), "e2", ids=[1])
         found = await desk.recall(GO, _says("A."), ON)
-        assert found.anchor == 1
+        assert found.anchor_index == 1
 
     _run(main())
 
@@ -265,11 +265,11 @@ def test_a_double_that_comes_later_is_seen() -> None:
         scope = replace(SCOPE, session="s")
         turns = [GO, _says("A."), ON, _says("B."), GO, _says("C."), ON]
         await desk.answer(turns[:1], _says("A.", thought="X."), "e1", ids=[1])
-        assert (await desk.recall(*turns[:3], scope=scope)).anchor == 1
+        assert (await desk.recall(*turns[:3], scope=scope)).anchor_index == 1
         await desk.recall(*turns, scope=scope)
         await desk.answer(turns[:1], _says("A.", thought="Y."), "e2", ids=[2])
         found = await desk.recall(*turns, scope=scope)
-        assert (found.anchor, found.known) == (None, {})
+        assert (found.anchor_index, found.entries) == (None, {})
 
     _run(main())
 
@@ -280,7 +280,7 @@ def test_the_clients_copy_counts_where_it_was_edited() -> None:
         await desk.answer([GO], _calls("c1"), "e1", ids=[1])
         edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
         found = await desk.recall(GO, edited, _result("c1"))
-        assert (found.known, found.notes) == ({}, ("edited_turn",))
+        assert (found.entries, found.notes) == ({}, ("edited_turn",))
 
     _run(main())
 
@@ -291,7 +291,7 @@ def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
         one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
         edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
         found = await desk.recall(GO, edited, _result("c1"))
-        assert (found.anchor, found.known, found.notes) == (1, {1: one}, ())
+        assert (found.anchor_index, found.entries, found.notes) == (1, {1: one}, ())
 
     _run(main())
 
@@ -301,7 +301,7 @@ def test_replay_client_takes_nothing() -> None:
         desk = Desk("client")
         await desk.answer([GO], _calls("c1"), "e1", ids=[1])
         found = await desk.recall(GO, _calls("c1"), _result("c1"))
-        assert (found.known, found.anchor, found.base) == ({}, None, None)
+        assert (found.entries, found.anchor_index, found.base_prompt) == ({}, None, None)
         known = await Desk().recall(GO, _calls("c1"), _result("c1"))
         assert found.chain == known.chain
 
@@ -320,11 +320,11 @@ def test_the_base_is_the_prompt_that_answered_the_user_before() -> None:
         await desk.answer(two[:5], _calls("c2"), "e3", ids=[3])
         await desk.answer(two[:7], _says("B."), "e4", ids=[4])
         found = await desk.recall(*two, scope=replace(SCOPE, start=8))
-        assert (found.anchor, found.known) == (None, {})
-        assert found.base is not None
-        at, prompt = found.base
+        assert (found.anchor_index, found.entries) == (None, {})
+        assert found.base_prompt is not None
+        at, prompt = found.base_prompt
         assert (at, list(prompt)) == (5, [901, 1, 903, 2, 905])
-        assert found.calls == 1
+        assert found.call_count == 1
         assert found.parent is not None
         assert found.parent.id == "e4"
 
@@ -335,9 +335,9 @@ def test_forgotten_leaves_the_parent() -> None:
     async def main() -> None:
         desk = Desk()
         one = await desk.answer([GO], _says("A."), "e1", ids=[1])
-        found = (await desk.recall(GO, _says("A."), ON)).forgotten()
-        assert (found.known, found.anchor, found.base) == ({}, None, None)
-        assert (found.parent, list(found.whole or ())) == (one, [901, 1])
+        found = (await desk.recall(GO, _says("A."), ON)).without_entries()
+        assert (found.entries, found.anchor_index, found.base_prompt) == ({}, None, None)
+        assert (found.parent, list(found.parent_token_ids or ())) == (one, [901, 1])
 
     _run(main())
 
@@ -349,11 +349,11 @@ def test_a_last_turn_to_go_on_from_stands_apart() -> None:
         turns = [GO, _calls("c1"), _result("c1")]
         two = await desk.answer(turns, _says("So far."), "e2", ids=[2])
         found = await desk.recall(*turns, _says("So far."))
-        assert (found.anchor, found.parent, found.begun) == (1, one, two)
-        assert (await desk.recall(*turns, _says("Other."))).begun is None
+        assert (found.anchor_index, found.parent, found.partial_entry) == (1, one, two)
+        assert (await desk.recall(*turns, _says("Other."))).partial_entry is None
         client = Desk("client")
         client.ledger = desk.ledger
-        assert (await client.recall(*turns, _says("So far."))).begun is None
+        assert (await client.recall(*turns, _says("So far."))).partial_entry is None
 
     _run(main())
 
@@ -363,8 +363,8 @@ def test_a_turn_that_broke_off_is_gone_on_from_where_the_client_has_it() -> None
     thought, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
     call = ToolCallBlock("c1", "read", '{"pa')
     spans = (
-        Span("reasoning", "<t>Hm.</t>", "Hm.", 3),
-        Span("call", "<c>", call.arguments, 5, name="read", id="c1", complete=False),
+        EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3),
+        EntrySpan("call", "<c>", call.arguments, 5, name="read", id="c1", complete=False),
     )
 
     async def main() -> None:
@@ -372,16 +372,16 @@ def test_a_turn_that_broke_off_is_gone_on_from_where_the_client_has_it() -> None
         said = Turn("assistant", (thought, call))
         broken = {"spans": spans, "finish": "error"}
         one = await desk.answer([GO], said, "e1", ids=[1, 2, 3, 4, 5], **broken)
-        begun = (await desk.recall(GO, Turn("assistant", (thought,)))).begun
+        begun = (await desk.recall(GO, Turn("assistant", (thought,)))).partial_entry
         assert begun == msgspec.structs.replace(
-            one, spans=spans[:1], generated=pack([1, 2, 3]), stop=None
+            one, spans=spans[:1], generated=pack_ids([1, 2, 3]), stop=None
         )
         for blocks in (
             (ReasoningBlock("Ah.", seal),),  # other words
             (thought, TextBlock("So.")),  # words that were never said
             (TextBlock("Hm."),),
         ):
-            assert (await desk.recall(GO, Turn("assistant", blocks))).begun is None
+            assert (await desk.recall(GO, Turn("assistant", blocks))).partial_entry is None
 
     _run(main())
 
@@ -392,11 +392,11 @@ def test_what_a_client_was_never_told_of_a_broken_turn_is_not_gone_on_from() -> 
     async def main() -> None:
         desk = Desk()
         said = Turn("assistant", (thought,))
-        spans = (Span("reasoning", "<t>Hm.</t>", "Hm.", 3),)
+        spans = (EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3),)
         half_a_marker = [4, 5]
         await desk.answer([GO], said, "e1", ids=[1, 2, 3, *half_a_marker], spans=spans)
-        begun = (await desk.recall(GO, said)).begun
+        begun = (await desk.recall(GO, said)).partial_entry
         assert begun is not None
-        assert begun.generated == pack([1, 2, 3])
+        assert begun.generated == pack_ids([1, 2, 3])
 
     _run(main())

@@ -16,7 +16,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
 from dovetail.routing.pool import ReplicaPool
@@ -380,7 +380,7 @@ def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
 
     async def scene() -> None:
         engine.plan = play
-        preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+        preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
         moving = Served((NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1)
         async with serving(offered=Service([moving])) as stage:
             listener = listening(stage)

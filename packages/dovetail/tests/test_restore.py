@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.ledger.entry import Span, pack, unpack
+from dovetail.ledger.entry import EntrySpan, pack_ids, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.restoration import REBUILT, Restorer
-from dovetail.ledger.seal import MAX_TEXT, Sealed, Sealer, Tail
+from dovetail.ledger.restoration import FINISH_REBUILT, SealRestorer
+from dovetail.ledger.seal import MAX_SEAL_CHARS, SealPayload, Sealer, PreviousTurnTail
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SEALER = Sealer(Keyring([b"k" * 32]))
-THOUGHT = Span("reasoning", "<t>Hm.</t>", "Hm.", 3)
-TEXT = Span("text", "Look.", "Look.", 4)
-CALL = Span("call", "<c>", '{"a": 1.0}', 6, "read", "c1")
+THOUGHT = EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3)
+TEXT = EntrySpan("text", "Look.", "Look.", 4)
+CALL = EntrySpan("call", "<c>", '{"a": 1.0}', 6, "read", "c1")
 GENERATED = [1, 2, 3, 4, 5, 6]
 
 
@@ -25,14 +25,14 @@ def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
     given: dict[str, Any] = {
         "entry": "e1",
         "parent": None,
-        "generated": pack(GENERATED[start:end]),
+        "generated": pack_ids(GENERATED[start:end]),
         "spans": ((THOUGHT,), (TEXT, CALL))[number],
         "start": start,
         "before": b"before",
         "head": b"head",
         "thought": number,
     }
-    return sealer.seal(Sealed(**{**given, **changes}), "t", "m")
+    return sealer.seal(SealPayload(**{**given, **changes}), "t", "m")
 
 
 def _turn(seal: str | None, *, arguments: str = '{"a": 1}', text: str = "Look.") -> Turn:
@@ -43,8 +43,8 @@ def _turn(seal: str | None, *, arguments: str = '{"a": 1}', text: str = "Look.")
 
 
 def _following(**changes: Any) -> Turn:
-    tail = {"entry": "e1", "start": 3, "generated": pack([4, 5, 6]), "spans": (TEXT, CALL)}
-    seal = _seal(entry="e2", previous=Tail(**{**tail, **changes}), spans=(THOUGHT,))
+    tail = {"entry": "e1", "start": 3, "generated": pack_ids([4, 5, 6]), "spans": (TEXT, CALL)}
+    seal = _seal(entry="e2", previous=PreviousTurnTail(**{**tail, **changes}), spans=(THOUGHT,))
     return Turn("assistant", (ReasoningBlock("Hm.", seal), TextBlock("Done.")))
 
 
@@ -63,14 +63,14 @@ def _restore(
     owner: tuple[str, str] = ("t", "m"),
 ) -> tuple[Any, list[str]]:
     notes: list[str] = []
-    entry = Restorer(sealer, rebuild).restore(turn, following, *owner, (), notes)
+    entry = SealRestorer(sealer, rebuild).restore(turn, following, *owner, (), notes)
     return entry, notes
 
 
 def test_two_seals_make_the_whole_turn() -> None:
     entry, notes = _restore(_turn(_seal()), _following())
     assert notes == []
-    assert list(unpack(entry.generated)) == GENERATED
+    assert list(unpack_ids(entry.generated)) == GENERATED
     assert entry.spans == (THOUGHT, TEXT, CALL)
     assert (entry.id, entry.tenant, entry.model) == ("e1", "t", "m")
     assert (entry.finish, entry.before) == ("stop", b"before")
@@ -80,8 +80,8 @@ def test_two_seals_make_the_whole_turn() -> None:
 def test_what_no_seal_holds_is_rebuilt_and_says_so() -> None:
     entry, notes = _restore(_turn(_seal()))
     assert notes == []
-    assert list(unpack(entry.generated)) == [1, 2, 3, 72]
-    assert entry.finish == REBUILT
+    assert list(unpack_ids(entry.generated)) == [1, 2, 3, 72]
+    assert entry.finish == FINISH_REBUILT
     assert [(s.kind, s.shown) for s in entry.spans[1:]] == [("text", "Look."), ("call", '{"a": 1}')]
 
 
@@ -91,7 +91,7 @@ def test_the_seals_of_a_turn_make_it_together(order: tuple[int, int]) -> None:
     turn = Turn("assistant", (*_turn(first).blocks, ReasoningBlock("", second)))
     entry, notes = _restore(turn, rebuild=None)
     assert notes == []
-    assert list(unpack(entry.generated)) == GENERATED
+    assert list(unpack_ids(entry.generated)) == GENERATED
     assert entry.spans == (THOUGHT, TEXT, CALL)
 
 
@@ -112,7 +112,7 @@ def test_seals_of_two_turns_make_none() -> None:
 )
 def test_a_tail_that_does_not_fit_is_not_taken(wrong: dict[str, Any]) -> None:
     entry, _ = _restore(_turn(_seal()), _following(**wrong))
-    assert list(unpack(entry.generated)) == [1, 2, 3, 72]
+    assert list(unpack_ids(entry.generated)) == [1, 2, 3, 72]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_is_not_ours_is_no_matter(seal: str | None) -> None:
 
 
 def test_a_seal_that_lacks_the_tokens_restores_nothing() -> None:
-    noise = pack(int.from_bytes(os.urandom(3), "big") for _ in range(MAX_TEXT))
+    noise = pack_ids(int.from_bytes(os.urandom(3), "big") for _ in range(MAX_SEAL_CHARS))
     entry, notes = _restore(_turn(_seal(generated=noise)))
     assert entry is None
     assert notes == ["seal_incomplete"]
@@ -185,5 +185,5 @@ def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
     turn = Turn("assistant", (*blocks, TextBlock("More."), later))
     entry, _ = _restore(turn, rebuild=rebuild)
     assert asked == [TextBlock("More."), later]
-    assert list(unpack(entry.generated)) == [*GENERATED, 99]
+    assert list(unpack_ids(entry.generated)) == [*GENERATED, 99]
     assert entry.call_ids == ("c1", "c2")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ledger_entries import HASH, IDS, SPANS, TEXT
 
 from dovetail.ledger import seal as seal_module
-from dovetail.ledger.entry import Span, pack, unpack
+from dovetail.ledger.entry import EntrySpan, pack_ids, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.seal import MAX_TEXT, Reason, Refused, Sealed, Sealer, Tail, entry_id_of
+from dovetail.ledger.seal import MAX_SEAL_CHARS, SealRefusalReason, SealRefusal, SealPayload, Sealer, PreviousTurnTail, read_entry_id
 
 KEY = bytes(range(32))
 SEALER = Sealer(Keyring([KEY]))
@@ -26,7 +26,7 @@ IDENTIFIERS = st.text(string.ascii_letters + string.digits + "_-", min_size=1, m
 ALPHABET = string.ascii_letters + string.digits + "-_"
 
 TAILS = st.builds(
-    Tail,
+    PreviousTurnTail,
     entry=IDENTIFIERS,
     start=st.integers(0, 10**6),
     generated=IDS,
@@ -34,7 +34,7 @@ TAILS = st.builds(
     stop=st.none() | st.integers(0, 2**31),
 )
 SEALED = st.builds(
-    Sealed,
+    SealPayload,
     entry=IDENTIFIERS,
     parent=st.none() | IDENTIFIERS,
     generated=IDS,
@@ -46,14 +46,14 @@ SEALED = st.builds(
 )
 
 
-def _thought(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> Sealed:
+def _thought(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealPayload:
     """One thought of that many tokens, of words, as a model writes them."""
     chance = random.Random(seed)
     words = ["the", "file", "has", "no", "test", "yet", "so", "I", "will", "read", "it", "first"]
     text = " ".join(chance.choice(words) + str(chance.randrange(1000)) for _ in range(tokens))
-    ids = pack(chance.randrange(150_000) for _ in range(tokens))
-    span = Span("reasoning", text, text.strip(), tokens)
-    return Sealed(entry, "turn_0", ids, (span,), b"b" * 16, b"h" * 16)
+    ids = pack_ids(chance.randrange(150_000) for _ in range(tokens))
+    span = EntrySpan("reasoning", text, text.strip(), tokens)
+    return SealPayload(entry, "turn_0", ids, (span,), b"b" * 16, b"h" * 16)
 
 
 SAMPLE = _thought()
@@ -61,11 +61,11 @@ TEXT_OF_SAMPLE = SEALER.seal(SAMPLE, "tenant", "model")
 
 
 @given(sealed=SEALED, tenant=TEXT, model=TEXT)
-def test_what_is_sealed_is_opened(sealed: Sealed, tenant: str, model: str) -> None:
+def test_what_is_sealed_is_opened(sealed: SealPayload, tenant: str, model: str) -> None:
     text = SEALER.seal(sealed, tenant, model)
     assert SEALER.open(text, tenant, model) == sealed
-    assert entry_id_of(text) == sealed.entry
-    assert len(text) <= MAX_TEXT
+    assert read_entry_id(text) == sealed.entry
+    assert len(text) <= MAX_SEAL_CHARS
     assert set(text) <= set(ALPHABET)
 
 
@@ -84,28 +84,28 @@ def test_no_character_can_be_changed() -> None:
         for bit in range(6):
             new = ALPHABET[ALPHABET.index(old) ^ (1 << bit)]
             changed = TEXT_OF_SAMPLE[:at] + new + TEXT_OF_SAMPLE[at + 1 :]
-            assert isinstance(SEALER.open(changed, "tenant", "model"), Refused), (at, bit)
+            assert isinstance(SEALER.open(changed, "tenant", "model"), SealRefusal), (at, bit)
 
 
 def test_the_nonce_body_and_tag_are_called_forged_when_changed() -> None:
     for at in range(48, len(TEXT_OF_SAMPLE), 7):
         new = "A" if TEXT_OF_SAMPLE[at] != "A" else "B"
         changed = TEXT_OF_SAMPLE[:at] + new + TEXT_OF_SAMPLE[at + 1 :]
-        assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+        assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
 def test_no_end_can_be_missing() -> None:
     for length in range(len(TEXT_OF_SAMPLE)):
-        reason: Reason = "truncated" if length >= len("dovetail") else "not_ours"
+        reason: SealRefusalReason = "truncated" if length >= len("dovetail") else "not_ours"
         cut = TEXT_OF_SAMPLE[:length]
-        assert SEALER.open(cut, "tenant", "model") == Refused(reason), length
-        assert entry_id_of(cut) is None
+        assert SEALER.open(cut, "tenant", "model") == SealRefusal(reason), length
+        assert read_entry_id(cut) is None
 
 
 @pytest.mark.parametrize("more", ["A", "AAAA", "=", "==", "\n", " ", "é", TEXT_OF_SAMPLE])
 def test_nothing_can_be_added(more: str) -> None:
     for changed in (TEXT_OF_SAMPLE + more, TEXT_OF_SAMPLE[:30] + more + TEXT_OF_SAMPLE[30:]):
-        assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+        assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
 def test_another_spelling_of_base64_is_no_seal() -> None:
@@ -115,27 +115,27 @@ def test_another_spelling_of_base64_is_no_seal() -> None:
         if "-" in (text := SEALER.seal(_thought(seed=seed), "tenant", "model"))[40:]
     )
     changed = text[:40] + text[40:].replace("-", "+")
-    assert SEALER.open(changed, "tenant", "model") == Refused("forged")
+    assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
 def test_a_seal_cannot_be_given_another_entry_id() -> None:
     one, two = (SEALER.seal(_thought(entry=id), "tenant", "model") for id in ("aaa", "bbb"))
     head = 24 + 4  # the fixed part, and three bytes of id
     swapped = one[:24] + two[24:head] + one[head:]
-    assert entry_id_of(swapped) == "bbb"
-    assert SEALER.open(swapped, "tenant", "model") == Refused("forged")
+    assert read_entry_id(swapped) == "bbb"
+    assert SEALER.open(swapped, "tenant", "model") == SealRefusal("forged")
 
 
 @pytest.mark.parametrize(
     ("tenant", "model"), [("other", "model"), ("tenant", "other"), ("", "tenantmodel"), ("", "")]
 )
 def test_a_seal_is_its_tenants_and_models_alone(tenant: str, model: str) -> None:
-    assert SEALER.open(TEXT_OF_SAMPLE, tenant, model) == Refused("foreign")
+    assert SEALER.open(TEXT_OF_SAMPLE, tenant, model) == SealRefusal("foreign")
 
 
 def test_tenant_and_model_do_not_run_into_each_other() -> None:
     text = SEALER.seal(SAMPLE, "ab", "c")
-    assert SEALER.open(text, "a", "bc") == Refused("foreign")
+    assert SEALER.open(text, "a", "bc") == SealRefusal("foreign")
 
 
 def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +143,18 @@ def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(seal_module, "_binding", lambda key, tenant, model: b"same")
     text = SEALER.seal(SAMPLE, "tenant", "model")
     assert SEALER.open(text, "tenant", "model") == SAMPLE
-    assert SEALER.open(text, "other", "model") == Refused("forged")
-    assert SEALER.open(text, "tenant", "other") == Refused("forged")
+    assert SEALER.open(text, "other", "model") == SealRefusal("forged")
+    assert SEALER.open(text, "tenant", "other") == SealRefusal("forged")
 
 
 def test_keys_are_rotated() -> None:
     new = bytes(32)
     rotated, later = Sealer(Keyring([new, KEY])), Sealer(Keyring([new]))
     assert rotated.open(TEXT_OF_SAMPLE, "tenant", "model") == SAMPLE
-    assert later.open(TEXT_OF_SAMPLE, "tenant", "model") == Refused("unknown_key")
+    assert later.open(TEXT_OF_SAMPLE, "tenant", "model") == SealRefusal("unknown_key")
     sealed_anew = rotated.seal(SAMPLE, "tenant", "model")
     assert later.open(sealed_anew, "tenant", "model") == SAMPLE
-    assert SEALER.open(sealed_anew, "tenant", "model") == Refused("unknown_key")
+    assert SEALER.open(sealed_anew, "tenant", "model") == SealRefusal("unknown_key")
 
 
 _REPLICA = """
@@ -196,16 +196,16 @@ def test_replicas_open_each_others_seals() -> None:
     ],
 )
 def test_other_vendors_signatures_are_not_ours(text: str) -> None:
-    assert SEALER.open(text, "tenant", "model") == Refused("not_ours")
-    assert entry_id_of(text) is None
+    assert SEALER.open(text, "tenant", "model") == SealRefusal("not_ours")
+    assert read_entry_id(text) is None
 
 
 def test_a_seal_of_a_later_version_is_told_apart() -> None:
     data = bytearray(base64.urlsafe_b64decode(TEXT_OF_SAMPLE + "=" * (-len(TEXT_OF_SAMPLE) % 4)))
     data[6] = 2
     later = base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-    assert SEALER.open(later, "tenant", "model") == Refused("version")
-    assert entry_id_of(later) is None
+    assert SEALER.open(later, "tenant", "model") == SealRefusal("version")
+    assert read_entry_id(later) is None
 
 
 SOUP = st.one_of(
@@ -229,9 +229,9 @@ def test_no_text_makes_it_raise(text: str, tenant: str, model: str) -> None:
     if text == TEXT_OF_SAMPLE and (tenant, model) == ("tenant", "model"):
         assert opened == SAMPLE
     else:
-        assert isinstance(opened, Refused)
-        assert opened.reason in get_args(Reason)
-    assert entry_id_of(text) is None or text.startswith("dovetail")
+        assert isinstance(opened, SealRefusal)
+        assert opened.reason in get_args(SealRefusalReason)
+    assert read_entry_id(text) is None or text.startswith("dovetail")
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", msgspec.msgpack.encode([1, 2]), b"bomb"])
@@ -242,29 +242,29 @@ def test_what_we_sealed_and_cannot_read_is_refused(
     body = zstandard.ZstdCompressor().compress(bytes(1 << 27) if payload == b"bomb" else payload)
     monkeypatch.setattr(seal_module, "_fitting", lambda sealed, room: body)
     text = SEALER.seal(SAMPLE, "tenant", "model")
-    expected: Reason = "forged" if payload == b"bomb" else "version"
-    assert SEALER.open(text, "tenant", "model") == Refused(expected)
+    expected: SealRefusalReason = "forged" if payload == b"bomb" else "version"
+    assert SEALER.open(text, "tenant", "model") == SealRefusal(expected)
 
 
-def _long_turn(spans: int, tokens: int) -> Sealed:
+def _long_turn(spans: int, tokens: int) -> SealPayload:
     """A turn of many thoughts and calls, with a previous turn's tail."""
-    made: list[Span] = []
+    made: list[EntrySpan] = []
     ids = array("I")
     for number in range(spans):
         part = _thought(tokens, seed=number)
-        ids.extend(unpack(part.generated))
+        ids.extend(unpack_ids(part.generated))
         kind: Literal["reasoning", "call"] = "call" if number % 2 else "reasoning"
         raw = f"<call>{part.spans[0].raw}</call>"
-        made.append(Span(kind, raw, part.spans[0].shown, len(ids), id=f"c{number}"))
-    tail = Tail("turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans)
-    return Sealed("turn_1", "turn_0", ids.tobytes(), tuple(made), b"b", b"h", 3, tail)
+        made.append(EntrySpan(kind, raw, part.spans[0].shown, len(ids), id=f"c{number}"))
+    tail = PreviousTurnTail("turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans)
+    return SealPayload("turn_1", "turn_0", ids.tobytes(), tuple(made), b"b", b"h", 3, tail)
 
 
-def _opened(sealed: Sealed) -> Sealed:
+def _opened(sealed: SealPayload) -> SealPayload:
     text = SEALER.seal(sealed, "tenant", "model")
-    assert len(text) <= MAX_TEXT
+    assert len(text) <= MAX_SEAL_CHARS
     opened = SEALER.open(text, "tenant", "model")
-    assert isinstance(opened, Sealed)
+    assert isinstance(opened, SealPayload)
     assert (opened.entry, opened.parent) == (sealed.entry, sealed.parent)
     assert (opened.before, opened.head, opened.thought) == (b"b", b"h", 3)
     return opened
@@ -295,13 +295,13 @@ def test_parts_are_left_out_in_their_order(
 ) -> None:
     """`tail`, `first` and `last` are lengths in tokens, `raw` that of a text which is not shown."""
     spans = (
-        Span("call", _noise(raw, 1), "{}", first, id="c0"),
-        Span("reasoning", "hm", "hm", first + last),
+        EntrySpan("call", _noise(raw, 1), "{}", first, id="c0"),
+        EntrySpan("reasoning", "hm", "hm", first + last),
     )
     chance = random.Random(2)
-    ids = pack(chance.randrange(150_000) for _ in range(first + last))
-    before = Tail("turn_0", 10, pack(chance.randrange(150_000) for _ in range(tail)), ())
-    opened = _opened(Sealed("turn_1", "turn_0", ids, spans, b"b", b"h", 3, before))
+    ids = pack_ids(chance.randrange(150_000) for _ in range(first + last))
+    before = PreviousTurnTail("turn_0", 10, pack_ids(chance.randrange(150_000) for _ in range(tail)), ())
+    opened = _opened(SealPayload("turn_1", "turn_0", ids, spans, b"b", b"h", 3, before))
     assert opened.lacks == lacks
     assert (opened.previous is None) == ("previous" in lacks)
     assert all(not span.raw for span in opened.spans) == ("raws" in lacks)
@@ -324,7 +324,7 @@ def test_spans_that_are_kept_have_their_ids(spans: int) -> None:
     assert [span.id for span in opened.spans] == [s.id for s in sealed.spans[spans - kept :]]
     if opened.lacks[-1] == "spans":
         assert opened.start == sealed.spans[spans - kept - 1].tokens
-        assert unpack(opened.generated) == unpack(sealed.generated)[opened.start :]
+        assert unpack_ids(opened.generated) == unpack_ids(sealed.generated)[opened.start :]
     else:
         assert (opened.spans, opened.generated) == ((), b"")
 
@@ -337,16 +337,16 @@ def test_a_turn_that_no_seal_can_hold_still_has_one() -> None:
 def test_what_compresses_well_is_opened_again() -> None:
     """A model in a loop: the most that may be sealed is less than the most that is opened."""
     loop = "🦜" * 280_000
-    sealed = Sealed("turn_1", "turn_0", b"", (Span("text", loop, ""),), b"b", b"h", 3)
+    sealed = SealPayload("turn_1", "turn_0", b"", (EntrySpan("text", loop, ""),), b"b", b"h", 3)
     assert _opened(sealed) == sealed
 
 
 @given(sealed=SEALED, tokens=st.integers(0, 60_000), seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_no_seal_is_too_long(sealed: Sealed, tokens: int, seed: int) -> None:
-    ids = pack(random.Random(seed).randrange(200_000) for _ in range(tokens))
+def test_no_seal_is_too_long(sealed: SealPayload, tokens: int, seed: int) -> None:
+    ids = pack_ids(random.Random(seed).randrange(200_000) for _ in range(tokens))
     long = msgspec.structs.replace(sealed, generated=ids)
-    assert len(SEALER.seal(long, "tenant", "model")) <= MAX_TEXT
+    assert len(SEALER.seal(long, "tenant", "model")) <= MAX_SEAL_CHARS
 
 
 @pytest.mark.parametrize("id", ["", "x" * 256])
@@ -354,4 +354,4 @@ def test_an_id_that_has_no_place_is_refused(id: str) -> None:
     with pytest.raises(ValueError, match="entry id"):
         SEALER.seal(_thought(entry=id), "tenant", "model")
     longest = SEALER.seal(_thought(entry="x" * 255), "tenant", "model")
-    assert entry_id_of(longest) == "x" * 255
+    assert read_entry_id(longest) == "x" * 255

@@ -11,7 +11,7 @@ from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHea
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.execution import answer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
@@ -39,7 +39,7 @@ def _served(text: str = LONG) -> tuple[Served, ScriptedEngine]:
     model = demo_model()
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     return Served(("m",), model, preparer, ReplicaPool([engine])), engine
 
 
@@ -138,7 +138,7 @@ class Mortal:
 
 def _on(*engines: Mortal) -> Served:
     model = demo_model()
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     return Served(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
 
 

@@ -16,11 +16,11 @@ from redis.asyncio import Redis
 from redis_server import RedisServer
 
 from dovetail.ledger.codec import decode_entry
-from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.redis_store import RedisStore
-from dovetail.ledger.sqlite_store import SqliteStore
-from dovetail.ledger.store import NEWEST, Store, StoreStats, call_key
+from dovetail.ledger.entry import LedgerEntry, pack_ids
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.redis_store import RedisLedgerStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
+from dovetail.ledger.store import MAX_LOOKUP_IDS, LedgerStore, LedgerStats, make_call_key
 
 KINDS = ["memory", "sqlite", "redis"]
 AGE = 100.0
@@ -29,7 +29,7 @@ AGE = 100.0
 class Bench:
     """A store of some kind, and a clock for it."""
 
-    def __init__(self, store: Store, advance: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(self, store: LedgerStore, advance: Callable[[float], Awaitable[None]]) -> None:
         self.store = store
         self.advance = advance
 
@@ -82,10 +82,10 @@ class Scenario:
             async with _redis(self._server.url) as bench:
                 yield bench
             return
-        store: Store = MemoryStore(max_bytes=max_bytes, max_age=AGE, clock=clock)
+        store: LedgerStore = MemoryLedgerStore(max_bytes=max_bytes, max_age=AGE, clock=clock)
         if self._kind == "sqlite":
             path = self._folder / f"{next(self._number)}.db"
-            store = SqliteStore(path, max_bytes=max_bytes, max_age=AGE, clock=clock)
+            store = SqliteLedgerStore(path, max_bytes=max_bytes, max_age=AGE, clock=clock)
         yield Bench(store, clock.advance)
         await store.close()
 
@@ -102,7 +102,7 @@ async def _redis(url: str) -> AsyncIterator[Bench]:
                 if left >= 0:
                     await client.pexpire(key, max(0, left - round(seconds * 1000)))
 
-        store = RedisStore(url, max_age=AGE, patience=30.0)
+        store = RedisLedgerStore(url, max_age=AGE, timeout=30.0)
         yield Bench(store, advance)
         await store.close()
 
@@ -119,17 +119,17 @@ async def _redis(url: str) -> AsyncIterator[Bench]:
     ],
 )
 def test_a_call_key_is_letters_and_digits(id: str, key: str) -> None:
-    assert call_key(id) == key
+    assert make_call_key(id) == key
 
 
 def test_what_was_put_is_found(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        entry = turn("e1", generated=pack(range(1000)), calls=("call_1", "call_2"))
+        entry = turn("e1", generated=pack_ids(range(1000)), calls=("call_1", "call_2"))
         await bench.store.put(entry)
         assert await bench.store.get("t", "e1") == entry
-        assert await bench.store.by_call("t", "call1") == ("e1",)
-        assert await bench.store.by_call("t", "call2") == ("e1",)
-        assert await bench.store.by_chain("t", b"chain") == ("e1",)
+        assert await bench.store.find_by_call("t", "call1") == ("e1",)
+        assert await bench.store.find_by_call("t", "call2") == ("e1",)
+        assert await bench.store.find_by_chain("t", b"chain") == ("e1",)
 
     scenario.run(body)
 
@@ -138,10 +138,10 @@ def test_what_was_not_put_is_not_found(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("e1", calls=("call_1", "__")))
         assert await bench.store.get("t", "e2") is None
-        assert await bench.store.by_call("t", "call") == ()
-        assert await bench.store.by_call("t", "CALL1") == ()
-        assert await bench.store.by_call("t", "") == ()
-        assert await bench.store.by_chain("t", b"chai") == ()
+        assert await bench.store.find_by_call("t", "call") == ()
+        assert await bench.store.find_by_call("t", "CALL1") == ()
+        assert await bench.store.find_by_call("t", "") == ()
+        assert await bench.store.find_by_chain("t", b"chai") == ()
         await bench.store.touch("t", ["e2"])
         await bench.store.touch("t", [])
         assert await bench.store.get("t", "e2") is None
@@ -152,11 +152,11 @@ def test_what_was_not_put_is_not_found(scenario: Scenario) -> None:
 @pytest.mark.parametrize("other", ["", "T", "t ", "t:e1", "*", "t}:entry"])
 def test_an_entry_is_its_tenants_alone(scenario: Scenario, other: str) -> None:
     async def body(bench: Bench) -> None:
-        ours, theirs = turn("e1", calls=("c1",)), turn("e1", tenant=other, generated=pack([7]))
+        ours, theirs = turn("e1", calls=("c1",)), turn("e1", tenant=other, generated=pack_ids([7]))
         await bench.store.put(ours)
         assert await bench.store.get(other, "e1") is None
-        assert await bench.store.by_call(other, "c1") == ()
-        assert await bench.store.by_chain(other, b"chain") == ()
+        assert await bench.store.find_by_call(other, "c1") == ()
+        assert await bench.store.find_by_chain(other, b"chain") == ()
         await bench.store.put(theirs)
         assert await bench.store.get("t", "e1") == ours
         assert await bench.store.get(other, "e1") == theirs
@@ -166,12 +166,12 @@ def test_an_entry_is_its_tenants_alone(scenario: Scenario, other: str) -> None:
 
 def test_the_newest_come_first_and_only_so_many(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        ids = [f"e{number}" for number in range(NEWEST + 3)]
+        ids = [f"e{number}" for number in range(MAX_LOOKUP_IDS + 3)]
         for id in ids:
             await bench.store.put(turn(id, calls=("same",)))
-        newest = tuple(reversed(ids))[:NEWEST]
-        assert await bench.store.by_chain("t", b"chain") == newest
-        assert await bench.store.by_call("t", "same") == newest
+        newest = tuple(reversed(ids))[:MAX_LOOKUP_IDS]
+        assert await bench.store.find_by_chain("t", b"chain") == newest
+        assert await bench.store.find_by_call("t", "same") == newest
 
     scenario.run(body)
 
@@ -184,8 +184,8 @@ def test_putting_again_changes_nothing(scenario: Scenario) -> None:
         await bench.store.put(turn("e1", calls=("c",)))
         assert await bench.store.stats() == held
         assert held.entries == 2
-        assert await bench.store.by_chain("t", b"chain") == ("e2", "e1")
-        assert await bench.store.by_call("t", "c") == ("e2", "e1")
+        assert await bench.store.find_by_chain("t", b"chain") == ("e2", "e1")
+        assert await bench.store.find_by_call("t", "c") == ("e2", "e1")
 
     scenario.run(body)
 
@@ -198,11 +198,11 @@ def test_age_counts_from_the_last_use(scenario: Scenario) -> None:
         await bench.store.touch("t", ["used", "unknown"])
         await bench.advance(AGE * 0.75)
         assert await bench.store.get("t", "used") is not None
-        assert await bench.store.by_chain("t", b"used") == ("used",)
-        assert await bench.store.by_call("t", "used") == ("used",)
+        assert await bench.store.find_by_chain("t", b"used") == ("used",)
+        assert await bench.store.find_by_call("t", "used") == ("used",)
         assert await bench.store.get("t", "unused") is None
-        assert await bench.store.by_chain("t", b"unused") == ()
-        assert await bench.store.by_call("t", "unused") == ()
+        assert await bench.store.find_by_chain("t", b"unused") == ()
+        assert await bench.store.find_by_call("t", "unused") == ()
         await bench.advance(AGE * 0.75)
         assert await bench.store.get("t", "used") is None
 
@@ -211,7 +211,7 @@ def test_age_counts_from_the_last_use(scenario: Scenario) -> None:
 
 def test_a_child_outlives_its_parent(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        child = turn("child", parent="parent", keep=5, generated=pack([1, 2]))
+        child = turn("child", parent="parent", keep=5, generated=pack_ids([1, 2]))
         await bench.store.put(turn("parent"))
         await bench.advance(AGE * 0.75)
         await bench.store.put(child)
@@ -226,32 +226,32 @@ def test_a_child_outlives_its_parent(scenario: Scenario) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(ENTRIES, max_size=5, unique_by=lambda entry: entry.id))
-def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[Entry]) -> None:
+def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[LedgerEntry]) -> None:
     async def body(bench: Bench) -> None:
         await asyncio.gather(*map(bench.store.put, entries))
         for entry in entries:
             assert await bench.store.get(entry.tenant, entry.id) == entry
-            assert entry.id in await bench.store.by_chain(entry.tenant, entry.chain)
+            assert entry.id in await bench.store.find_by_chain(entry.tenant, entry.chain)
             for call_id in entry.call_ids:
-                ids = await bench.store.by_call(entry.tenant, call_key(call_id))
-                assert (entry.id in ids) == bool(call_key(call_id))
+                ids = await bench.store.find_by_call(entry.tenant, make_call_key(call_id))
+                assert (entry.id in ids) == bool(make_call_key(call_id))
 
     scenario.run(body)
 
 
 def test_a_session_has_its_turns_in_their_order(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        ids = [f"e{number}" for number in range(NEWEST + 3)]
+        ids = [f"e{number}" for number in range(MAX_LOOKUP_IDS + 3)]
         for number, id in enumerate(ids):
             await bench.store.put(turn(id, session="one", chain=id.encode()))
             if number % 2:
                 await bench.store.put(turn(f"other{number}", session="two"))
         await bench.store.put(turn("nowhere"))
         await bench.store.put(turn(ids[0], session="one"))  # once more
-        assert await bench.store.by_session("t", "one") == tuple(ids)
-        assert len(await bench.store.by_session("t", "two")) == len(ids) // 2
-        assert await bench.store.by_session("t", "") == ()
-        assert await bench.store.by_session("t", "three") == ()
+        assert await bench.store.find_by_session("t", "one") == tuple(ids)
+        assert len(await bench.store.find_by_session("t", "two")) == len(ids) // 2
+        assert await bench.store.find_by_session("t", "") == ()
+        assert await bench.store.find_by_session("t", "three") == ()
 
     scenario.run(body)
 
@@ -262,11 +262,11 @@ def test_sessions_are_listed_for_their_tenant_alone(scenario: Scenario) -> None:
             await bench.store.put(turn(id, session=session))
             await bench.advance(1)
         await bench.store.put(turn("e4", session="one", tenant="other"))
-        listed = await bench.store.sessions("t")
+        listed = await bench.store.list_sessions("t")
         assert [(one.session, one.turns) for one in listed] == [("two é\n{}", 2), ("one", 1)]
-        assert [one.session for one in await bench.store.sessions("other")] == ["one"]
-        assert await bench.store.by_session("other", "two é\n{}") == ()
-        assert await bench.store.sessions("nobody") == ()
+        assert [one.session for one in await bench.store.list_sessions("other")] == ["one"]
+        assert await bench.store.find_by_session("other", "two é\n{}") == ()
+        assert await bench.store.list_sessions("nobody") == ()
 
     scenario.run(body)
 
@@ -277,10 +277,10 @@ def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
         await bench.advance(AGE * 0.75)
         await bench.store.touch("t", ["e1"])
         await bench.advance(AGE * 0.75)
-        assert await bench.store.by_session("t", "one") == ("e1",)
+        assert await bench.store.find_by_session("t", "one") == ("e1",)
         await bench.advance(AGE * 0.75)
-        assert await bench.store.by_session("t", "one") == ()
-        assert await bench.store.sessions("t") == ()
+        assert await bench.store.find_by_session("t", "one") == ()
+        assert await bench.store.list_sessions("t") == ()
 
     scenario.run(body)
 
@@ -288,8 +288,8 @@ def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
 def test_a_turn_is_found_by_the_answer_that_it_became(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("e1", answer="0a1b", calls=("call_1",)))
-        assert await bench.store.by_call("t", "0a1b") == ("e1",)
-        assert await bench.store.by_call("other", "0a1b") == ()
+        assert await bench.store.find_by_call("t", "0a1b") == ("e1",)
+        assert await bench.store.find_by_call("other", "0a1b") == ()
 
     scenario.run(body)
 
@@ -313,7 +313,7 @@ def test_what_is_too_old_takes_no_room(kind: str, tmp_path: Path) -> None:
         one = (await bench.store.stats()).bytes // 5
         await bench.advance(AGE + 1)
         await bench.store.put(turn("e9"))
-        assert await bench.store.stats() == StoreStats(1, one)
+        assert await bench.store.stats() == LedgerStats(1, one)
 
     Scenario(kind, tmp_path).run(body)
 
@@ -367,18 +367,18 @@ async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
         await _check_indexes(bench.store, set(alive))
 
 
-async def _check_indexes(store: Store, alive: set[str]) -> None:
-    found = {*await store.by_chain("t", b"odd"), *await store.by_chain("t", b"even")}
+async def _check_indexes(store: LedgerStore, alive: set[str]) -> None:
+    found = {*await store.find_by_chain("t", b"odd"), *await store.find_by_chain("t", b"even")}
     assert found <= alive
-    if len(alive) <= NEWEST:
+    if len(alive) <= MAX_LOOKUP_IDS:
         assert found == alive
     for id in alive:
-        assert await store.by_call("t", id) == (id,)
+        assert await store.find_by_call("t", id) == (id,)
 
 
 def _noise(count: int) -> bytes:
     """Ids that do not compress."""
-    return pack((number * 2654435761) % 2**32 for number in range(count))
+    return pack_ids((number * 2654435761) % 2**32 for number in range(count))
 
 
 def test_entries_of_older_and_newer_versions_are_read() -> None:

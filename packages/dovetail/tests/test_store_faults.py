@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from dovetail.http.stores import StoreNumbers
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.responses.redis import RedisResponses
 from dovetail.responses.store import Kept
 from dovetail.storage.faults import LOG_INTERVAL_SECONDS, StoreFaults
@@ -62,7 +62,7 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
     registry = CollectorRegistry()
 
     async def scene() -> None:
-        store = SqliteStore(tmp_path / "turns.sqlite")
+        store = SqliteLedgerStore(tmp_path / "turns.sqlite")
         ledger = Ledger(store)
         registry.register(StoreNumbers([ledger.faults]))
         store._connection.execute("PRAGMA query_only = ON")

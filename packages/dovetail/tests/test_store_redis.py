@@ -10,8 +10,8 @@ from ledger_entries import turn
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.ledger.redis_store import RedisStore
-from dovetail.ledger.store import StoreStats
+from dovetail.ledger.redis_store import RedisLedgerStore
+from dovetail.ledger.store import LedgerStats
 
 
 class Clock:
@@ -38,7 +38,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         clock = Clock()
-        store = RedisStore(server.url, clock=clock)
+        store = RedisLedgerStore(server.url, clock=clock)
         await store.put(turn("e1", calls=("c1",)))
         assert await store.get("t", "e1") is not None
 
@@ -46,10 +46,10 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
         for _ in range(3):
             clock.now += 10
             assert await store.get("t", "e1") is None
-        assert await store.by_call("t", "c1") == ()
-        assert await store.by_chain("t", b"chain") == ()
+        assert await store.find_by_call("t", "c1") == ()
+        assert await store.find_by_chain("t", b"chain") == ()
         await store.touch("t", ["e1"])
-        assert await store.stats() == StoreStats(0, 0)
+        assert await store.stats() == LedgerStats(0, 0)
         await store.put(turn("e2"))
         assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (1, 0, True)
         assert _warnings(caplog) == ["store_failed"]
@@ -71,7 +71,7 @@ def test_a_restart_between_two_requests_is_not_noticed(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        store = RedisStore(server.url, patience=30.0)
+        store = RedisLedgerStore(server.url, timeout=30.0)
         await store.put(turn("e1"))
         server.stop()
         server.start()
@@ -87,7 +87,7 @@ def test_a_restart_between_two_requests_is_not_noticed(
 def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
     async def main() -> None:
         clock = Clock()
-        store = RedisStore(server.url, patience=0.05, clock=clock)
+        store = RedisLedgerStore(server.url, timeout=0.05, clock=clock)
         assert server.process is not None
         server.process.send_signal(signal.SIGSTOP)
         assert await store.get("t", "e1") is None
@@ -95,7 +95,7 @@ def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
         assert (store.faults.pending, store.faults.failures) == (1, 2)
         server.process.send_signal(signal.SIGCONT)
         await store.close()
-        store = RedisStore(server.url, clock=clock)
+        store = RedisLedgerStore(server.url, clock=clock)
         await store.put(turn("e1"))
         assert await store.get("t", "e1") is not None
         await store.close()
@@ -105,7 +105,7 @@ def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
 
 def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        store = RedisStore("redis://127.0.0.1:1")
+        store = RedisLedgerStore("redis://127.0.0.1:1")
         await store.put(turn("e1"))
         assert await store.get("t", "e1") is None
         assert store.faults.pending == 1
@@ -119,7 +119,7 @@ def test_one_that_is_full_refuses_writes_and_still_answers(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        store = RedisStore(server.url, patience=30.0)
+        store = RedisLedgerStore(server.url, timeout=30.0)
         await store.put(turn("e1"))
         async with Redis.from_url(server.url) as client:
             await client.config_set("maxmemory", "1")
@@ -136,14 +136,14 @@ def test_one_that_is_full_refuses_writes_and_still_answers(
 def test_frontends_share_it(server: RedisServer) -> None:
     async def main() -> None:
         one, two, other = (
-            RedisStore(server.url, prefix=prefix, patience=30.0) for prefix in ("p", "p", "q")
+            RedisLedgerStore(server.url, prefix=prefix, timeout=30.0) for prefix in ("p", "p", "q")
         )
         await one.put(turn("e1", calls=("call_1",)))
-        assert await two.by_call("t", "call1") == ("e1",)
+        assert await two.find_by_call("t", "call1") == ("e1",)
         assert await two.get("t", "e1") == turn("e1", calls=("call_1",))
         assert await other.get("t", "e1") is None
         assert (await two.stats()).entries == 1
-        assert await other.stats() == StoreStats(0, 0)
+        assert await other.stats() == LedgerStats(0, 0)
         for store in (one, two, other):
             await store.close()
 
@@ -152,7 +152,7 @@ def test_frontends_share_it(server: RedisServer) -> None:
 
 def test_every_key_but_the_counter_expires(server: RedisServer) -> None:
     async def main() -> dict[str, int]:
-        store = RedisStore(server.url, max_age=1000.0, patience=30.0)
+        store = RedisLedgerStore(server.url, max_age=1000.0, timeout=30.0)
         await store.put(turn("e1", calls=("c1",)))
         await store.close()
         async with Redis.from_url(server.url) as client:

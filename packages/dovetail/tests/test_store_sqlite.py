@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 from ledger_entries import turn
 
-from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.schema import VERSION, connect
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.entry import LedgerEntry, pack_ids
+from dovetail.ledger.schema import SCHEMA_VERSION, connect_ledger
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.ledger.store import StoreError
 
 
 def test_entries_survive_a_restart(tmp_path: Path) -> None:
-    entry = turn("e1", generated=pack(range(500)), calls=("call_1",))
+    entry = turn("e1", generated=pack_ids(range(500)), calls=("call_1",))
 
     async def write() -> None:
-        store = SqliteStore(tmp_path / "new" / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "new" / "ledger.db")
         await store.put(entry)
         await store.close()
 
     async def read() -> None:
-        store = SqliteStore(tmp_path / "new" / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "new" / "ledger.db")
         assert await store.get("t", "e1") == entry
-        assert await store.by_call("t", "call1") == ("e1",)
+        assert await store.find_by_call("t", "call1") == ("e1",)
         assert (await store.stats()).entries == 1
         await store.close()
 
@@ -38,7 +38,7 @@ def test_entries_survive_a_restart(tmp_path: Path) -> None:
 
 def test_close_finishes_what_was_asked_for(tmp_path: Path) -> None:
     async def write() -> None:
-        store = SqliteStore(tmp_path / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "ledger.db")
         puts = [asyncio.create_task(store.put(turn(f"e{number}"))) for number in range(300)]
         await asyncio.sleep(0)  # let them ask
         await store.close()
@@ -56,7 +56,7 @@ def test_close_finishes_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_a_write_is_done_though_its_caller_went_away(tmp_path: Path) -> None:
     async def main() -> None:
-        store = SqliteStore(tmp_path / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "ledger.db")
         put = asyncio.create_task(store.put(turn("e1")))
         await asyncio.sleep(0)
         put.cancel()
@@ -68,7 +68,7 @@ def test_a_write_is_done_though_its_caller_went_away(tmp_path: Path) -> None:
 
 def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
     async def main() -> list[str]:
-        store = SqliteStore(tmp_path / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "ledger.db")
         statements: list[str] = []
         store._connection.set_trace_callback(statements.append)
         await asyncio.gather(*(store.put(turn(f"e{number}")) for number in range(500)))
@@ -107,10 +107,10 @@ def test_several_processes_share_one_new_file(tmp_path: Path) -> None:
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
 
     async def read() -> None:
-        store = SqliteStore(path)
+        store = SqliteLedgerStore(path)
         assert (await store.stats()).entries == 120
         for name in "abc":
-            assert await store.by_call("t", f"{name}39") == (f"{name}-39",)
+            assert await store.find_by_call("t", f"{name}39") == (f"{name}-39",)
         await store.close()
 
     asyncio.run(read())
@@ -123,8 +123,8 @@ def test_many_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
         for attempt in range(50):
             path = tmp_path / f"{attempt}.db"
             with ThreadPoolExecutor(4) as pool:
-                for connection in pool.map(connect, [path] * 4):
-                    assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+                for connection in pool.map(connect_ledger, [path] * 4):
+                    assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
                     connection.close()
     finally:
         sys.setswitchinterval(switching)
@@ -132,7 +132,7 @@ def test_many_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
 
 def test_a_busy_file_is_waited_for_without_blocking_the_loop(tmp_path: Path) -> None:
     async def main() -> None:
-        store = SqliteStore(tmp_path / "ledger.db")
+        store = SqliteLedgerStore(tmp_path / "ledger.db")
         other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         put = asyncio.create_task(store.put(turn("e1")))
@@ -153,13 +153,13 @@ def test_the_file_stays_within_its_bound(tmp_path: Path, tokens: int) -> None:
     bound = 2 << 20
     chance = random.Random(tokens)
 
-    def entry(number: int) -> Entry:
-        ids = pack(chance.choices(range(150_000), k=tokens))
+    def entry(number: int) -> LedgerEntry:
+        ids = pack_ids(chance.choices(range(150_000), k=tokens))
         names = {"chain": number.to_bytes(16, "big"), "generated": ids}
         return turn(f"entry_{number:024}", (f"call_{number:024}",), **names)
 
     async def main() -> None:
-        store = SqliteStore(tmp_path / "ledger.db", max_bytes=bound)
+        store = SqliteLedgerStore(tmp_path / "ledger.db", max_bytes=bound)
         count = 2 * bound // (tokens * 2 + 300)
         for first in range(0, count, 100):
             await asyncio.gather(*(store.put(entry(first + number)) for number in range(100)))
@@ -177,7 +177,7 @@ def _foreign(path: Path) -> None:
 
 
 def _newer(path: Path) -> None:
-    asyncio.run(SqliteStore(path).close())
+    asyncio.run(SqliteLedgerStore(path).close())
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 99")
     file.close()
@@ -198,7 +198,7 @@ def test_a_file_that_is_not_ours_is_named(tmp_path: Path, make: object, message:
     assert callable(make)
     make(path)
     with pytest.raises(StoreError, match=message) as refused:
-        SqliteStore(path)
+        SqliteLedgerStore(path)
     assert str(path) in refused.value.message
 
 
@@ -206,12 +206,12 @@ def test_damage_found_later_is_named_and_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
 
     async def fill() -> None:
-        store = SqliteStore(path)
+        store = SqliteLedgerStore(path)
         await asyncio.gather(*(store.put(turn(f"e{number}" * 20)) for number in range(300)))
         await store.close()
 
     async def read() -> None:
-        store = SqliteStore(path)
+        store = SqliteLedgerStore(path)
         with pytest.raises(StoreError, match=r"ledger\.db failed"):
             await asyncio.gather(*(store.get("t", f"e{number}" * 20) for number in range(300)))
         await store.close()
@@ -226,8 +226,8 @@ def test_damage_found_later_is_named_and_does_not_hang(tmp_path: Path) -> None:
 
 def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     async def main() -> list[BaseException | None]:
-        store = SqliteStore(tmp_path / "ledger.db")
-        entries: list[Entry] = [turn("good1"), turn("\ud800"), turn("good2")]
+        store = SqliteLedgerStore(tmp_path / "ledger.db")
+        entries: list[LedgerEntry] = [turn("good1"), turn("\ud800"), turn("good2")]
         results = await asyncio.gather(*map(store.put, entries), return_exceptions=True)
         assert await store.get("t", "good1") is not None
         assert await store.get("t", "good2") is not None
@@ -242,7 +242,7 @@ def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
 
 def test_the_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
     async def write() -> None:
-        store = SqliteStore(tmp_path / "new" / "turns.sqlite")
+        store = SqliteLedgerStore(tmp_path / "new" / "turns.sqlite")
         await store.put(turn("a"))
         modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
         await store.close()

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from ledger_entries import turn
 
-from dovetail.ledger.entry import Entry, pack
-from dovetail.ledger.export import Export
-from dovetail.ledger.export_sample import Sample
+from dovetail.ledger.entry import LedgerEntry, pack_ids
+from dovetail.ledger.export import LedgerExporter
+from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.schema import VERSION
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.schema import SCHEMA_VERSION
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
 RECORDED = Path(__file__).parent / "recordings" / "ledger_version_1.sqlite.gz"
 THEN = 1e9  # when the turns were last used
@@ -35,15 +35,15 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
-def _store(path: Path) -> SqliteStore:
-    return SqliteStore(path, clock=lambda: THEN + 1)
+def _store(path: Path) -> SqliteLedgerStore:
+    return SqliteLedgerStore(path, clock=lambda: THEN + 1)
 
 
 def test_all_that_an_old_file_holds_is_still_found(old: Path) -> None:
-    async def main() -> tuple[list[Entry | None], tuple[str, ...], tuple[str, ...]]:
+    async def main() -> tuple[list[LedgerEntry | None], tuple[str, ...], tuple[str, ...]]:
         store = _store(old)
         entries = [await store.get("t", f"old{n}") for n in range(3)]
-        found = await store.by_call("t", "call1"), await store.by_chain("t", b"chain2")
+        found = await store.find_by_call("t", "call1"), await store.find_by_chain("t", b"chain2")
         await store.close()
         return entries, *found
 
@@ -54,20 +54,20 @@ def test_all_that_an_old_file_holds_is_still_found(old: Path) -> None:
     ] * 3
     assert (by_call, by_chain) == (("old1",), ("old2",))
     with closing(sqlite3.connect(old)) as file:
-        assert file.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_an_old_file_takes_new_turns_and_drops_old_ones(old: Path) -> None:
     async def main() -> None:
         store = _store(old)
         await store.put(turn("new", session="s"))
-        assert await store.by_session("t", "s") == ("new",)
-        assert [one.session for one in await store.sessions("t")] == ["s"]
+        assert await store.find_by_session("t", "s") == ("new",)
+        assert [one.session for one in await store.list_sessions("t")] == ["s"]
         assert (await store.stats()).entries == 4
         await store.close()
-        later = SqliteStore(old, max_age=10.0, clock=lambda: THEN + 100)
+        later = SqliteLedgerStore(old, max_age=10.0, clock=lambda: THEN + 100)
         await later.put(turn("newer", session="s"))
-        assert await later.by_session("t", "s") == ("newer",)
+        assert await later.find_by_session("t", "s") == ("newer",)
         assert (await later.stats()).entries == 1
         await later.close()
 
@@ -131,7 +131,7 @@ def test_many_processes_may_open_an_old_file_at_once(old: Path) -> None:
             one.communicate(timeout=60)
         assert [one.returncode for one in started] == [0] * PROCESSES
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (3 + 20 * PROCESSES,)
-        assert reader.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert reader.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_a_session_that_began_before_the_upgrade_is_exported_whole(old: Path) -> None:
@@ -141,24 +141,24 @@ def test_a_session_that_began_before_the_upgrade_is_exported_whole(old: Path) ->
         ledger = Ledger(_store(old))
         parent = await ledger.get("t", "old2")
         assert parent is not None
-        whole = await ledger.whole(parent)
+        whole = await ledger.load_token_ids(parent)
         assert whole is not None
         grown = turn(
             "new",
             parent="old2",
             keep=len(whole),
-            suffix=pack([2, 7]),
-            generated=pack([8, 9]),
+            suffix=pack_ids([2, 7]),
+            generated=pack_ids([8, 9]),
             session="s",
         )
         await ledger.record(grown, whole)
-        export = Export(ledger, "t")
-        made: list[object] = [one async for one in export.samples(await export.find("s"))]
+        export = LedgerExporter(ledger, "t")
+        made: list[object] = [one async for one in export.iter_samples(await export.find("s"))]
         await ledger.close()
         return made
 
     (sample,) = asyncio.run(main())
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, TrainingSample)
     assert [one.entry for one in sample.turns] == ["old0", "old1", "old2", "new"]
     assert sample.session == "s"
     assert sample.ids[-5:] == [2, 7, 8, 9, 2]

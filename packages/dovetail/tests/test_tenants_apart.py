@@ -9,7 +9,7 @@ from http_stage import tiny_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Offered, Relayed, Served
@@ -78,7 +78,7 @@ def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
 
 def test_each_tenant_has_a_cache_of_its_own() -> None:
     model, engine = tiny_model(), Both()
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"k" * 32]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     served = Served(("m",), model, preparer, ReplicaPool([engine]))
     _play(served, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
     one, two, salted, again, nobody = engine.salts

@@ -15,7 +15,7 @@ from dovetail.demo.model import TEMPLATE, demo_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, Parsers, Speech
 from dovetail.models.template_probe import probe
 from dovetail.pipeline.preparation import Preparer
@@ -75,7 +75,7 @@ def _model(pair: Pair) -> Model:
 
 @cache
 def _preparer(pair: Pair) -> Preparer:
-    return Preparer(_model(pair), Ledger(MemoryStore()), Keyring([bytes(32)]))
+    return Preparer(_model(pair), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
 
 class Thinker:
@@ -212,7 +212,7 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
 
     async def both_turns(most: int) -> None:
         told = Told(pair, THOUGHT, 12, most)
-        told.preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+        told.preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
         told.served = Served(("m",), model, told.preparer, ReplicaPool([told.engine]))
         told.request = msgspec.structs.replace(told.request, identity=Identity(session="s"))
         message = await told.tell()

@@ -26,7 +26,7 @@ from dovetail.engines.transformers.child.batch_sampler import NOISE, TOP_LOGPROB
 from dovetail.engines.transformers.child.sampling import SamplingParams
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
@@ -205,7 +205,7 @@ class Offered:
 
 
 def offered(bench: Bench, *, keep: bool) -> Offered:
-    ledger = Ledger(MemoryStore())
+    ledger = Ledger(MemoryLedgerStore())
     overheard = Overhearing(bench.engine)
     preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
     served = Served(("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)

@@ -26,7 +26,7 @@ from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
@@ -200,7 +200,7 @@ def test_the_window_is_the_models(bench: Bench) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     overheard = Overhearing(bench.engine)
     served = Served(names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard]))
 

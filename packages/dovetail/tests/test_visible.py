@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.ledger.turn_digest import SIZE, Digests, canonical, digest, link, see
+from dovetail.ledger.turn_digest import DIGEST_BYTES, TurnDigestCache, canonicalize_arguments, compute_digest, extend_chain, digest_turn
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -98,17 +98,17 @@ TOLD_APART = {
 
 @pytest.mark.parametrize("two", LEFT_OUT.values(), ids=list(LEFT_OUT))
 def test_left_out(two: Two) -> None:
-    assert see(Turn(two.role, two.one)).digest == see(Turn(two.role, two.other)).digest
+    assert digest_turn(Turn(two.role, two.one)).digest == digest_turn(Turn(two.role, two.other)).digest
 
 
 @pytest.mark.parametrize("two", TOLD_APART.values(), ids=list(TOLD_APART))
 def test_told_apart(two: Two) -> None:
-    assert see(Turn(two.role, two.one)).digest != see(Turn(two.role, two.other)).digest
+    assert digest_turn(Turn(two.role, two.one)).digest != digest_turn(Turn(two.role, two.other)).digest
 
 
 def test_roles_are_told_apart_but_for_the_two_names_of_one() -> None:
     roles: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")
-    seen = {role: see(Turn(role, (HI,))).digest for role in roles}
+    seen = {role: digest_turn(Turn(role, (HI,))).digest for role in roles}
     assert seen["system"] == seen["developer"]
     assert len(set(seen.values())) == 4
 
@@ -121,9 +121,9 @@ def test_handles() -> None:
         ReasoningBlock("", seal="s2"),
         _call(id="b"),
     )
-    seen = see(Turn("assistant", blocks))
+    seen = digest_turn(Turn("assistant", blocks))
     assert (seen.seals, seen.call_ids) == (("s1", "s2"), ("a", "b"))
-    assert len(seen.digest) == len(seen.copy) == SIZE
+    assert len(seen.digest) == len(seen.copy_digest) == DIGEST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -137,20 +137,20 @@ def test_handles() -> None:
     ],
 )
 def test_copies_that_look_the_same_are_told_apart(other: tuple[Block, ...]) -> None:
-    one = see(Turn("assistant", (ReasoningBlock("Hm.", seal="s"), _call(id="a"))))
-    assert see(Turn("assistant", other)).digest == one.digest
-    assert see(Turn("assistant", other)).copy != one.copy
+    one = digest_turn(Turn("assistant", (ReasoningBlock("Hm.", seal="s"), _call(id="a"))))
+    assert digest_turn(Turn("assistant", other)).digest == one.digest
+    assert digest_turn(Turn("assistant", other)).copy_digest != one.copy_digest
 
 
 def test_deep_arguments_have_a_digest() -> None:
     """JSON that can be read, and that takes two frames a level to walk."""
     deep = '{"a":' * 600 + "1" + "}" * 600
-    one = see(Turn("assistant", (_call(deep),)))
-    assert one.digest != see(Turn("assistant", (_call(deep.replace("1", "2")),))).digest
+    one = digest_turn(Turn("assistant", (_call(deep),)))
+    assert one.digest != digest_turn(Turn("assistant", (_call(deep.replace("1", "2")),))).digest
 
 
 def test_half_a_character_has_a_digest() -> None:
-    assert see(Turn("user", (TextBlock("\ud800"),))).digest != see(Turn("user", ())).digest
+    assert digest_turn(Turn("user", (TextBlock("\ud800"),))).digest != digest_turn(Turn("user", ())).digest
 
 
 PARTS = st.lists(st.text(max_size=5) | st.binary(max_size=5), max_size=5)
@@ -162,18 +162,18 @@ def test_parts_never_run_together(one: list[str | bytes], other: list[str | byte
         [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in parts]
         for parts in (one, other)
     ]
-    assert (digest(*one) == digest(*other)) == (as_bytes[0] == as_bytes[1])
+    assert (compute_digest(*one) == compute_digest(*other)) == (as_bytes[0] == as_bytes[1])
 
 
 def test_the_chain_hangs_on_key_past_and_turn() -> None:
-    start, one, two = bytes(SIZE), digest("1"), digest("2")
+    start, one, two = bytes(DIGEST_BYTES), compute_digest("1"), compute_digest("2")
     known = [
-        link(b"k", start, one),
-        link(b"l", start, one),
-        link(b"k", start, two),
-        link(b"k", one, start),
-        link(b"k", link(b"k", start, one), two),
-        link(b"k", link(b"k", start, two), one),
+        extend_chain(b"k", start, one),
+        extend_chain(b"l", start, one),
+        extend_chain(b"k", start, two),
+        extend_chain(b"k", one, start),
+        extend_chain(b"k", extend_chain(b"k", start, one), two),
+        extend_chain(b"k", extend_chain(b"k", start, two), one),
     ]
     assert len(set(known)) == len(known)
 
@@ -191,15 +191,15 @@ def test_the_chain_hangs_on_key_past_and_turn() -> None:
     ],
 )
 def test_canonical(given: str, expected: str) -> None:
-    assert canonical(given) == expected
+    assert canonicalize_arguments(given) == expected
 
 
 def test_digests_are_remembered_by_identity_and_not_without_end() -> None:
-    digests = Digests(most=2)
+    digests = TurnDigestCache(max_turns=2)
     turns = [Turn("user", (TextBlock(str(n)),)) for n in range(5)]
-    first = digests.of(turns[0])
-    assert digests.of(turns[0]) is first
-    assert digests.of(Turn("user", (TextBlock("0"),))) == first
+    first = digests.get(turns[0])
+    assert digests.get(turns[0]) is first
+    assert digests.get(Turn("user", (TextBlock("0"),))) == first
     for turn in turns:
-        assert digests.of(turn) == see(turn)
-    assert digests.of(turns[0]) is not first
+        assert digests.get(turn) == digest_turn(turn)
+    assert digests.get(turns[0]) is not first

@@ -23,9 +23,9 @@ from dovetail.engines.hosted_init import HostedEngine, HostedOptions, describe_e
 from dovetail.engines.registry import EngineSetup, create_engine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.ledger import ledger as ledgers
-from dovetail.ledger.entry import Entry
+from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
 from dovetail.server.notify import notify
@@ -219,14 +219,14 @@ def test_a_service_manager_is_told(
     notify("READY=1")
 
 
-class SlowStore(MemoryStore):
+class SlowStore(MemoryLedgerStore):
     """Keeps nothing before it is let."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = asyncio.Event()
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         await self.gate.wait()
         await super().put(entry)
 
@@ -235,7 +235,7 @@ class SlowStore(MemoryStore):
 def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(siblings: bool) -> None:
     async def scene() -> None:
         store = SlowStore()
-        ledger = Ledger(store, shared=True, siblings=siblings)
+        ledger = Ledger(store, shared=True, has_worker_peers=siblings)
         entry = turn("a")
         recording = asyncio.create_task(ledger.record(entry, array("i")))
         for _ in range(10):
@@ -254,7 +254,7 @@ def test_a_store_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def scene() -> None:
         store = SlowStore()
-        ledger = Ledger(store, shared=True, siblings=True)
+        ledger = Ledger(store, shared=True, has_worker_peers=True)
         async with asyncio.timeout(30):
             await ledger.record(turn("a"), array("i"))
         assert ledger.faults.lost == 0  # it still waits

@@ -29,7 +29,7 @@ from dovetail.engines.vllm import VllmEngine
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served, Service
@@ -131,7 +131,7 @@ async def tapped(path: str) -> AsyncIterator[Tap]:
         model.tokenizer,
         options=VllmOptions(probe=False),
     )
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     served = Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
     async with listening, serving(offered=Service([served], {})) as stage:
         body = json.dumps({"model": NAME, "stream": True, **ASKED[path]}).encode()

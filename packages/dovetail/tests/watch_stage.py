@@ -13,7 +13,7 @@ from http_stage import NAME, Stage, StageEngine, tiny_model
 from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
@@ -123,7 +123,7 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
     """A server as plain as those that people run: it renders what it is sent, each time anew."""
     model = model or tiny_model()
     engine = StageEngine(model)
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]), PLAIN)
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
     app = App(Service([Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
     place = socket.create_server(("127.0.0.1", 0))
     running = server(app)

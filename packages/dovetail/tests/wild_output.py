@@ -18,10 +18,10 @@ from models_at_hand import Pair
 from models_at_hand import model as model_of
 from playing import Played, Player
 
-from dovetail.ledger.entry import unpack
+from dovetail.ledger.entry import unpack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.messages import Names
@@ -223,7 +223,7 @@ class WildSession:
 
     def __init__(self, pair: Pair, agent: Agent, seed: int, tally: Tally) -> None:
         model = model_of(pair)
-        preparer = Preparer(model, Ledger(MemoryStore()), Keyring([b"w" * 32]))
+        preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"w" * 32]))
         stop = min(model.stop_ids)
         writer = TurnWriter(model.tool_parser, model.reasoning_parser)
         self._dice = random.Random(seed)
@@ -271,13 +271,13 @@ def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
             raise Mismatch("grown, and not what was there before")
     packed, done = prompt.ids.tobytes(), 0
     for at in sorted(prompt.exact):
-        entry = prompt.recalled.known[at]
+        entry = prompt.recalled.entries[at]
         said = by_entry[entry.id].generation.ids
         if entry.chain:
-            same = unpack(entry.generated) == said
+            same = unpack_ids(entry.generated) == said
         else:  # from its seals: what came behind the last one may be the client's copy
             sealed = [span.tokens for span in entry.spans if span.kind == "reasoning"]
-            same = unpack(entry.generated)[: sealed[-1]] == said[: sealed[-1]]
+            same = unpack_ids(entry.generated)[: sealed[-1]] == said[: sealed[-1]]
         if not same:
             raise Mismatch(f"turn {at} is not what was generated")
         done = _find(packed, entry.generated, done)

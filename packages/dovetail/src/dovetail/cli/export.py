@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from dovetail.cli.errors import fail
-from dovetail.ledger.export import Export, Missing
-from dovetail.ledger.export_sample import Sample
+from dovetail.ledger.export import LedgerExporter, MissingBranch
+from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
 from dovetail.server.kept import TURNS, open_ledger
@@ -83,9 +83,9 @@ class _Told:
     turns: int = 0
     ids: int = 0
     chosen: int = 0
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[MissingBranch] = field(default_factory=list)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: TrainingSample) -> None:
         self.samples += 1
         self.turns += len(sample.turns)
         self.ids += len(sample.ids)
@@ -95,12 +95,12 @@ class _Told:
 async def _run(asked: _Asked, settings: Config, output: Path | None) -> None:
     async with _ledger(settings) as ledger:
         if asked.listing:
-            _list(await ledger.sessions(asked.tenant))
+            _list(await ledger.list_sessions(asked.tenant))
             return
-        exporting = Export(ledger, asked.tenant)
+        exporting = LedgerExporter(ledger, asked.tenant)
         names = [asked.name]
         if asked.every:
-            names = [one.session for one in await ledger.sessions(asked.tenant)]
+            names = [one.session for one in await ledger.list_sessions(asked.tenant)]
         elif not await exporting.find(asked.name):
             names = []
         if not names:  # before a file is opened: it may hold an earlier export
@@ -116,9 +116,9 @@ async def _run(asked: _Asked, settings: Config, output: Path | None) -> None:
         raise typer.Exit(1)
 
 
-async def _write(exporting: Export, name: str, file: BinaryIO, told: _Told) -> None:
-    async for made in exporting.samples(await exporting.find(name)):
-        if isinstance(made, Missing):
+async def _write(exporting: LedgerExporter, name: str, file: BinaryIO, told: _Told) -> None:
+    async for made in exporting.iter_samples(await exporting.find(name)):
+        if isinstance(made, MissingBranch):
             told.missing.append(made)
         else:
             told.add(made)
@@ -155,7 +155,7 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
 
 def _list(sessions: Sequence[SessionStats]) -> None:
     for one in sessions:
-        when = datetime.fromtimestamp(one.used).astimezone().isoformat(timespec="seconds")
+        when = datetime.fromtimestamp(one.last_used).astimezone().isoformat(timespec="seconds")
         noun = "turn " if one.turns == 1 else "turns"
         typer.echo(f"{when}  {one.turns:6} {noun}  {one.session}")
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from dovetail.cli.loading import load
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import CatalogError, Model
 from dovetail.models.weights import WeightsError
 from dovetail.pipeline.preparation import Prepared, Preparer
@@ -64,7 +64,7 @@ def render(  # noqa: PLR0913 - each is a flag
 
 async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -> Prepared:
     if data_dir is None:
-        ledger, keyring = Ledger(MemoryStore()), Keyring([bytes(32)])
+        ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
         if not (data_dir / TURNS).is_file():
             raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {TURNS}")

@@ -11,7 +11,7 @@ from dovetail.demo.screen import Screen
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, load_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
+from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.execution import Watch, answer
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.pipeline.registry import Served
@@ -56,7 +56,7 @@ def _served(rate: float) -> Served:
     with as_file(files("dovetail.demo")) as folder:
         script = load_script(folder / "session.yaml")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
-    preparer = Preparer(model, Ledger(MemoryStore()), Keyring([secrets.token_bytes(32)]))
+    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([secrets.token_bytes(32)]))
     return Served(("demo",), model, preparer, ReplicaPool([engine]))
 
 

@@ -53,7 +53,7 @@ def prefix_of(prepared: Prepared) -> PrefixStats:
 def _turns(prepared: Prepared) -> dict[str, int]:
     """How the assistant turns stand in the prompt, from the first that was not there before."""
     prompt, turns = prepared.prompt, prepared.request.turns
-    start = prompt.recalled.anchor or 0
+    start = prompt.recalled.anchor_index or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
     spoken = sum(turns[at].role == "assistant" for at in range(start, end))
     exact, written = len(prompt.exact | prompt.kept), len(prompt.written)

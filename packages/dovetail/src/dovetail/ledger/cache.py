@@ -3,31 +3,31 @@
 from collections import OrderedDict
 from itertools import islice
 
-from dovetail.ledger.entry import Entry, Span
-from dovetail.ledger.store import NEWEST, SessionStats, call_keys
+from dovetail.ledger.entry import LedgerEntry, EntrySpan
+from dovetail.ledger.store import MAX_LOOKUP_IDS, SessionStats, make_call_keys
 
-_ENTRY_COST = 800  # the objects around the bytes, and the places in the indexes
-_SPAN_COST = 250
+_ENTRY_OVERHEAD_BYTES = 800  # the objects around the bytes, and the places in the indexes
+_SPAN_OVERHEAD_BYTES = 250
 
-Key = tuple[str, str]
+EntryKey = tuple[str, str]
 _Index = dict[tuple[str, str | bytes], dict[str, None]]
 
 
-def weight(entry: Entry) -> int:
+def estimate_entry_bytes(entry: LedgerEntry) -> int:
     """About how many bytes of memory an entry takes."""
     ids = len(entry.suffix) + len(entry.generated) + len(entry.logprobs)
-    return _ENTRY_COST + ids + sum(map(_span, entry.spans))
+    return _ENTRY_OVERHEAD_BYTES + ids + sum(map(_estimate_span_bytes, entry.spans))
 
 
-class Shelf:
+class EntryCache:
     """A bounded set of entries. What is taken or added becomes the most recently used."""
 
-    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions", "_weight")
+    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions", "_total_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._weight = 0
-        self._entries: OrderedDict[Key, tuple[Entry, float]] = OrderedDict()
+        self._total_bytes = 0
+        self._entries: OrderedDict[EntryKey, tuple[LedgerEntry, float]] = OrderedDict()
         self._calls: _Index = {}
         self._chains: _Index = {}
         self._sessions: _Index = {}
@@ -36,16 +36,16 @@ class Shelf:
         return len(self._entries)
 
     @property
-    def weight(self) -> int:
+    def total_bytes(self) -> int:
         """The weight of all entries."""
-        return self._weight
+        return self._total_bytes
 
-    def peek(self, tenant: str, id: str) -> Entry | None:
+    def peek(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry; its place stays as it is."""
         found = self._entries.get((tenant, id))
         return found[0] if found else None
 
-    def take(self, tenant: str, id: str) -> Entry | None:
+    def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry; it was used now."""
         found = self._entries.get((tenant, id))
         if found is None:
@@ -60,40 +60,40 @@ class Shelf:
             self._entries[tenant, id] = (found[0], now)
             self._entries.move_to_end((tenant, id))
 
-    def add(self, entry: Entry, now: float = 0.0) -> None:
+    def add(self, entry: LedgerEntry, now: float = 0.0) -> None:
         """Keep it, at the cost of the oldest. One that is too large alone is not kept."""
         key = (entry.tenant, entry.id)
-        cost = weight(entry)
+        cost = estimate_entry_bytes(entry)
         if cost > self._max_bytes:
             return
         if key in self._entries:
             self.touch(*key, now)
             return
         self._entries[key] = (entry, now)
-        self._weight += cost
-        for index, name in self._places(entry):
+        self._total_bytes += cost
+        for index, name in self._index_keys(entry):
             index.setdefault((entry.tenant, name), {})[entry.id] = None
-        while self._weight > self._max_bytes:
-            self._drop_oldest()
+        while self._total_bytes > self._max_bytes:
+            self._evict_oldest()
 
-    def drop_before(self, time: float) -> None:
+    def evict_older_than(self, time: float) -> None:
         """Drop what was last used before that time."""
         while self._entries and next(iter(self._entries.values()))[1] < time:
-            self._drop_oldest()
+            self._evict_oldest()
 
-    def by_call(self, tenant: str, key: str) -> tuple[str, ...]:
+    def find_by_call(self, tenant: str, key: str) -> tuple[str, ...]:
         """Ids of the entries with that call, newest first."""
-        return _newest(self._calls.get((tenant, key)))
+        return _newest_ids(self._calls.get((tenant, key)))
 
-    def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries with that chain, newest first."""
-        return _newest(self._chains.get((tenant, chain)))
+        return _newest_ids(self._chains.get((tenant, chain)))
 
-    def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+    def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of that session, oldest first."""
         return tuple(self._sessions.get((tenant, session), ()))
 
-    def sessions(self, tenant: str) -> list[SessionStats]:
+    def list_sessions(self, tenant: str) -> list[SessionStats]:
         """The sessions of a tenant. Looks at those of all."""
         return [
             SessionStats(str(name), len(ids), max(self._entries[tenant, id][1] for id in ids))
@@ -101,26 +101,26 @@ class Shelf:
             if owner == tenant
         ]
 
-    def _places(self, entry: Entry) -> list[tuple[_Index, str | bytes]]:
-        places: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in call_keys(entry)]
+    def _index_keys(self, entry: LedgerEntry) -> list[tuple[_Index, str | bytes]]:
+        places: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in make_call_keys(entry)]
         places.append((self._chains, entry.chain))
         if entry.session:
             places.append((self._sessions, entry.session))
         return places
 
-    def _drop_oldest(self) -> None:
+    def _evict_oldest(self) -> None:
         _, (entry, _) = self._entries.popitem(last=False)
-        self._weight -= weight(entry)
-        for index, name in self._places(entry):
+        self._total_bytes -= estimate_entry_bytes(entry)
+        for index, name in self._index_keys(entry):
             ids = index[entry.tenant, name]
             del ids[entry.id]
             if not ids:
                 del index[entry.tenant, name]
 
 
-def _span(span: Span) -> int:
-    return _SPAN_COST + len(span.raw) + len(span.shown)
+def _estimate_span_bytes(span: EntrySpan) -> int:
+    return _SPAN_OVERHEAD_BYTES + len(span.raw) + len(span.shown)
 
 
-def _newest(ids: dict[str, None] | None) -> tuple[str, ...]:
-    return tuple(islice(reversed(ids), NEWEST)) if ids else ()
+def _newest_ids(ids: dict[str, None] | None) -> tuple[str, ...]:
+    return tuple(islice(reversed(ids), MAX_LOOKUP_IDS)) if ids else ()

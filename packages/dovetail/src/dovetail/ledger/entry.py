@@ -11,15 +11,15 @@ from typing import Literal
 
 import msgspec
 
-IDS = "I"  # the type code of token ids: four bytes each
-BROKEN = "broken"  # it did not end: the engine failed, or the client went
-LOGPROBS = "f"  # the type code of logarithms of probabilities; not a number: not known
+TOKEN_ID_TYPECODE = "I"  # the type code of token ids: four bytes each
+FINISH_INTERRUPTED = "broken"  # it did not end: the engine failed, or the client went
+LOGPROB_TYPECODE = "f"  # the type code of logarithms of probabilities; not a number: not known
 
-_ID_BYTES = 12
-_LONGEST_NAME = 200  # characters of a session's name; a longer one is kept as its hash
+_ENTRY_ID_BYTES = 12
+_MAX_SESSION_NAME_CHARS = 200  # characters of a session's name; a longer one is kept as its hash
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class EntrySpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A piece of the turn: what the model wrote, and what the client was shown of it.
 
     For a call `shown` is its arguments, `id` the outward id, `own_id` the model's, if it wrote one.
@@ -38,7 +38,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     complete: bool = True
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A turn. Its prompt is the first `keep` tokens of the parent's whole, then `suffix`.
 
     An entry's whole is its prompt and what was generated, without the token that ended it.
@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     suffix: bytes
     generated: bytes
     stop: int | None
-    spans: tuple[Span, ...]
+    spans: tuple[EntrySpan, ...]
     before: bytes
     chain: bytes
     head: bytes
@@ -83,34 +83,34 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return tuple(span.id for span in self.spans if span.kind == "call" and span.id)
 
 
-def session_name(given: str) -> str:
+def normalize_session_name(given: str) -> str:
     """A client's name for its session as entries hold it: short, and text that can be stored."""
-    if len(given) > _LONGEST_NAME:
+    if len(given) > _MAX_SESSION_NAME_CHARS:
         return "sha256-" + hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()
     return given.encode("utf-8", "replace").decode()
 
 
-def new_entry_id() -> str:
+def create_entry_id() -> str:
     """An id that nobody can guess. People type it behind a command: it begins like no option."""
-    while (made := secrets.token_urlsafe(_ID_BYTES)).startswith("-"):
+    while (made := secrets.token_urlsafe(_ENTRY_ID_BYTES)).startswith("-"):
         pass
     return made
 
 
-def pack(ids: Iterable[int]) -> bytes:
+def pack_ids(ids: Iterable[int]) -> bytes:
     """Token ids as an entry holds them."""
-    return array(IDS, ids).tobytes()
+    return array(TOKEN_ID_TYPECODE, ids).tobytes()
 
 
-def unpack(packed: bytes) -> "array[int]":
+def unpack_ids(packed: bytes) -> "array[int]":
     """The token ids of a packed run."""
-    ids = array(IDS)
+    ids = array(TOKEN_ID_TYPECODE)
     ids.frombytes(packed)
     return ids
 
 
 def unpack_logprobs(packed: bytes) -> "array[float]":
     """The numbers of a packed run."""
-    values: array[float] = array(LOGPROBS)
+    values: array[float] = array(LOGPROB_TYPECODE)
     values.frombytes(packed)
     return values

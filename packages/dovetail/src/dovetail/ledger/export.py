@@ -4,71 +4,71 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
-from dovetail.ledger.entry import Entry, unpack
-from dovetail.ledger.export_sample import Sample, Step, merge
-from dovetail.ledger.joints import Joints
+from dovetail.ledger.entry import LedgerEntry, unpack_ids
+from dovetail.ledger.export_sample import TrainingSample, SampleStep, build_sample
+from dovetail.ledger.joints import BranchIndex
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.lines import length, lines
+from dovetail.ledger.lines import count_token_ids, split_branches
 
-_NUMBER = 24  # the last characters of an answer's outward id: the prefix is the API's
+_RESPONSE_ID_CHARS = 24  # the last characters of an answer's outward id: the prefix is the API's
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingBranch:
     """A line of turns that cannot be told: an entry that it grew from is no longer kept."""
 
     entry: str
     turns: int
 
 
-class Export:
+class LedgerExporter:
     """What a tenant's ledger holds. It is only read."""
 
     def __init__(self, ledger: Ledger, tenant: str = "") -> None:
         self._ledger = ledger
         self._tenant = tenant
 
-    async def find(self, name: str) -> dict[str, Entry]:
+    async def find(self, name: str) -> dict[str, LedgerEntry]:
         """The turns of a session; else a turn and all that it grew from, by one of its ids.
 
         Ids are the entry's own, those of its calls, and the one under which a client knows the
         answer. Nothing where the name is not known.
         """
-        ids = await self._ledger.by_session(self._tenant, name)
+        ids = await self._ledger.find_by_session(self._tenant, name)
         if ids:
-            return await self._with_unnamed(await self._all(ids))
-        ends = await self._all([name])
-        for handle in (name, name[-_NUMBER:]):
+            return await self._add_unnamed_ancestors(await self._load_all(ids))
+        ends = await self._load_all([name])
+        for handle in (name, name[-_RESPONSE_ID_CHARS:]):
             if not ends:
-                found = await self._ledger.by_call(self._tenant, handle)
+                found = await self._ledger.find_by_call(self._tenant, handle)
                 ends = {entry.id: entry for entry in reversed(found)}
-        entries: dict[str, Entry] = {}
+        entries: dict[str, LedgerEntry] = {}
         for id in ends:
-            chain = await self._ledger.export_chain(self._tenant, id)
+            chain = await self._ledger.load_ancestors(self._tenant, id)
             entries |= {entry.id: entry for entry in chain}
         return entries
 
-    async def samples(self, entries: dict[str, Entry]) -> AsyncIterator[Sample | Missing]:
+    async def iter_samples(self, entries: dict[str, LedgerEntry]) -> AsyncIterator[TrainingSample | MissingBranch]:
         """A sample for each unbroken line."""
-        found = lines(entries)
+        found = split_branches(entries)
         order = {id: place for place, id in enumerate(entries)}
-        for group in await self._joined(found, order) if len(found) > 1 else [found]:
-            steps = await self._steps(group)
+        for group in await self._join_branches(found, order) if len(found) > 1 else [found]:
+            steps = await self._load_turns(group)
             if steps is None:
-                yield Missing(group[0][0].id, len(group[0]))
+                yield MissingBranch(group[0][0].id, len(group[0]))
             elif steps:
-                yield merge(steps)
+                yield build_sample(steps)
 
-    async def _all(self, ids: Iterable[str]) -> dict[str, Entry]:
+    async def _load_all(self, ids: Iterable[str]) -> dict[str, LedgerEntry]:
         found = [await self._ledger.get(self._tenant, id) for id in ids]
         return {entry.id: entry for entry in found if entry is not None}
 
-    async def _with_unnamed(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+    async def _add_unnamed_ancestors(self, entries: dict[str, LedgerEntry]) -> dict[str, LedgerEntry]:
         """The turns of a session with those before them that were kept without any session.
 
         What another session has said before is prompt here, and is exported with that one.
         """
-        above: dict[str, Entry] = {}
+        above: dict[str, LedgerEntry] = {}
         for entry in entries.values():
             parent: str | None = entry.parent
             while parent is not None and parent not in entries and parent not in above:
@@ -79,54 +79,54 @@ class Export:
                 parent = found.parent
         return dict(reversed(above.items())) | entries
 
-    async def _joined(
-        self, found: list[list[Entry]], order: Mapping[str, int]
-    ) -> list[list[list[Entry]]]:
+    async def _join_branches(
+        self, branches: list[list[LedgerEntry]], order: Mapping[str, int]
+    ) -> list[list[list[LedgerEntry]]]:
         """The lines with those that go on from each other though no entry says so.
 
         A turn without a handle is known by its looks, so that its child may name a twin of it from
         another session as its parent; or none, where the looks were not enough.
         """
-        joints = Joints()
-        for at, line in enumerate(found):
-            whole = await self._ledger.whole(line[-1])
+        joints = BranchIndex()
+        for at, line in enumerate(branches):
+            whole = await self._ledger.load_token_ids(line[-1])
             if whole is not None:
-                joints.ends(at, whole)
+                joints.add(at, whole)
         following: dict[int, int] = {}
-        for at, line in enumerate(found):
-            prompt = await self._prompt(line[0])
+        for at, line in enumerate(branches):
+            prompt = await self._load_prompt(line[0])
             before = order[line[0].id]
-            for other in joints.before(prompt) if prompt is not None else ():
-                if order[found[other][-1].id] < before and other not in following:
+            for other in joints.find_prefixes(prompt) if prompt is not None else ():
+                if order[branches[other][-1].id] < before and other not in following:
                     following[other] = at
                     break
-        firsts = [at for at in range(len(found)) if at not in following.values()]
-        return [[found[at] for at in _from(first, following)] for first in firsts]
+        firsts = [at for at in range(len(branches)) if at not in following.values()]
+        return [[branches[at] for at in _follow(first, following)] for first in firsts]
 
-    async def _steps(self, group: list[list[Entry]]) -> list[Step] | None:
+    async def _load_turns(self, group: list[list[LedgerEntry]]) -> list[SampleStep] | None:
         """The turns of lines that go on from each other. None if the first has lost its prompt."""
-        steps: list[Step] = []
+        steps: list[SampleStep] = []
         for line in group:
-            prompt = await self._prompt(line[0])
+            prompt = await self._load_prompt(line[0])
             if prompt is None:
                 return None
-            there = length(steps[-1].entry) if steps else 0
-            steps.append(Step(line[0], prompt[there:]))
-            steps += [Step(entry, unpack(entry.suffix)) for entry in line[1:]]
+            there = count_token_ids(steps[-1].entry) if steps else 0
+            steps.append(SampleStep(line[0], prompt[there:]))
+            steps += [SampleStep(entry, unpack_ids(entry.suffix)) for entry in line[1:]]
         return steps
 
-    async def _prompt(self, entry: Entry) -> "array[int] | None":
+    async def _load_prompt(self, entry: LedgerEntry) -> "array[int] | None":
         """All of an entry's prompt. None if an entry that it grew from is gone."""
         if entry.parent is None:
-            return unpack(entry.suffix)
+            return unpack_ids(entry.suffix)
         parent = await self._ledger.get(self._tenant, entry.parent)
-        whole = await self._ledger.whole(parent) if parent is not None else None
+        whole = await self._ledger.load_token_ids(parent) if parent is not None else None
         if whole is None or len(whole) < entry.keep:
             return None
-        return whole[: entry.keep] + unpack(entry.suffix)
+        return whole[: entry.keep] + unpack_ids(entry.suffix)
 
 
-def _from(first: int, following: dict[int, int]) -> list[int]:
+def _follow(first: int, following: dict[int, int]) -> list[int]:
     line = [first]
     while (at := following.get(line[-1])) is not None:
         line.append(at)

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dovetail.ledger.entry import IDS, Entry, unpack, unpack_logprobs
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, unpack_ids, unpack_logprobs
 
-SCHEMA = "dovetail.sample/1"
+SAMPLE_SCHEMA = "dovetail.sample/1"
 
 
-class SpanPart(msgspec.Struct, frozen=True, omit_defaults=True):
+class SampleSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     """A piece of what was said, with the markers around it; `id` and `name` are of a call."""
 
     kind: Literal["text", "reasoning", "call"]
@@ -26,7 +26,7 @@ class SpanPart(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-class TurnPart(msgspec.Struct, frozen=True):
+class SampleTurn(msgspec.Struct, frozen=True):
     """Where a turn stands among the ids of its sample.
 
     All ids before `prompt_end` are the prompt that the engine was asked with; those from `start` on
@@ -41,10 +41,10 @@ class TurnPart(msgspec.Struct, frozen=True):
     end: int
     stop: int | None
     finish: str
-    spans: tuple[SpanPart, ...]
+    spans: tuple[SampleSpan, ...]
 
 
-class Sample(msgspec.Struct, frozen=True):
+class TrainingSample(msgspec.Struct, frozen=True):
     """One line of the export.
 
     `model` is the fingerprint of vocabulary, template and notation, as `dovetail inspect` shows it.
@@ -59,61 +59,61 @@ class Sample(msgspec.Struct, frozen=True):
     ids: "Sequence[int]"
     loss_mask: "Sequence[int]"
     logprobs: Sequence[float | None] | None
-    turns: tuple[TurnPart, ...]
-    schema: str = SCHEMA
+    turns: tuple[SampleTurn, ...]
+    schema: str = SAMPLE_SCHEMA
 
 
-class Step(NamedTuple):
+class SampleStep(NamedTuple):
     """A turn, and what its prompt adds to the whole of the turn before it: for the first, all."""
 
-    entry: Entry
-    new: "array[int]"
+    entry: LedgerEntry
+    new_ids: "array[int]"
 
 
-def merge(steps: Sequence[Step]) -> Sample:
+def build_sample(steps: Sequence[SampleStep]) -> TrainingSample:
     """The sample of an unbroken line of turns."""
-    made = _Making()
+    made = _SampleBuilder()
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         made.add(step, following)
     last = steps[-1].entry
-    return Sample(
+    return TrainingSample(
         session=last.session,
         agent=last.agent,
         tenant=last.tenant,
         model=last.model,
         ids=made.ids.tolist(),
         loss_mask=list(made.mask),
-        logprobs=made.logprobs if made.probable else None,
+        logprobs=made.logprobs if made.has_logprobs else None,
         turns=tuple(made.turns),
     )
 
 
-class _Making:
+class _SampleBuilder:
     """A sample that grows turn by turn."""
 
     def __init__(self) -> None:
-        self.ids = array(IDS)
+        self.ids = array(TOKEN_ID_TYPECODE)
         self.mask = bytearray()
         self.logprobs: list[float | None] = []
-        self.probable = False
-        self.turns: list[TurnPart] = []
-        self._ended = 0  # how many ids of the next prompt's news the last turn has said itself
+        self.has_logprobs = False
+        self.turns: list[SampleTurn] = []
+        self._stop_ids = 0  # how many ids of the next prompt's news the last turn has said itself
 
-    def add(self, step: Step, following: Step | None) -> None:
+    def add(self, step: SampleStep, following: SampleStep | None) -> None:
         """A turn, and the id that ended it where that is what stands behind it."""
         entry, start = step.entry, len(self.ids)
-        self._extend(step.new[self._ended :], 0)
+        self._extend(step.new_ids[self._stop_ids :], 0)
         prompt_end = len(self.ids)
-        self._extend(unpack(entry.generated), 1)
-        self._ended = 0
-        if entry.stop is not None and _stands(entry.stop, following):
-            self._extend(array(IDS, [entry.stop]), 1)
-            self._ended = 1
+        self._extend(unpack_ids(entry.generated), 1)
+        self._stop_ids = 0
+        if entry.stop is not None and _is_followed_by(entry.stop, following):
+            self._extend(array(TOKEN_ID_TYPECODE, [entry.stop]), 1)
+            self._stop_ids = 1
         for begin, end in entry.forced:
             self.mask[prompt_end + begin : prompt_end + end] = bytes(end - begin)
-        self._note(entry.logprobs, prompt_end)
+        self._add_logprobs(entry.logprobs, prompt_end)
         self.turns.append(
-            TurnPart(
+            SampleTurn(
                 entry=entry.id,
                 created=entry.created,
                 start=start,
@@ -121,7 +121,7 @@ class _Making:
                 end=len(self.ids),
                 stop=entry.stop,
                 finish=entry.finish,
-                spans=_spans(entry, prompt_end),
+                spans=_sample_spans(entry, prompt_end),
             )
         )
 
@@ -130,25 +130,25 @@ class _Making:
         self.mask.extend(bytes([chosen]) * len(ids))
         self.logprobs.extend([None] * len(ids))
 
-    def _note(self, packed: bytes, start: int) -> None:
+    def _add_logprobs(self, packed: bytes, start: int) -> None:
         room = len(self.ids) - start
         for at, value in enumerate(unpack_logprobs(packed)[:room], start):
             if not isnan(value) and self.mask[at]:
                 self.logprobs[at] = value
-                self.probable = True
+                self.has_logprobs = True
 
 
-def _stands(stop: int, following: Step | None) -> bool:
+def _is_followed_by(stop: int, following: SampleStep | None) -> bool:
     """Whether the id that ended a turn is also what the next prompt has there."""
-    return following is None or following.new[:1] == array(IDS, [stop])
+    return following is None or following.new_ids[:1] == array(TOKEN_ID_TYPECODE, [stop])
 
 
-def _spans(entry: Entry, prompt_end: int) -> tuple[SpanPart, ...]:
+def _sample_spans(entry: LedgerEntry, prompt_end: int) -> tuple[SampleSpan, ...]:
     found = []
-    start, whole = 0, len(unpack(entry.generated))
+    start, whole = 0, len(unpack_ids(entry.generated))
     for span in entry.spans:
         id, name = (span.id, span.name) if span.kind == "call" else ("", "")
         end = max(start, min(span.tokens, whole))
-        found.append(SpanPart(span.kind, prompt_end + start, prompt_end + end, id, name))
+        found.append(SampleSpan(span.kind, prompt_end + start, prompt_end + end, id, name))
         start = end
     return tuple(found)

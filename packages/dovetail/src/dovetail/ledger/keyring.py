@@ -21,7 +21,7 @@ KEY_ID_BYTES = 4
 KEY_FILE = "seal.key"
 
 _HEX = re.compile(r"[0-9A-Fa-f]{64}")
-_OPEN_TO_OTHERS = 0o077
+_GROUP_OTHER_MODE_BITS = 0o077
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +29,7 @@ class KeyringError(InternalError):
     """No usable keys. The message names the file and line, never the key."""
 
 
-class Key:
+class SealKey:
     """One key, and what is derived from it: nothing is ever used for two purposes."""
 
     __slots__ = ("_secret", "id", "sealing")
@@ -45,7 +45,7 @@ class Key:
         """A key for one purpose. The secret is uniform, so expanding it is enough."""
         return HKDFExpand(hashes.SHA256(), KEY_BYTES, purpose).derive(self._secret)
 
-    def same(self, other: "Key") -> bool:
+    def is_same(self, other: "SealKey") -> bool:
         """Whether it is the same secret."""
         return hmac.compare_digest(self._secret, other._secret)
 
@@ -64,16 +64,16 @@ class Keyring:
     def __init__(self, secrets: Sequence[bytes], warnings: Sequence[str] = ()) -> None:
         if not secrets:
             raise KeyringError("a keyring needs a key")
-        keys = [Key(secret) for secret in secrets]
-        self._by_id: dict[bytes, Key] = {}
+        keys = [SealKey(secret) for secret in secrets]
+        self._by_id: dict[bytes, SealKey] = {}
         for key in keys:
-            if not key.same(self._by_id.setdefault(key.id, key)):
+            if not key.is_same(self._by_id.setdefault(key.id, key)):
                 raise KeyringError(f"two keys have the id {key.id.hex()}: make another one")
         self.sealing = keys[0]
         self._oldest = keys[-1]
         self.warnings = tuple(warnings)
 
-    def find(self, id: bytes) -> Key | None:
+    def find(self, id: bytes) -> SealKey | None:
         """The key of that id."""
         return self._by_id.get(id)
 
@@ -91,11 +91,11 @@ def read_keyring(path: Path) -> Keyring:
     """The keys of a file: one a line, hex or base64; what follows a # is a comment."""
     try:
         text = path.read_text("utf-8")
-        warnings = _exposure(path)
+        warnings = _check_permissions(path)
     except (OSError, UnicodeDecodeError) as error:
         raise KeyringError(f"cannot read the key file {path}: {error}") from error
     lines = [(at, line.split("#")[0].strip()) for at, line in enumerate(text.splitlines(), 1)]
-    secrets = [_secret(line, f"{path}, line {at}") for at, line in lines if line]
+    secrets = [_parse_secret(line, f"{path}, line {at}") for at, line in lines if line]
     if not secrets:
         raise KeyringError(f"the key file {path} has no key in it")
     for warning in warnings:
@@ -103,18 +103,18 @@ def read_keyring(path: Path) -> Keyring:
     return Keyring(secrets, warnings)
 
 
-def folder_keyring(folder: Path) -> Keyring:
+def load_or_create_keyring(folder: Path) -> Keyring:
     """The keys of a data folder, made there if it has none."""
     path = folder / KEY_FILE
     if not path.exists():
         try:
-            _create(path)
+            _create_key_file(path)
         except OSError as error:
             raise KeyringError(f"cannot make the key file {path}: {error}") from error
     return read_keyring(path)
 
 
-def _create(path: Path) -> None:
+def _create_key_file(path: Path) -> None:
     """Write a new key beside its place, then link it there: whole, and only if none came first."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -132,14 +132,14 @@ def _create(path: Path) -> None:
         draft.unlink()
 
 
-def _exposure(path: Path) -> list[str]:
+def _check_permissions(path: Path) -> list[str]:
     mode = path.stat().st_mode
-    if os.name != "posix" or not mode & _OPEN_TO_OTHERS:
+    if os.name != "posix" or not mode & _GROUP_OTHER_MODE_BITS:
         return []
     return [f"the key file {path} is open to other users (mode {mode & 0o777:o}): chmod 600 it"]
 
 
-def _secret(line: str, place: str) -> bytes:
+def _parse_secret(line: str, place: str) -> bytes:
     try:
         if _HEX.fullmatch(line):
             return bytes.fromhex(line)

@@ -9,28 +9,28 @@ turn, the others begin lines of their own.
 from array import array
 from collections.abc import Mapping
 
-from dovetail.ledger.entry import IDS, Entry
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry
 
-_ID_BYTES = array(IDS).itemsize
+_TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
-def length(entry: Entry) -> int:
+def count_token_ids(entry: LedgerEntry) -> int:
     """How many ids an entry's whole has: its prompt and what was generated."""
-    return entry.keep + (len(entry.suffix) + len(entry.generated)) // _ID_BYTES
+    return entry.keep + (len(entry.suffix) + len(entry.generated)) // _TOKEN_ID_BYTES
 
 
-def lines(entries: Mapping[str, Entry]) -> list[list[Entry]]:
+def split_branches(entries: Mapping[str, LedgerEntry]) -> list[list[LedgerEntry]]:
     """The unbroken lines, in the order of their first turns. Each turn is in one of them."""
-    following: dict[str, Entry] = {}
+    following: dict[str, LedgerEntry] = {}
     for entry in entries.values():
         parent = entries.get(entry.parent or "")
-        if parent is not None and entry.keep == length(parent):
+        if parent is not None and entry.keep == count_token_ids(parent):
             following.setdefault(parent.id, entry)
     inner = {entry.id for entry in following.values()}
-    return [_line(entry, following) for entry in entries.values() if entry.id not in inner]
+    return [_follow_branch(entry, following) for entry in entries.values() if entry.id not in inner]
 
 
-def _line(first: Entry, following: Mapping[str, Entry]) -> list[Entry]:
+def _follow_branch(first: LedgerEntry, following: Mapping[str, LedgerEntry]) -> list[LedgerEntry]:
     line = [first]
     while (entry := following.get(line[-1].id)) is not None:
         line.append(entry)

@@ -3,79 +3,79 @@
 import time
 from collections.abc import Iterable
 
-from dovetail.ledger.cache import Shelf
-from dovetail.ledger.entry import Entry
+from dovetail.ledger.cache import EntryCache
+from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.store import (
-    MAX_AGE,
-    MOST_SESSIONS,
-    MOST_TURNS,
+    MAX_AGE_SECONDS,
+    MAX_LISTED_SESSIONS,
+    MAX_SESSION_TURNS,
     Clock,
     SessionStats,
-    StoreStats,
+    LedgerStats,
 )
 from dovetail.storage.faults import StoreFaults
 
-MAX_BYTES = 256 << 20
+DEFAULT_MEMORY_BYTES = 256 << 20
 
 
-class MemoryStore:
+class MemoryLedgerStore:
     """A store for tests, for trials, and for those who want nothing on disk."""
 
-    __slots__ = ("_clock", "_max_age", "_shelf", "faults")
-    unsure = False  # it is always there
+    __slots__ = ("_clock", "_max_age", "_cache", "faults")
+    is_degraded = False  # it is always there
 
     def __init__(
-        self, *, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE, clock: Clock = time.time
+        self, *, max_bytes: int = DEFAULT_MEMORY_BYTES, max_age: float = MAX_AGE_SECONDS, clock: Clock = time.time
     ) -> None:
-        self._shelf = Shelf(max_bytes)
+        self._cache = EntryCache(max_bytes)
         self._max_age = max_age
         self._clock = clock
         self.faults = StoreFaults("ledger")
 
-    async def get(self, tenant: str, id: str) -> Entry | None:
+    async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry, or None if this tenant has none of that id."""
         self._expire()
-        return self._shelf.peek(tenant, id)
+        return self._cache.peek(tenant, id)
 
-    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+    async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first."""
         self._expire()
-        return self._shelf.by_call(tenant, call_key)
+        return self._cache.find_by_call(tenant, call_key)
 
-    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first."""
         self._expire()
-        return self._shelf.by_chain(tenant, chain)
+        return self._cache.find_by_chain(tenant, chain)
 
-    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+    async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first."""
         self._expire()
-        return self._shelf.by_session(tenant, session)[:MOST_TURNS]
+        return self._cache.find_by_session(tenant, session)[:MAX_SESSION_TURNS]
 
-    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+    async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first."""
         self._expire()
-        newest = sorted(self._shelf.sessions(tenant), key=lambda one: one.used, reverse=True)
-        return tuple(newest[:MOST_SESSIONS])
+        newest = sorted(self._cache.list_sessions(tenant), key=lambda one: one.last_used, reverse=True)
+        return tuple(newest[:MAX_LISTED_SESSIONS])
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         """Keep it."""
-        self._shelf.add(entry, self._expire())
+        self._cache.add(entry, self._expire())
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """These were used again."""
         now = self._expire()
         for id in ids:
-            self._shelf.touch(tenant, id, now)
+            self._cache.touch(tenant, id, now)
 
     async def version(self) -> int | None:
         """No other process can write here."""
         return 0
 
-    async def stats(self) -> StoreStats:
+    async def stats(self) -> LedgerStats:
         """How much is held."""
         self._expire()
-        return StoreStats(len(self._shelf), self._shelf.weight)
+        return LedgerStats(len(self._cache), self._cache.total_bytes)
 
     async def close(self) -> None:
         """Nothing to finish."""
@@ -83,5 +83,5 @@ class MemoryStore:
     def _expire(self) -> float:
         """Drop what is too old: each entry is dropped once, so the cost is that of its putting."""
         now = self._clock()
-        self._shelf.drop_before(now - self._max_age)
+        self._cache.evict_older_than(now - self._max_age)
         return now

@@ -10,14 +10,14 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import Entry, Span, pack, unpack
-from dovetail.ledger.equivalence import same_turn
-from dovetail.ledger.seal import Refused, Sealer
-from dovetail.ledger.sealed import Sealed
+from dovetail.ledger.entry import LedgerEntry, EntrySpan, pack_ids, unpack_ids
+from dovetail.ledger.equivalence import is_same_turn
+from dovetail.ledger.seal import SealRefusal, Sealer
+from dovetail.ledger.sealed import SealPayload
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 
-class Rebuild(Protocol):
+class BlockEncoder(Protocol):
     """The tokens of blocks in the model's own notation, as they would follow a thought.
 
     `ids` and `raw` are the tokens and the text that they follow; a token that spells the end of the
@@ -33,16 +33,16 @@ class Rebuild(Protocol):
     ) -> Sequence[int] | None: ...
 
 
-REBUILT = "rebuilt"
+FINISH_REBUILT = "rebuilt"
 """How a turn has ended whose end was not sealed: not all of its tokens are the model's own."""
 
 
-class Restorer:
+class SealRestorer:
     """Opens seals. Without a sealer, or a way to rebuild what they lack, restores nothing."""
 
-    def __init__(self, sealer: Sealer | None = None, rebuild: Rebuild | None = None) -> None:
+    def __init__(self, sealer: Sealer | None = None, encode_blocks: BlockEncoder | None = None) -> None:
         self._sealer = sealer
-        self._rebuild = rebuild
+        self._encode_blocks = encode_blocks
 
     def restore(
         self,
@@ -52,19 +52,19 @@ class Restorer:
         model: str,
         tools: Sequence[ToolSpec],
         notes: list[str],
-    ) -> Entry | None:
+    ) -> LedgerEntry | None:
         """The turn's entry, without a prompt: its tokens may be spliced, its prompt is unknown."""
-        sealed = _joined(self._open(turn, tenant, model, notes), notes)
+        sealed = _join_seals(self._open_seals(turn, tenant, model, notes), notes)
         if sealed is None:
             return None
-        tail, finish = self._tail(sealed, following, tenant, model), "stop"
+        tail, finish = self._find_tail(sealed, following, tenant, model), "stop"
         if tail is None:
-            tail, finish = self._rebuilt(sealed, turn, tools), REBUILT
+            tail, finish = self._rebuild_tail(sealed, turn, tools), FINISH_REBUILT
         if tail is None:
             notes.append("seal_incomplete")
             return None
         ids, spans = tail
-        entry = Entry(
+        entry = LedgerEntry(
             id=sealed.entry,
             tenant=tenant,
             model=model,
@@ -80,56 +80,56 @@ class Restorer:
             finish=finish,
             opening=sealed.opening,
         )
-        if same_turn(entry, turn, tools):
+        if is_same_turn(entry, turn, tools):
             return entry
         notes.append("edited_turn")
         return None
 
-    def _open(self, turn: Turn, tenant: str, model: str, notes: list[str]) -> list[Sealed]:
+    def _open_seals(self, turn: Turn, tenant: str, model: str, notes: list[str]) -> list[SealPayload]:
         """What the turn's seals hold."""
         if self._sealer is None:
             return []
-        opened: list[Sealed] = []
+        opened: list[SealPayload] = []
         for block in turn.blocks:
             if isinstance(block, ReasoningBlock) and block.seal:
                 found = self._sealer.open(block.seal, tenant, model)
-                if not isinstance(found, Refused):
+                if not isinstance(found, SealRefusal):
                     opened.append(found)
                 elif found.reason != "not_ours":
                     notes.append(f"seal_{found.reason}")
         return opened
 
-    def _tail(
-        self, sealed: Sealed, following: Turn | None, tenant: str, model: str
-    ) -> tuple[bytes, tuple[Span, ...]] | None:
+    def _find_tail(
+        self, sealed: SealPayload, following: Turn | None, tenant: str, model: str
+    ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
         """What came behind the last seal, from the first seal of the next turn."""
         if following is None:
             return None
-        held = [one.previous for one in self._open(following, tenant, model, [])]
+        held = [one.previous for one in self._open_seals(following, tenant, model, [])]
         end = next((one for one in held if one is not None), None)
-        if end is None or (end.entry, end.start) != (sealed.entry, len(unpack(sealed.generated))):
+        if end is None or (end.entry, end.start) != (sealed.entry, len(unpack_ids(sealed.generated))):
             return None
         return end.generated, end.spans
 
-    def _rebuilt(
-        self, sealed: Sealed, turn: Turn, tools: Sequence[ToolSpec]
-    ) -> tuple[bytes, tuple[Span, ...]] | None:
+    def _rebuild_tail(
+        self, sealed: SealPayload, turn: Turn, tools: Sequence[ToolSpec]
+    ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
         """The same from the client's copy, in the model's notation."""
-        blocks = _behind(sealed, turn)
+        blocks = _unsealed_blocks(sealed, turn)
         if not blocks:
             return b"", ()
-        if self._rebuild is None:
+        if self._encode_blocks is None:
             return None
         raw = "".join(span.raw for span in sealed.spans)
-        ids = self._rebuild(blocks, tools, unpack(sealed.generated), raw)
-        return None if ids is None else (pack(ids), tuple(map(_span, blocks)))
+        ids = self._encode_blocks(blocks, tools, unpack_ids(sealed.generated), raw)
+        return None if ids is None else (pack_ids(ids), tuple(map(_span_of, blocks)))
 
 
-def _joined(parts: list[Sealed], notes: list[str]) -> Sealed | None:
+def _join_seals(parts: list[SealPayload], notes: list[str]) -> SealPayload | None:
     """The turn up to its last seal. Each seal holds what came since the one before it."""
-    whole: Sealed | None = None
+    whole: SealPayload | None = None
     for part in sorted(parts, key=lambda part: part.start):
-        covered = len(unpack(whole.generated)) if whole is not None else 0
+        covered = len(unpack_ids(whole.generated)) if whole is not None else 0
         if part.start != covered or (whole is not None and part.entry != whole.entry):
             notes.append("seal_incomplete")
             return None
@@ -144,7 +144,7 @@ def _joined(parts: list[Sealed], notes: list[str]) -> Sealed | None:
     return whole
 
 
-def _behind(sealed: Sealed, turn: Turn) -> list[OutputBlock]:
+def _unsealed_blocks(sealed: SealPayload, turn: Turn) -> list[OutputBlock]:
     """The client's blocks that the seal does not cover, in the client's order."""
     covered = {span.id for span in sealed.spans if span.kind == "call"}
     told = "".join(span.shown for span in sealed.spans if span.kind == "text")
@@ -160,9 +160,9 @@ def _behind(sealed: Sealed, turn: Turn) -> list[OutputBlock]:
     return left
 
 
-def _span(block: OutputBlock) -> Span:
+def _span_of(block: OutputBlock) -> EntrySpan:
     if isinstance(block, ToolCallBlock):
-        return Span(
+        return EntrySpan(
             "call",
             "",
             block.arguments,
@@ -172,4 +172,4 @@ def _span(block: OutputBlock) -> Span:
             custom=block.custom,
             complete=block.complete,
         )
-    return Span("text", "", block.text)
+    return EntrySpan("text", "", block.text)

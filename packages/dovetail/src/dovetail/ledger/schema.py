@@ -6,12 +6,12 @@ from pathlib import Path
 from dovetail.storage.sqlite_file import DatabaseSchema
 from dovetail.storage.sqlite_file import open_database as connect_file
 
-VERSION = 2
+SCHEMA_VERSION = 2
 
-_APPLICATION = 0x446F7665  # "Dove"
+_APPLICATION_ID = 0x446F7665  # "Dove"
 
 # By session; a table of its own, so that a file of version 1 has it at once, however large.
-_SESSIONS = """
+_SESSION_TABLES = """
 CREATE TABLE sessions (
     tenant TEXT NOT NULL,
     session TEXT NOT NULL,
@@ -22,7 +22,7 @@ CREATE INDEX sessions_seq ON sessions (seq);
 """
 
 # The totals are kept by triggers, so that no look at the bounds ever counts rows.
-_TABLES = """
+_ENTRY_TABLES = """
 CREATE TABLE entries (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant TEXT NOT NULL,
@@ -53,9 +53,9 @@ END;
 """
 
 
-LEDGER = DatabaseSchema("ledger", _APPLICATION, VERSION, _TABLES + _SESSIONS, {1: _SESSIONS})
+LEDGER_SCHEMA = DatabaseSchema("ledger", _APPLICATION_ID, SCHEMA_VERSION, _ENTRY_TABLES + _SESSION_TABLES, {1: _SESSION_TABLES})
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect_ledger(path: Path) -> sqlite3.Connection:
     """The file, made if it is missing. StoreError names a file that is not ours or is damaged."""
-    return connect_file(path, LEDGER)
+    return connect_file(path, LEDGER_SCHEMA)

@@ -22,30 +22,30 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from dovetail.ledger.codec import inflate
-from dovetail.ledger.keyring import Key, Keyring
-from dovetail.ledger.sealed import Sealed, Tail, least_size, reductions
+from dovetail.ledger.codec import decompress
+from dovetail.ledger.keyring import SealKey, Keyring
+from dovetail.ledger.sealed import SealPayload, PreviousTurnTail, estimate_min_bytes, iter_reductions
 
-__all__ = ["MAX_TEXT", "Reason", "Refused", "Sealed", "Sealer", "Tail", "entry_id_of"]
+__all__ = ["MAX_SEAL_CHARS", "SealRefusalReason", "SealRefusal", "SealPayload", "Sealer", "PreviousTurnTail", "read_entry_id"]
 
-MAX_TEXT = 48 * 1024  # characters; clients carry 50 KB without complaint
+MAX_SEAL_CHARS = 48 * 1024  # characters; clients carry 50 KB without complaint
 
-Reason = Literal["forged", "truncated", "foreign", "unknown_key", "version", "not_ours"]
+SealRefusalReason = Literal["forged", "truncated", "foreign", "unknown_key", "version", "not_ours"]
 
 _MAGIC = "dovetail"
 _VERSION = 1
-_FIXED = struct.Struct(">BB4s4sH")  # with the magic's six bytes it ends on a base64 quantum
-_FIXED_SIZE, _FIXED_TEXT = 18, 24
-_NONCE = 12
-_TAG = 16
-_MAX_ID = 255
-_MAX_OPENED = 4 << 20  # no seal of ours holds as much
+_HEADER = struct.Struct(">BB4s4sH")  # with the magic's six bytes it ends on a base64 quantum
+_HEADER_BYTES, _HEADER_CHARS = 18, 24
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_MAX_ENTRY_ID_BYTES = 255
+_MAX_PAYLOAD_BYTES = 4 << 20  # no seal of ours holds as much
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Sealed)
+_decoder = msgspec.msgpack.Decoder(SealPayload)
 
 
-class Refused(msgspec.Struct, frozen=True):
+class SealRefusal(msgspec.Struct, frozen=True):
     """Why a seal is not opened. The request goes on without it.
 
     `not_ours`: another vendor's. `version`: of another Dovetail. `truncated`: its end is missing.
@@ -53,7 +53,7 @@ class Refused(msgspec.Struct, frozen=True):
     model's. `forged`: changed in any other way.
     """
 
-    reason: Reason
+    reason: SealRefusalReason
 
 
 class Sealer:
@@ -64,39 +64,39 @@ class Sealer:
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def seal(self, sealed: Sealed, tenant: str, model: str) -> str:
+    def seal(self, sealed: SealPayload, tenant: str, model: str) -> str:
         """The seal, of at most `MAX_TEXT` characters: what does not fit is left out of it."""
         key = self._keyring.sealing
         entry = sealed.entry.encode()
-        if not 0 < len(entry) <= _MAX_ID:
-            raise ValueError(f"an entry id has 1 to {_MAX_ID} bytes")
-        body = _fitting(sealed, MAX_TEXT // 4 * 3 - _FIXED_SIZE - len(entry))
-        length = _NONCE + len(body) + _TAG
-        clear = _MAGIC_BYTES + _FIXED.pack(
-            _VERSION, len(entry), key.id, _binding(key, tenant, model), length
+        if not 0 < len(entry) <= _MAX_ENTRY_ID_BYTES:
+            raise ValueError(f"an entry id has 1 to {_MAX_ENTRY_ID_BYTES} bytes")
+        body = _encode_fitting(sealed, MAX_SEAL_CHARS // 4 * 3 - _HEADER_BYTES - len(entry))
+        length = _NONCE_BYTES + len(body) + _TAG_BYTES
+        clear = _MAGIC_BYTES + _HEADER.pack(
+            _VERSION, len(entry), key.id, _compute_binding(key, tenant, model), length
         )
         clear += entry
-        nonce = os.urandom(_NONCE)
-        box = AESGCM(_entry_key(key, entry))
-        return _to_text(clear + nonce + box.encrypt(nonce, body, _bound(clear, tenant, model)))
+        nonce = os.urandom(_NONCE_BYTES)
+        box = AESGCM(_derive_entry_key(key, entry))
+        return _encode_base64url(clear + nonce + box.encrypt(nonce, body, _associated_data(clear, tenant, model)))
 
-    def open(self, text: str, tenant: str, model: str) -> Sealed | Refused:
+    def open(self, text: str, tenant: str, model: str) -> SealPayload | SealRefusal:
         """What was sealed for this tenant and model, or why not. Never raises."""
-        clear = _read_clear(text)
-        if isinstance(clear, Refused):
+        clear = _read_header(text)
+        if isinstance(clear, SealRefusal):
             return clear
         key = self._keyring.find(clear.key_id)
         if key is None:
-            return Refused("unknown_key")
-        if not hmac.compare_digest(clear.binding, _binding(key, tenant, model)):
-            return Refused("foreign")
+            return SealRefusal("unknown_key")
+        if not hmac.compare_digest(clear.binding, _compute_binding(key, tenant, model)):
+            return SealRefusal("foreign")
         return _unseal(text, clear, key, (tenant, model))
 
 
-def entry_id_of(seal: str) -> str | None:
+def read_entry_id(seal: str) -> str | None:
     """The entry id that a seal names, None if it is not ours. Proven only by opening it."""
-    clear = _read_clear(seal)
-    if isinstance(clear, Refused):
+    clear = _read_header(seal)
+    if isinstance(clear, SealRefusal):
         return None
     try:
         return clear.entry.decode()
@@ -104,7 +104,7 @@ def entry_id_of(seal: str) -> str | None:
         return None
 
 
-class _Clear(NamedTuple):
+class _ClearHeader(NamedTuple):
     """The part that is read without a key."""
 
     entry: bytes
@@ -113,80 +113,80 @@ class _Clear(NamedTuple):
     length: int
 
 
-def _read_clear(text: str) -> _Clear | Refused:
+def _read_header(text: str) -> _ClearHeader | SealRefusal:
     if not text.startswith(_MAGIC):
-        return Refused("not_ours")
+        return SealRefusal("not_ours")
     try:
-        head = _from_text(text[:_FIXED_TEXT])
-        if len(head) < _FIXED_SIZE:
-            return Refused("truncated")
-        version, id_length, key_id, binding, length = _FIXED.unpack_from(head, len(_MAGIC_BYTES))
+        head = _decode_base64url(text[:_HEADER_CHARS])
+        if len(head) < _HEADER_BYTES:
+            return SealRefusal("truncated")
+        version, id_length, key_id, binding, length = _HEADER.unpack_from(head, len(_MAGIC_BYTES))
         if version != _VERSION:
-            return Refused("version")
-        if id_length == 0 or length < _NONCE + _TAG:
-            return Refused("forged")
-        missing = _text_length(len(head) + id_length + length) - len(text)
+            return SealRefusal("version")
+        if id_length == 0 or length < _NONCE_BYTES + _TAG_BYTES:
+            return SealRefusal("forged")
+        missing = _base64_chars(len(head) + id_length + length) - len(text)
         if missing:
-            return Refused("truncated" if missing > 0 else "forged")
-        id_end = _FIXED_TEXT + (id_length + 2) // 3 * 4
-        entry = _from_text(text[_FIXED_TEXT:id_end])[:id_length]
+            return SealRefusal("truncated" if missing > 0 else "forged")
+        id_end = _HEADER_CHARS + (id_length + 2) // 3 * 4
+        entry = _decode_base64url(text[_HEADER_CHARS:id_end])[:id_length]
     except ValueError:
-        return Refused("forged")
-    return _Clear(entry, key_id, binding, length)
+        return SealRefusal("forged")
+    return _ClearHeader(entry, key_id, binding, length)
 
 
-def _unseal(text: str, clear: _Clear, key: Key, owner: tuple[str, str]) -> Sealed | Refused:
+def _unseal(text: str, clear: _ClearHeader, key: SealKey, owner: tuple[str, str]) -> SealPayload | SealRefusal:
     try:
-        whole = _from_text(text)
-        if _to_text(whole) != text:  # two spellings of one seal: only ours is
-            return Refused("forged")
+        whole = _decode_base64url(text)
+        if _encode_base64url(whole) != text:  # two spellings of one seal: only ours is
+            return SealRefusal("forged")
         at = len(whole) - clear.length
-        box = AESGCM(_entry_key(key, clear.entry))
-        nonce, body = whole[at : at + _NONCE], whole[at + _NONCE :]
-        packed = inflate(box.decrypt(nonce, body, _bound(whole[:at], *owner)), _MAX_OPENED)
+        box = AESGCM(_derive_entry_key(key, clear.entry))
+        nonce, body = whole[at : at + _NONCE_BYTES], whole[at + _NONCE_BYTES :]
+        packed = decompress(box.decrypt(nonce, body, _associated_data(whole[:at], *owner)), _MAX_PAYLOAD_BYTES)
     except (InvalidTag, ValueError):
-        return Refused("forged")
+        return SealRefusal("forged")
     try:
         return _decoder.decode(packed)
     except msgspec.MsgspecError:
-        return Refused("version")
+        return SealRefusal("version")
 
 
-def _fitting(sealed: Sealed, room: int) -> bytes:
+def _encode_fitting(sealed: SealPayload, max_bytes: int) -> bytes:
     """The compressed payload of the first reduction that fits; the last one always does.
 
     What surely does not fit is not tried, so that the cost is bounded however long the turn is.
     """
-    room -= _NONCE + _TAG
-    for reduced in reductions(sealed):
-        if least_size(reduced) > room:
+    max_bytes -= _NONCE_BYTES + _TAG_BYTES
+    for reduced in iter_reductions(sealed):
+        if estimate_min_bytes(reduced) > max_bytes:
             continue
         body = zstandard.ZstdCompressor().compress(_encoder.encode(reduced))
-        if len(body) <= room:
+        if len(body) <= max_bytes:
             return body
     raise ValueError("an entry's hashes do not fit a seal")
 
 
-def _entry_key(key: Key, entry: bytes) -> bytes:
+def _derive_entry_key(key: SealKey, entry: bytes) -> bytes:
     return hmac.digest(key.sealing, b"entry\0" + entry, "sha256")
 
 
-def _binding(key: Key, tenant: str, model: str) -> bytes:
+def _compute_binding(key: SealKey, tenant: str, model: str) -> bytes:
     """Tells another tenant's or model's seal from a forged one, and says nothing of either."""
-    return hmac.digest(key.sealing, b"binding\0" + _bound(b"", tenant, model), "sha256")[:4]
+    return hmac.digest(key.sealing, b"binding\0" + _associated_data(b"", tenant, model), "sha256")[:4]
 
 
-def _bound(clear: bytes, tenant: str, model: str) -> bytes:
+def _associated_data(clear: bytes, tenant: str, model: str) -> bytes:
     """The associated data: each part with its length, so that none can run into the next."""
     parts = (clear, tenant.encode("utf-8", "surrogatepass"), model.encode("utf-8", "surrogatepass"))
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _to_text(data: bytes) -> str:
+def _encode_base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _from_text(text: str) -> bytes:
+def _decode_base64url(text: str) -> bytes:
     """ValueError for what cannot be base64url. A last character that makes no byte is lost."""
     data = text.encode("ascii").translate(_TO_STANDARD)
     whole = data[:-1] if len(data) % 4 == 1 else data
@@ -196,7 +196,7 @@ def _from_text(text: str) -> bytes:
         raise ValueError("not base64url") from error
 
 
-def _text_length(size: int) -> int:
+def _base64_chars(size: int) -> int:
     return (size * 4 + 2) // 3
 
 

@@ -6,14 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.ledger.entry import IDS, Span
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, EntrySpan
 
-Lack = Literal["previous", "raws", "spans", "ids"]
+OmittedPart = Literal["previous", "raws", "spans", "ids"]
 
-_ID_BYTES = array(IDS).itemsize
+_TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
-class Tail(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PreviousTurnTail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of the previous turn: what came after its own last seal was sent.
 
     `start` is the number of its generated ids before these; `spans` are those after that seal.
@@ -22,11 +22,11 @@ class Tail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entry: str
     start: int
     generated: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[EntrySpan, ...]
     stop: int | None = None
 
 
-class Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SealPayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A turn since its last seal up to the end of a thought, the `thought`th; the first seal of a
     turn holds the end of the turn before it, too.
 
@@ -39,35 +39,35 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entry: str
     parent: str | None
     generated: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[EntrySpan, ...]
     before: bytes
     head: bytes
     thought: int = 0
-    previous: Tail | None = None
+    previous: PreviousTurnTail | None = None
     start: int = 0
-    lacks: tuple[Lack, ...] = ()
+    lacks: tuple[OmittedPart, ...] = ()
     opening: str | None = None
 
 
-def reductions(sealed: Sealed) -> Iterator[Sealed]:
+def iter_reductions(sealed: SealPayload) -> Iterator[SealPayload]:
     """The same, then less and less of it. The last has only ids of entries and hashes.
 
     Spans go oldest first, in doubling steps: they are in the turn's earlier seals too.
     """
     yield sealed
     if sealed.previous is not None:
-        sealed = _lacking(sealed, "previous", previous=None)
+        sealed = _omit(sealed, "previous", previous=None)
         yield sealed
     if sealed.spans:
         bare = tuple(msgspec.structs.replace(span, raw="") for span in sealed.spans)
-        sealed = _lacking(sealed, "raws", spans=bare)
+        sealed = _omit(sealed, "raws", spans=bare)
         yield sealed
-    for count in _doubling(len(sealed.spans) - 1):
-        yield _without_first(sealed, count)
-    yield _lacking(sealed, "ids", spans=(), generated=b"")
+    for count in _doubling_counts(len(sealed.spans) - 1):
+        yield _drop_first_spans(sealed, count)
+    yield _omit(sealed, "ids", spans=(), generated=b"")
 
 
-def least_size(sealed: Sealed) -> int:
+def estimate_min_bytes(sealed: SealPayload) -> int:
     """About the fewest bytes that it compresses to: ids to two bytes each, text to an eighth."""
     parts = (sealed,) if sealed.previous is None else (sealed, sealed.previous)
     ids = sum(len(part.generated) for part in parts)
@@ -75,21 +75,21 @@ def least_size(sealed: Sealed) -> int:
     return ids // 2 + text // 8
 
 
-def _lacking(sealed: Sealed, lack: Lack, **changes: object) -> Sealed:
-    return msgspec.structs.replace(sealed, lacks=(*sealed.lacks, lack), **changes)
+def _omit(sealed: SealPayload, part: OmittedPart, **changes: object) -> SealPayload:
+    return msgspec.structs.replace(sealed, lacks=(*sealed.lacks, part), **changes)
 
 
-def _without_first(sealed: Sealed, count: int) -> Sealed:
+def _drop_first_spans(sealed: SealPayload, count: int) -> SealPayload:
     start = max(sealed.start, sealed.spans[count - 1].tokens)
-    generated = sealed.generated[(start - sealed.start) * _ID_BYTES :]
+    generated = sealed.generated[(start - sealed.start) * _TOKEN_ID_BYTES :]
     left = sealed.spans[count:]
-    return _lacking(sealed, "spans", spans=left, generated=generated, start=start)
+    return _omit(sealed, "spans", spans=left, generated=generated, start=start)
 
 
-def _doubling(most: int) -> Iterator[int]:
+def _doubling_counts(limit: int) -> Iterator[int]:
     count = 1
-    while count < most:
+    while count < limit:
         yield count
         count *= 2
-    if most > 0:
-        yield most
+    if limit > 0:
+        yield limit

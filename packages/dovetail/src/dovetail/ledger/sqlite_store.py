@@ -8,44 +8,44 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dovetail.ledger.codec import decode_entry, encode_entry
-from dovetail.ledger.entry import Entry
-from dovetail.ledger.schema import connect
+from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.schema import connect_ledger
 from dovetail.ledger.store import (
-    MAX_AGE,
-    MOST_SESSIONS,
-    MOST_TURNS,
-    NEWEST,
+    MAX_AGE_SECONDS,
+    MAX_LISTED_SESSIONS,
+    MAX_SESSION_TURNS,
+    MAX_LOOKUP_IDS,
     Clock,
     SessionStats,
-    StoreStats,
-    call_keys,
+    LedgerStats,
+    make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import SqliteThread
 from dovetail.storage.sqlite_bounds import TableBounds
 
-MAX_BYTES = 2 << 30
+DEFAULT_SQLITE_BYTES = 2 << 30
 
-_ROW_COST = 400  # the row's other columns and its places in the indexes
+_ROW_OVERHEAD_BYTES = 400  # the row's other columns and its places in the indexes
 
 
-class SqliteStore:
+class SqliteLedgerStore:
     """The default store."""
 
     __slots__ = ("_bounds", "_connection", "_thread", "faults", "path")
-    unsure = False  # it is always there
+    is_degraded = False  # it is always there
 
     def __init__(
         self,
         path: Path,
         *,
-        max_bytes: int = MAX_BYTES,
-        max_age: float = MAX_AGE,
+        max_bytes: int = DEFAULT_SQLITE_BYTES,
+        max_age: float = MAX_AGE_SECONDS,
         clock: Clock = time.time,
     ) -> None:
         self.path = path
         self.faults = StoreFaults("ledger")
-        self._connection = connect(path)
+        self._connection = connect_ledger(path)
         self._bounds = TableBounds(
             self._connection, "entries", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
@@ -56,39 +56,39 @@ class SqliteStore:
             faults=self.faults,
         )
 
-    async def get(self, tenant: str, id: str) -> Entry | None:
+    async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry, or None if this tenant has none of that id."""
         return await self._thread.read(lambda: self._get(tenant, id))
 
-    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+    async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first."""
         query = (
             "SELECT id FROM calls JOIN entries USING (seq) "
             "WHERE calls.tenant = ? AND key = ? AND used >= ? ORDER BY seq DESC LIMIT ?"
         )
-        return await self._thread.read(lambda: self._ids(query, tenant, call_key))
+        return await self._thread.read(lambda: self._select_ids(query, tenant, call_key))
 
-    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first."""
         query = (
             "SELECT id FROM entries "
             "WHERE tenant = ? AND chain = ? AND used >= ? ORDER BY seq DESC LIMIT ?"
         )
-        return await self._thread.read(lambda: self._ids(query, tenant, chain))
+        return await self._thread.read(lambda: self._select_ids(query, tenant, chain))
 
-    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+    async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first."""
         query = (
             "SELECT id FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND session = ? AND used >= ? ORDER BY seq LIMIT ?"
         )
-        return await self._thread.read(lambda: self._ids(query, tenant, session, MOST_TURNS))
+        return await self._thread.read(lambda: self._select_ids(query, tenant, session, MAX_SESSION_TURNS))
 
-    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+    async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first."""
-        return await self._thread.read(lambda: self._sessions(tenant))
+        return await self._thread.read(lambda: self._list_sessions(tenant))
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         """Keep it. Done when it is on its way to the disk: a crash of the process loses nothing."""
         await self._thread.write(lambda: self._put(entry))
 
@@ -102,7 +102,7 @@ class SqliteStore:
         """Changes with every commit of another connection."""
         return await self._thread.read(self._version)
 
-    async def stats(self) -> StoreStats:
+    async def stats(self) -> LedgerStats:
         """How much is held. Entries past their age count until the next write."""
         return await self._thread.read(self._stats)
 
@@ -112,28 +112,28 @@ class SqliteStore:
 
     # What follows runs in the thread.
 
-    def _get(self, tenant: str, id: str) -> Entry | None:
+    def _get(self, tenant: str, id: str) -> LedgerEntry | None:
         query = "SELECT body FROM entries WHERE tenant = ? AND id = ? AND used >= ?"
         row = self._connection.execute(query, (tenant, id, self._bounds.min_used())).fetchone()
         return decode_entry(row[0]) if row else None
 
-    def _ids(
-        self, query: str, tenant: str, name: str | bytes, most: int = NEWEST
+    def _select_ids(
+        self, query: str, tenant: str, name: str | bytes, limit: int = MAX_LOOKUP_IDS
     ) -> tuple[str, ...]:
-        rows = self._connection.execute(query, (tenant, name, self._bounds.min_used(), most))
+        rows = self._connection.execute(query, (tenant, name, self._bounds.min_used(), limit))
         return tuple(id for (id,) in rows)
 
-    def _sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+    def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         query = (
             "SELECT session, count(*), max(used) AS last FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND used >= ? GROUP BY session ORDER BY last DESC LIMIT ?"
         )
-        rows = self._connection.execute(query, (tenant, self._bounds.min_used(), MOST_SESSIONS))
+        rows = self._connection.execute(query, (tenant, self._bounds.min_used(), MAX_LISTED_SESSIONS))
         return tuple(SessionStats(*row) for row in rows)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: LedgerEntry) -> None:
         body = encode_entry(entry)
-        size = len(body) + _ROW_COST
+        size = len(body) + _ROW_OVERHEAD_BYTES
         if size > self._bounds.max_bytes:
             return
         self._connection.execute(
@@ -144,7 +144,7 @@ class SqliteStore:
         self._connection.executemany(
             "INSERT OR IGNORE INTO calls (tenant, key, seq) "
             "SELECT tenant, ?, seq FROM entries WHERE tenant = ? AND id = ?",
-            [(key, entry.tenant, entry.id) for key in call_keys(entry)],
+            [(key, entry.tenant, entry.id) for key in make_call_keys(entry)],
         )
         if entry.session:
             self._connection.execute(
@@ -164,5 +164,5 @@ class SqliteStore:
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
-    def _stats(self) -> StoreStats:
-        return StoreStats(*self._bounds.totals())
+    def _stats(self) -> LedgerStats:
+        return LedgerStats(*self._bounds.totals())

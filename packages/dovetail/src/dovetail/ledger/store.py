@@ -6,22 +6,22 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import Entry
+from dovetail.ledger.entry import LedgerEntry
 from dovetail.storage.fault import StoreError as StoreError
 from dovetail.storage.faults import StoreFaults
 
-DAY = 86_400.0
-MAX_AGE = 7 * DAY  # seconds since an entry was last used
-NEWEST = 8  # the most ids a look-up by call or chain answers with
-MOST_TURNS = 65_536  # the most ids a look-up by session answers with
-MOST_SESSIONS = 10_000  # the most sessions of a tenant that are listed
+DAY_SECONDS = 86_400.0
+MAX_AGE_SECONDS = 7 * DAY_SECONDS  # seconds since an entry was last used
+MAX_LOOKUP_IDS = 8  # the most ids a look-up by call or chain answers with
+MAX_SESSION_TURNS = 65_536  # the most ids a look-up by session answers with
+MAX_LISTED_SESSIONS = 10_000  # the most sessions of a tenant that are listed
 
 Clock = Callable[[], float]
 
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9]+")
+_NON_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 
 
-class StoreStats(msgspec.Struct, frozen=True):
+class LedgerStats(msgspec.Struct, frozen=True):
     """What a store holds now."""
 
     entries: int
@@ -33,10 +33,10 @@ class SessionStats(msgspec.Struct, frozen=True):
 
     session: str
     turns: int
-    used: float
+    last_used: float
 
 
-class Store(Protocol):
+class LedgerStore(Protocol):
     """Keeps entries, each for its tenant alone, and forgets those not used for longest.
 
     Nothing is promised about parents: a child may outlive the entry it grew from. An id from a
@@ -44,32 +44,32 @@ class Store(Protocol):
     """
 
     @property
-    def unsure(self) -> bool:
+    def is_degraded(self) -> bool:
         """Whether what it did not find of late may be there all the same."""
 
     @property
     def faults(self) -> StoreFaults:
         """What it could not do. Who asks it adds only what is lost for that."""
 
-    async def get(self, tenant: str, id: str) -> Entry | None:
+    async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry, or None if this tenant has none of that id."""
 
-    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+    async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first; normally one."""
 
-    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first, at most `NEWEST`."""
 
-    async def by_session(self, tenant: str, session: str) -> tuple[str, ...]:
+    async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first, at most `MOST_TURNS`.
 
         This and `sessions` are asked by people: a store without an answer raises `StoreError`.
         """
 
-    async def sessions(self, tenant: str) -> tuple[SessionStats, ...]:
+    async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first, at most `MOST_SESSIONS`."""
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: LedgerEntry) -> None:
         """Keep it. To put the same entry again changes nothing."""
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
@@ -78,22 +78,22 @@ class Store(Protocol):
     async def version(self) -> int | None:
         """Another number whenever another process has written. None where that cannot be told."""
 
-    async def stats(self) -> StoreStats:
+    async def stats(self) -> LedgerStats:
         """How much is held. Not for the hot path."""
 
     async def close(self) -> None:
         """Finish what was begun and let go. A closed store is not used again."""
 
 
-def call_key(id: str) -> str:
+def make_call_key(id: str) -> str:
     """A call id as it is looked up: its ASCII letters and digits, case kept.
 
     A client rewrites call_1 to call1, so nothing else may count. Empty: not to be found.
     """
-    return _NOT_PLAIN.sub("", id)
+    return _NON_ALPHANUMERIC.sub("", id)
 
 
-def call_keys(entry: Entry) -> tuple[str, ...]:
+def make_call_keys(entry: LedgerEntry) -> tuple[str, ...]:
     """The keys under which an entry is found by its calls, and by the answer that it became."""
     ids = (*entry.call_ids, entry.answer)
-    return tuple(dict.fromkeys(key for id in ids if (key := call_key(id))))
+    return tuple(dict.fromkeys(key for id in ids if (key := make_call_key(id))))

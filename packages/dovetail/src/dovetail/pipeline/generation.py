@@ -11,7 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from dovetail.ledger.entry import IDS, Entry
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry
 from dovetail.pipeline.block_offsets import Delta, Extents
 from dovetail.pipeline.stop_text import StopText
 from dovetail.pipeline.turn_record import Origin, Owner, TurnRecord
@@ -84,7 +84,7 @@ class Generation:
         self._stop_text = StopText(stops) if any(stops) else None
         self._fold = Fold()
         #: What was generated, without the token that ended it.
-        self.ids = array(IDS)
+        self.ids = array(TOKEN_ID_TYPECODE)
         self._extents = Extents(voice.tokenizer, self.ids)
         thinking = msgspec.json.encode(request.thinking)
         origin = Origin(entry_id, voice.fingerprint, prompt, owner, thinking, request.identity)
@@ -157,7 +157,7 @@ class Generation:
         """The answer so far."""
         return self._fold.message()
 
-    def entry(self, created: float = 0.0) -> Entry:
+    def entry(self, created: float = 0.0) -> LedgerEntry:
         """The turn as the ledger keeps it."""
         over = self._over or self._stop is not None
         # Behind a stop sequence nothing is kept, so no token ended what is.

@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import Entry, new_entry_id
+from dovetail.ledger.entry import LedgerEntry, create_entry_id
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recognition import Recalled, Recaller, Replay, Scope
-from dovetail.ledger.restoration import Restorer
+from dovetail.ledger.recognition import RecognizedHistory, TurnRecognizer, ReplayPolicy, RecognitionScope
+from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
@@ -51,7 +51,7 @@ WORTH_WARMING = 16  # tokens: the block of an engine's cache
 class Settings:
     """What an operator decides about prompts."""
 
-    replay: Replay = "auto"
+    replay: ReplayPolicy = "auto"
     stability: Stability = field(default_factory=Stability)
     default_thinking: Literal["enabled", "disabled"] | None = None
     template_switches: Mapping[str, Any] = field(default_factory=dict)
@@ -116,8 +116,8 @@ class Preparer:
         self._sealer = Sealer(keyring)
         self._stabilizer = Stabilizer(self._settings.stability)
         self._renderers = Renderers(model)
-        restorer = Restorer(self._sealer, self._renderers.usual.rebuild)
-        self._recaller = Recaller(ledger, restorer, replay=self._settings.replay)
+        restorer = SealRestorer(self._sealer, self._renderers.usual.rebuild)
+        self._recaller = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
         self._voice = Voice(
             model.tokenizer,
             model.stop_ids,
@@ -130,7 +130,7 @@ class Preparer:
 
     @property
     def records_first(self) -> bool:
-        return self._ledger.siblings
+        return self._ledger.has_worker_peers
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
         """The request as the model gets it. `harness` names the client, for comparisons."""
@@ -163,26 +163,26 @@ class Preparer:
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
         owner = self._owner(request.identity.tenant)
-        scope = Scope(
+        scope = RecognitionScope(
             tenant=owner.tenant,
-            key=owner.key,
+            chain_key=owner.key,
             model=self._model.fingerprint,
             tools=request.tools,
             session=request.identity.session,
         )
-        walk = await self._recaller.walk(request.turns, scope)
-        request = _thinking_on(request, await self._recaller.last(walk, scope))
+        walk = await self._recaller.match_turns(request.turns, scope)
+        request = _thinking_on(request, await self._recaller.find_last_entry(walk, scope))
         steering = self._switches(request.thinking, tools=bool(request.tools))
         renderer = self._renderers.of(bool(request.tools), steering)
         head = renderer.head(request, steering).whole
         start = renderer.start(request.turns, bool(request.tools))
-        recalled = await self._recaller.recall(walk, replace(scope, head=head, start=start))
+        recalled = await self._recaller.resolve(walk, replace(scope, head=head, start=start))
         loop = 0
         if self._settings.resume_drop_thinking is not None:
             loop = loop_start(request.turns)
         clears = self._clears_thoughts(request, recalled, loop)
         if clears:
-            request, recalled = _without_thoughts(request, loop), recalled.forgotten(loop)
+            request, recalled = _without_thoughts(request, loop), recalled.without_entries(loop)
         new = renderer.new_characters(request, recalled)
         try:
             prompt = await beside(new, lambda: renderer.render(request, recalled, steering))
@@ -198,7 +198,7 @@ class Preparer:
             prepared.prompt,
             prepared.owner,
             prepared.request,
-            entry_id=new_entry_id(),
+            entry_id=create_entry_id(),
             new_call_id=new_call_id,
         )
 
@@ -236,7 +236,7 @@ class Preparer:
         """Writes down what is still to be written."""
         await self._ledger.close()
 
-    def _clears_thoughts(self, request: Request, recalled: Recalled, loop: int) -> bool:
+    def _clears_thoughts(self, request: Request, recalled: RecognizedHistory, loop: int) -> bool:
         """Whether a session comes back so late that nothing of it can be cached any more.
 
         Only thoughts of finished loops may go, and only if there are any.
@@ -263,7 +263,7 @@ class Preparer:
         )
 
 
-def _thinking_on(request: Request, last: Entry | None) -> Request:
+def _thinking_on(request: Request, last: LedgerEntry | None) -> Request:
     """The request with what it leaves unsaid about thoughts as the line that it goes on had it."""
     if last is None or not last.thinking:
         return request

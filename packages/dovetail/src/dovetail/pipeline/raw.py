@@ -8,8 +8,8 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
-from dovetail.ledger.entry import IDS, new_entry_id
-from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
+from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.models.loader import Model
 from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
@@ -38,12 +38,12 @@ class RawPreparer:
         self.records_first = False
 
     async def prepare(self, request: Request, harness: str = "") -> Prepared:
-        ids = array(IDS, await self._ids(request))
+        ids = array(TOKEN_ID_TYPECODE, await self._ids(request))
         if not ids:
             raise InvalidRequest("prompt: there is nothing in it", param="prompt")
         return Prepared(
             request=request,
-            prompt=Prompt(ids, "cold", False, _HEAD, Recalled()),
+            prompt=Prompt(ids, "cold", False, _HEAD, RecognizedHistory()),
             owner=Owner(request.identity.tenant, b""),
             sighting=Sighting(None, harness, ids),
             diagnosis=Diagnosis(common=0, total=len(ids), again=len(ids)),
@@ -62,7 +62,7 @@ class RawPreparer:
             prepared.prompt,
             prepared.owner,
             prepared.request,
-            entry_id=new_entry_id(),
+            entry_id=create_entry_id(),
             new_call_id=new_call_id,
         )
 

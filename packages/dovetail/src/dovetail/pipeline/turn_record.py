@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from dovetail.ledger.entry import BROKEN, IDS, LOGPROBS, Entry, Span, session_name
+from dovetail.ledger.entry import FINISH_INTERRUPTED, TOKEN_ID_TYPECODE, LOGPROB_TYPECODE, LedgerEntry, EntrySpan, normalize_session_name
 from dovetail.ledger.seal import Sealer
-from dovetail.ledger.sealed import Sealed, Tail
-from dovetail.ledger.turn_digest import link, see
+from dovetail.ledger.sealed import SealPayload, PreviousTurnTail
+from dovetail.ledger.turn_digest import extend_chain, digest_turn
 from dovetail.pipeline.block_offsets import Extents
 from dovetail.prompt.prefix import common_ids
 from dovetail.prompt.prompt import Prompt
@@ -60,7 +60,7 @@ class TurnRecord:
         self.own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
         self._thoughts = 0
         self._sealed = (0, 0)  # ids and spans that the turn's seals hold so far
-        self._logprobs: array[float] = array(LOGPROBS)
+        self._logprobs: array[float] = array(LOGPROB_TYPECODE)
         self.forced: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
 
     def probable(self, logprobs: Iterable[float]) -> None:
@@ -71,16 +71,16 @@ class TurnRecord:
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
 
-    def entry(self, message: Message, stop: int | None, over: bool, created: float) -> Entry:
+    def entry(self, message: Message, stop: int | None, over: bool, created: float) -> LedgerEntry:
         """The turn as the ledger keeps it. One that is not `over` broke off."""
         origin, prompt = self._origin, self._origin.prompt
         parent, keep, suffix = _growth(prompt)
         blocks = message.blocks[: self._whole_blocks(over)]
         spans = self._spans(blocks)
-        shown = see(Turn("assistant", blocks))
+        shown = digest_turn(Turn("assistant", blocks))
         kept = self._kept(spans, over)
         before = prompt.recalled.chain
-        return Entry(
+        return LedgerEntry(
             id=origin.entry_id,
             tenant=origin.owner.tenant,
             model=origin.model,
@@ -91,15 +91,15 @@ class TurnRecord:
             stop=stop,
             spans=spans,
             before=before,
-            chain=link(origin.owner.key, before, shown.digest),
+            chain=extend_chain(origin.owner.key, before, shown.digest),
             head=prompt.head.whole,
-            finish=message.finish if over else BROKEN,
+            finish=message.finish if over else FINISH_INTERRUPTED,
             created=created,
-            line=prompt.recalled.line,
+            line=prompt.recalled.lineage,
             opening=prompt.opening,
             thinking=origin.thinking,
             session=self._session(),
-            agent=session_name(origin.identity.agent or ""),
+            agent=normalize_session_name(origin.identity.agent or ""),
             answer=origin.identity.answer,
             logprobs=self._known(kept, stop),
             forced=tuple((start, min(end, kept)) for start, end in self.forced if start < kept),
@@ -115,7 +115,7 @@ class TurnRecord:
         blocks = fold.message().blocks
         ids, spans = self._sealed
         reach = self._extents.reach[-1]
-        sealed = Sealed(
+        sealed = SealPayload(
             entry=origin.entry_id,
             parent=recalled.parent.id if recalled.parent is not None else None,
             generated=self._ids[ids:reach].tobytes(),
@@ -134,7 +134,7 @@ class TurnRecord:
         """The session that the client names, else the one that the turn goes on with."""
         named, parent = self._origin.identity.session, self._origin.prompt.recalled.parent
         if named:
-            return session_name(named)
+            return normalize_session_name(named)
         return (parent.session if parent is not None else "") or self._origin.entry_id
 
     def _known(self, kept: int, stop: int | None) -> bytes:
@@ -146,21 +146,21 @@ class TurnRecord:
         known.extend([nan] * (count - len(known)))
         return b"" if all(map(isnan, known)) else known.tobytes()
 
-    def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[Span, ...]:
+    def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[EntrySpan, ...]:
         whole = len(self._ids)
         reaches = self._extents.reach[: len(blocks)]
         return tuple(
             self._span(block, reach or whole) for block, reach in zip(blocks, reaches, strict=True)
         )
 
-    def _span(self, block: OutputBlock, reach: int) -> Span:
+    def _span(self, block: OutputBlock, reach: int) -> EntrySpan:
         match block:
             case TextBlock(text=text, raw=raw):
-                return Span("text", raw, text, reach)
+                return EntrySpan("text", raw, text, reach)
             case ReasoningBlock(text=text, raw=raw):
-                return Span("reasoning", raw, text, reach)
+                return EntrySpan("reasoning", raw, text, reach)
             case call:
-                return Span(
+                return EntrySpan(
                     "call",
                     call.raw,
                     call.arguments,
@@ -182,7 +182,7 @@ class TurnRecord:
         open_thought = self._extents.in_thought and not over
         return blocks - 1 if open_thought and blocks > 1 else blocks
 
-    def _kept(self, spans: Sequence[Span], over: bool) -> int:
+    def _kept(self, spans: Sequence[EntrySpan], over: bool) -> int:
         """How many tokens stay with the turn: of one that broke off, those that were told.
 
         Behind a whole block may be half a marker, which the client has never seen.
@@ -196,20 +196,20 @@ class TurnRecord:
 def _growth(prompt: Prompt) -> tuple[str | None, int, bytes]:
     """The prompt as what it adds to the parent's whole."""
     ids, recalled = prompt.ids, prompt.recalled
-    if recalled.parent is None or recalled.whole is None:
+    if recalled.parent is None or recalled.parent_token_ids is None:
         return None, 0, ids.tobytes()
-    keep = len(recalled.whole)
+    keep = len(recalled.parent_token_ids)
     if prompt.how != "grown":
-        keep = common_ids(recalled.whole, ids)
+        keep = common_ids(recalled.parent_token_ids, ids)
     return recalled.parent.id, keep, ids[keep:].tobytes()
 
 
-def _tail(parent: Entry | None) -> Tail | None:
+def _tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
     """What the previous turn said behind its last seal."""
     if parent is None:
         return None
     sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]
     last = sealed[-1] if sealed else -1
     start = parent.spans[last].tokens if sealed else 0
-    ids = parent.generated[start * array(IDS).itemsize :]
-    return Tail(parent.id, start, ids, parent.spans[last + 1 :], parent.stop)
+    ids = parent.generated[start * array(TOKEN_ID_TYPECODE).itemsize :]
+    return PreviousTurnTail(parent.id, start, ids, parent.spans[last + 1 :], parent.stop)

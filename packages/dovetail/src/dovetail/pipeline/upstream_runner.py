@@ -10,8 +10,8 @@ from contextlib import aclosing
 import msgspec
 
 from dovetail.engines.outward import to_public_error
-from dovetail.ledger.entry import Span, new_entry_id
-from dovetail.ledger.sealed import Sealed
+from dovetail.ledger.entry import EntrySpan, create_entry_id
+from dovetail.ledger.sealed import SealPayload
 from dovetail.pipeline.choice_runner import HOLD, Watch
 from dovetail.pipeline.concurrency import held
 from dovetail.pipeline.registry import Relayed
@@ -106,11 +106,11 @@ class Relay:
         """The thought that has just ended, for the client to carry, and the upstream's own seal."""
         text = "".join(self._thought)
         self._thought.clear()
-        sealed = Sealed(
-            entry=new_entry_id(),
+        sealed = SealPayload(
+            entry=create_entry_id(),
             parent=None,
             generated=b"",
-            spans=(Span("reasoning", raw=theirs or "", shown=text),),
+            spans=(EntrySpan("reasoning", raw=theirs or "", shown=text),),
             before=b"",
             head=b"",
         )
@@ -138,7 +138,7 @@ def _opened(served: Relayed, tenant: str, block: Block) -> Block:
     if not isinstance(block, ReasoningBlock) or block.seal is None:
         return block
     found = served.sealer.open(block.seal, tenant, _owner(served))
-    if not isinstance(found, Sealed) or not found.spans:
+    if not isinstance(found, SealPayload) or not found.spans:
         return msgspec.structs.replace(block, seal=None)  # nobody's, or another server's
     thought = found.spans[-1]
     return msgspec.structs.replace(block, text=thought.shown, seal=thought.raw or None)

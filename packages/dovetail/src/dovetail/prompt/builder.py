@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from dovetail.ledger.entry import IDS, unpack
-from dovetail.ledger.recognition import Recalled
-from dovetail.ledger.restoration import REBUILT
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, unpack_ids
+from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.messages import (
     Conversation,
@@ -84,7 +84,7 @@ class Assembly:
         self,
         kit: Kit,
         request: Request,
-        recalled: Recalled,
+        recalled: RecognizedHistory,
         tools: Tools,
         switches: Mapping[str, Any],
         start: int,
@@ -122,8 +122,8 @@ class Assembly:
             how = "grown"
         elif self._is_resumed:
             how = "resumed"
-        known = self._recalled.known
-        exact = frozenset(at for at in places if at in known and known[at].finish != REBUILT)
+        known = self._recalled.entries
+        exact = frozenset(at for at in places if at in known and known[at].finish != FINISH_REBUILT)
         return Prompt(
             ids=built,
             how=how,
@@ -141,27 +141,27 @@ class Assembly:
 
     def _drops(self) -> bool:
         """Whether thoughts of the last known turn fall here to the template's policy."""
-        place = self._recalled.parent_place
+        place = self._recalled.parent_index
         return place is not None and place < self._start and not self._is_kept
 
     def _kept_places(self) -> frozenset[int]:
         """The model's turns that the template wrote as they were said."""
         if not self._is_kept:
             return frozenset()
-        first = self._recalled.base[0] if self._recalled.base is not None else 0
-        last = self._recalled.parent_place or 0
+        first = self._recalled.base_prompt[0] if self._recalled.base_prompt is not None else 0
+        last = self._recalled.parent_index or 0
         places = range(first, last + 1)
         return frozenset(at for at in places if self._turns[at].role == "assistant")
 
     def _places(self) -> list[int]:
         """The turns not left to the template: known ones, and those that it would regroup."""
-        first = max(self._recalled.anchor or 0, self._start)
+        first = max(self._recalled.anchor_index or 0, self._start)
         return [
             at
             for at in range(first, len(self._turns))
             if self._turns[at].role == "assistant"
             and self._seam(at) is not None
-            and (at in self._recalled.known or self._must_write(self._turns[at]))
+            and (at in self._recalled.entries or self._must_write(self._turns[at]))
         ]
 
     def _must_write(self, turn: Turn) -> bool:
@@ -176,13 +176,13 @@ class Assembly:
         return not has_place or (interleaved(turn) and facts.keeps_in_loop)
 
     def _is_anchored(self, places: list[int]) -> bool:
-        return bool(places) and places[0] == self._recalled.anchor
+        return bool(places) and places[0] == self._recalled.anchor_index
 
     def _build(self, places: list[int]) -> "array[int] | int":
         """The ids, or the place that could not be spliced."""
-        anchored = self._is_anchored(places) and self._recalled.whole is not None
+        anchored = self._is_anchored(places) and self._recalled.parent_token_ids is not None
         if anchored:
-            ids = self._recalled.whole[:]  # type: ignore[index]
+            ids = self._recalled.parent_token_ids[:]  # type: ignore[index]
             self._reused = len(ids)
         else:
             ids = self._natural(places[0] if places else len(self._turns))
@@ -209,11 +209,11 @@ class Assembly:
         tools = self._tools if self._kit.facts.renders_tools else ()
         text = self._kit.template.render(messages, tools, switches=self._switches)
         self._note_end(text)
-        return self._as_said(array(IDS), text)
+        return self._as_said(array(TOKEN_ID_TYPECODE), text)
 
     def _resumed(self, until: int) -> "array[int] | None":
         """The same from the last known prompt that answered a user, where the template allows."""
-        base, resumption = self._recalled.base, self._kit.resumption
+        base, resumption = self._recalled.base_prompt, self._kit.resumption
         if base is None or base[0] >= until or not resumption.possible:
             return None
         at, known = base
@@ -238,7 +238,7 @@ class Assembly:
         Where the template writes all that was said up to the last known turn as it was said, those
         are the ids of then: encoded again, the same text could become others.
         """
-        whole, guard = self._recalled.whole, self._kit.guard
+        whole, guard = self._recalled.parent_token_ids, self._kit.guard
         if whole is not None and whole[: len(before)] == before:
             length = guard.spelled(whole[len(before) :], text, first=not before)
             if length is not None:
@@ -251,7 +251,7 @@ class Assembly:
 
         False if that cannot be done: the tokens would stand behind words they did not follow.
         """
-        entry = self._recalled.known.get(at)
+        entry = self._recalled.entries.get(at)
         if entry is None or entry.opening is None or entry.opening == self._opening:
             return True
         if self._opening is None:
@@ -269,9 +269,9 @@ class Assembly:
 
     def _said(self, at: int) -> "Sequence[int] | None":
         """The tokens of a turn: the model's own, or those of its notation."""
-        entry = self._recalled.known.get(at)
+        entry = self._recalled.entries.get(at)
         if entry is not None:
-            return unpack(entry.generated)
+            return unpack_ids(entry.generated)
         text = self._written(self._turns[at])
         return None if text is None else self._kit.encode_written(text)
 
@@ -280,7 +280,7 @@ class Assembly:
 
     def _suffix(self, at: int, end: int) -> str | None:
         """What the template writes behind a turn, up to the next one that is spliced."""
-        seam, turn, entry = self._seam(at), self._turns[at], self._recalled.known.get(at)
+        seam, turn, entry = self._seam(at), self._turns[at], self._recalled.entries.get(at)
         assert seam is not None
         if any(later.role == "assistant" for later in self._turns[at + 1 : end]):
             seam = replace(seam, hangs_on=self._kit.splicer.strongest)
@@ -317,9 +317,9 @@ class Assembly:
 
     def _continue(self, ids: "array[int]", prefill: Turn) -> None:
         """The answer was begun, by the client or the model: the model goes on from there."""
-        entry = self._recalled.begun
+        entry = self._recalled.partial_entry
         if entry is not None:
-            ids.extend(unpack(entry.generated))
+            ids.extend(unpack_ids(entry.generated))
             self._end += "".join(span.raw for span in entry.spans)
             self._opening = None
             return
@@ -350,8 +350,8 @@ class Assembly:
 
     def _conversation(self, at: int) -> Conversation:
         """A transcript that begins at this place; calls are numbered through the whole history."""
-        if at == self._recalled.anchor or (self._recalled.base and at == self._recalled.base[0]):
-            calls = self._recalled.calls
+        if at == self._recalled.anchor_index or (self._recalled.base_prompt and at == self._recalled.base_prompt[0]):
+            calls = self._recalled.call_count
         else:
             calls = sum(
                 isinstance(block, ToolCallBlock)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from dovetail.ledger.store import call_key
+from dovetail.ledger.store import make_call_key
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.template import Written
 from dovetail_model import (
@@ -143,7 +143,7 @@ class Conversation:
             own = own_ids[at] if at < len(own_ids) else None
             id = self._protect(own) if own else self._call_id(name)
             self._calls += 1
-            self._open[call_key(call.id)] = (id, name)
+            self._open[make_call_key(call.id)] = (id, name)
             numbered.append((id, name))
         return numbered
 
@@ -180,7 +180,7 @@ class Conversation:
         return message
 
     def _result(self, result: ToolResultBlock) -> Message:
-        call = self._open.get(call_key(result.call_id))
+        call = self._open.get(make_call_key(result.call_id))
         text = self._text(result.blocks)
         if call is None:  # its call was cut off the history: templates refuse it, or drop it
             return self._message("user", text)

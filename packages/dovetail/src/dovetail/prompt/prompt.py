@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Literal
 
-from dovetail.ledger.recognition import Recalled
+from dovetail.ledger.recognition import RecognizedHistory
 
 How = Literal["grown", "resumed", "iterated", "cold"]
 
@@ -37,7 +37,7 @@ class Prompt:
     how: How
     in_reasoning: bool
     head: Head
-    recalled: Recalled
+    recalled: RecognizedHistory
     exact: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     written: frozenset[int] = frozenset()

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.ledger.recognition import Recalled
-from dovetail.ledger.turn_digest import digest
+from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.turn_digest import compute_digest
 from dovetail.prompt.builder import Assembly, Kit, Tools
 from dovetail.prompt.facts import Facts
 from dovetail.prompt.messages import Names, protected
@@ -97,21 +97,21 @@ class Renderer:
         system = _digest_of(request.system)
         tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._kit.template.reads}
-        steering = digest(json.dumps(read, sort_keys=True, default=str))
-        return Head(system, tools, steering, digest(system, tools, steering))
+        steering = compute_digest(json.dumps(read, sort_keys=True, default=str))
+        return Head(system, tools, steering, compute_digest(system, tools, steering))
 
-    def new_characters(self, request: Request, recalled: Recalled) -> int:
+    def new_characters(self, request: Request, recalled: RecognizedHistory) -> int:
         """How many characters may have to be encoded for a prompt."""
-        start = recalled.anchor or 0
-        if recalled.base is not None and self._kit.resumption.possible:
-            start = recalled.base[0]
+        start = recalled.anchor_index or 0
+        if recalled.base_prompt is not None and self._kit.resumption.possible:
+            start = recalled.base_prompt[0]
         new = sum(_characters(block) for turn in request.turns[start:] for block in turn.blocks)
         if start:
             return new
         tools = self._toolset(request.tools).size
         return new + tools + sum(map(_characters, request.system))
 
-    def render(self, request: Request, recalled: Recalled, switches: Mapping[str, Any]) -> Prompt:
+    def render(self, request: Request, recalled: RecognizedHistory, switches: Mapping[str, Any]) -> Prompt:
         """The prompt. `request` is stabilized, `recalled` what is known of its turns.
 
         Threads may share a renderer.
@@ -169,7 +169,7 @@ class _Toolset:
         packed = msgspec.json.encode(tools)
         self.tools = tools
         self.size = len(packed)
-        self.digest = digest(packed)
+        self.digest = compute_digest(packed)
         self._protect = protect
 
     @cached_property
@@ -185,7 +185,7 @@ def _digest_of(system: tuple[Block, ...]) -> bytes:
 
 
 def _digest(system: tuple[Block, ...]) -> bytes:
-    return digest(msgspec.json.encode(system))
+    return compute_digest(msgspec.json.encode(system))
 
 
 _known_digest = lru_cache(32)(_digest)

@@ -3,11 +3,11 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from dovetail.ledger.keyring import Keyring, folder_keyring, read_keyring
+from dovetail.ledger.keyring import Keyring, load_or_create_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.sqlite_store import SqliteStore
-from dovetail.ledger.store import Store
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
+from dovetail.ledger.store import LedgerStore
 from dovetail.responses import backend as responses
 from dovetail.responses.memory import MemoryResponses
 from dovetail.responses.sqlite import SqliteResponses
@@ -22,7 +22,7 @@ RESPONSES = "responses.sqlite"
 def open_ledger(config: Config, folder: Path) -> Ledger:
     """The turns. Whoever shares a Redis does so to be asked for any of them, as workers are."""
     kept = config.store != "memory"
-    return Ledger(_store(config.store, folder), shared=kept, siblings=_has_siblings(config))
+    return Ledger(_store(config.store, folder), shared=kept, has_worker_peers=_has_siblings(config))
 
 
 def open_kept(config: Config, folder: Path) -> Kept:
@@ -36,7 +36,7 @@ def open_kept(config: Config, folder: Path) -> Kept:
 def open_keyring(config: Config, folder: Path) -> Keyring:
     if config.seal_key_file is not None:
         return read_keyring(config.seal_key_file)
-    return folder_keyring(folder)
+    return load_or_create_keyring(folder)
 
 
 def _has_siblings(config: Config) -> bool:
@@ -54,15 +54,15 @@ def _responses(config: Config, folder: Path) -> responses.Store:
     return RedisResponses(config.store, max_age=age)
 
 
-def _store(name: str, folder: Path) -> Store:
+def _store(name: str, folder: Path) -> LedgerStore:
     if name == "memory":
-        return MemoryStore()
+        return MemoryLedgerStore()
     if name == "sqlite":
-        return SqliteStore(folder / TURNS)
+        return SqliteLedgerStore(folder / TURNS)
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
             raise ValueError(f"--store with a Redis needs more: {install_command('redis')}")
-        from dovetail.ledger.redis_store import RedisStore
+        from dovetail.ledger.redis_store import RedisLedgerStore
 
-        return RedisStore(name)
+        return RedisLedgerStore(name)
     raise ValueError(f"--store {name}: sqlite, memory or a redis:// URL is wanted")

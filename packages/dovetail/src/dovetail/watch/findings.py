@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dovetail.ledger.equivalence import same_arguments
-from dovetail.ledger.turn_digest import see
+from dovetail.ledger.equivalence import is_same_arguments
+from dovetail.ledger.turn_digest import digest_turn
 from dovetail.prompt.clean import Stability
 from dovetail.prompt.diagnosis import Diagnosis
 from dovetail.prompt.normalization import Stabilizer
@@ -61,7 +61,7 @@ class Causes:
         """The first turn that is not as it was; volatile text in one is told as such."""
         old = [*before.turns, *([said] if said is not None else [])]
         for at, (was, here) in enumerate(zip(old, now.turns, strict=False)):
-            if see(was).digest == see(here).digest:
+            if digest_turn(was).digest == digest_turn(here).digest:
                 continue
             if at == len(before.turns) and _same_meaning(was, here, now.tools):
                 return _turn_changed(was, here)
@@ -122,7 +122,7 @@ def _same_meaning(said: Turn, copy: Turn, tools: Sequence[ToolSpec]) -> bool:
         return False
     pairs = zip(left, right, strict=True)
     return all(
-        same_arguments(one.arguments, other.arguments, schemas.get(one.name, {}))
+        is_same_arguments(one.arguments, other.arguments, schemas.get(one.name, {}))
         for one, other in pairs
     )
 

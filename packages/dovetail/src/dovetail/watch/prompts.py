@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dovetail.ledger.entry import IDS
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryStore
-from dovetail.ledger.turn_digest import digest, see
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
 from dovetail.pipeline.preparation import Prepared, Preparer
@@ -64,7 +64,7 @@ class NaturalPrompts:
         except RenderError:  # a template without a place for tools: a server would refuse, or help
             plain = as_plain_messages(messages, tools, speech.facts, model.tool_parser)
             text = speech.template.render(plain, switches=switches)
-        return array(IDS, self._guard.encode(text, first=True))
+        return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
     def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> Natural:
         """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
@@ -72,10 +72,10 @@ class NaturalPrompts:
             session=session,
             harness="",
             ids=ids,
-            system=digest(msgspec.json.encode(request.system)),
-            tools=digest(msgspec.json.encode(request.tools)),
-            switches=digest(msgspec.json.encode(request.thinking.template_kwargs)),
-            turns=tuple(see(turn).digest for turn in request.turns),
+            system=compute_digest(msgspec.json.encode(request.system)),
+            tools=compute_digest(msgspec.json.encode(request.tools)),
+            switches=compute_digest(msgspec.json.encode(request.thinking.template_kwargs)),
+            turns=tuple(digest_turn(turn).digest for turn in request.turns),
             policy_dropped=dropped,
         )
         return Natural(request, ids, sighting, self._doctor.examine(sighting))
@@ -83,7 +83,7 @@ class NaturalPrompts:
     def answered(self, natural: Natural, turn: Turn, ids: Sequence[int]) -> None:
         """What was generated on a prompt."""
         seen = natural.sighting
-        self._doctor.generated(seen.session, ids, turn=see(turn).digest, prompt=seen)
+        self._doctor.generated(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
 
     def spelled(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
         """The tokens of an answer as the template writes it behind its own prompt.
@@ -115,7 +115,7 @@ class ExactPrompts:
         self._model = model
         self._guard = Guard(model.tokenizer)
         self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
-        self._preparer = Preparer(model, Ledger(MemoryStore()), Keyring([bytes(32)]))
+        self._preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
     async def prepare(self, request: Request) -> Prepared:
         return await self._preparer.prepare(request)
@@ -140,7 +140,7 @@ class ExactPrompts:
         generation.feed([*ids, *([] if stop is None else [stop])])
         generation.finish("stop")
         read = Turn("assistant", generation.message().blocks)
-        if see(read).digest != see(turn).digest:
+        if digest_turn(read).digest != digest_turn(turn).digest:
             return False
         await self._preparer.record(prepared, generation)
         return True

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.ledger.turn_digest import digest, see
+from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail_model import Request, Turn
 
 _PASTS = 16  # exchanges of a session that the next one may go on from
@@ -105,7 +105,7 @@ class Sessions:
         """The session of the longest prompt that this one begins with, or a new one."""
         chains, chain = [], b""
         for one in digests_of(request):
-            chain = digest(chain, one)
+            chain = compute_digest(chain, one)
             chains.append(chain)
         known = (self._chains[c] for c in reversed(chains[:-1]) if c in self._chains)
         name = next(known, None)
@@ -124,7 +124,7 @@ def past(
 ) -> Past:
     """What is remembered of an exchange."""
     turns = digests_of(request)
-    known = turns if said is None else (*turns, see(said).digest)
+    known = turns if said is None else (*turns, digest_turn(said).digest)
     return Past(request, known, said, complete, sure, size)
 
 
@@ -135,7 +135,7 @@ def named(request: Request, session: str) -> Request:
 
 
 def digests_of(request: Request) -> tuple[bytes, ...]:
-    return tuple(see(turn).digest for turn in request.turns)
+    return tuple(digest_turn(turn).digest for turn in request.turns)
 
 
 def _common(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> int:
