@@ -11,8 +11,8 @@ from http_stage import Stage, StageEngine, service, serving
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import Service
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.store import ResponseStore
 from dovetail.server.peer_responses import joined
 
 
@@ -46,10 +46,10 @@ async def until(stage: Stage, id: str, status: str) -> Any:
     return response
 
 
-def shared_service(store: MemoryResponses) -> tuple[Service, StageEngine]:
+def shared_service(store: MemoryResponseBackend) -> tuple[Service, StageEngine]:
     """One of several servers over one store."""
     made, engine = service()
-    return Service(made.served, {}, Kept(store, siblings=True)), engine
+    return Service(made.served, {}, ResponseStore(store, has_peers=True)), engine
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def siblings(
     folder: Path, options: HttpOptions | None = None
 ) -> AsyncIterator[tuple[Stage, Stage]]:
     """Two processes of one server, as far as one loop can be two."""
-    store = MemoryResponses()
+    store = MemoryResponseBackend()
     (one, first_engine), (two, second_engine) = shared_service(store), shared_service(store)
     async with (
         serving(options, offered=one) as first,

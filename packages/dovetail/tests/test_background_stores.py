@@ -10,15 +10,15 @@ from http_stage import NAME, run, service, serving
 
 from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import Service
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.store import ResponseStore
 from dovetail.server.kept import open_kept
 from dovetail.settings.config import Config
 from dovetail.storage.fault import StoreError
 
 
-class Late(MemoryResponses):
+class Late(MemoryResponseBackend):
     """Something happens while it answers that a response is deleted."""
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
@@ -69,7 +69,7 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
             asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
             known = await first_kept.get("", asked.id)
             assert known is not None
-            await first_kept.settled(known)
+            await first_kept.wait_stored(known)
             there = await second.openai().responses.retrieve(asked.id)
             assert there.status in ("queued", "in_progress")
             gate.opened.set()
@@ -79,8 +79,8 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
 
 
 def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
-    class Full(MemoryResponses):
-        async def put(self, response: KeptResponse) -> None:
+    class Full(MemoryResponseBackend):
+        async def put(self, response: StoredResponse) -> None:
             raise StoreError("no room")
 
     async def scene() -> None:
@@ -101,7 +101,7 @@ def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(background_module, "_WATCH", 0.01)
 
     async def scene() -> None:
-        store = MemoryResponses()
+        store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
         async with serving(offered=one) as first, serving(offered=two) as second:
             first.engine = engine
@@ -123,7 +123,7 @@ def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatc
 
 def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
-        store = MemoryResponses()
+        store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
         async with serving(offered=one) as first, serving(offered=two) as second:
             first.engine = engine
@@ -139,12 +139,12 @@ def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPat
 
 def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() -> None:
     async def scene() -> None:
-        store = MemoryResponses()
+        store = MemoryResponseBackend()
         head = b'{"id":"resp_1","object":"response","status":"in_progress","error":null}'
-        left = KeptResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
+        left = StoredResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
         await store.put(left)
         made, _ = service()
-        async with serving(offered=Service(made.served, {}, Kept(store))) as stage:
+        async with serving(offered=Service(made.served, {}, ResponseStore(store))) as stage:
             reply = await stage.ask("GET", "/v1/responses/resp_1")
             assert reply.json["status"] == "failed"
             assert reply.json["error"]["code"] == "server_error"

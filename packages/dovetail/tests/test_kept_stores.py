@@ -15,13 +15,13 @@ from redis.asyncio import Redis
 from redis_server import RedisServer
 
 from dovetail.responses import store as kept_module
-from dovetail.responses.backend import Store, decode, encode
-from dovetail.responses.connection_cache import Local
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.redis import RedisResponses
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.sqlite import SqliteResponses
-from dovetail.responses.store import Kept
+from dovetail.responses.backend import ResponseBackend, decode_response, encode_response
+from dovetail.responses.connection_cache import ConnectionCache
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.redis import RedisResponseBackend
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.sqlite import SqliteResponseBackend
+from dovetail.responses.store import ResponseStore
 from dovetail.storage.fault import StoreError
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
@@ -42,7 +42,7 @@ class Clock:
 
 @dataclass
 class Bench:
-    store: Store
+    store: ResponseBackend
     advance: Callable[[float], Awaitable[None]]
 
 
@@ -71,15 +71,15 @@ class Scenario:
         clock = Clock()
         bounds: Any = {"max_bytes": max_bytes, "max_age": AGE, "clock": clock}
         if self.kind == "memory":
-            yield Bench(MemoryResponses(**bounds), clock.advance)
+            yield Bench(MemoryResponseBackend(**bounds), clock.advance)
         elif self.kind == "sqlite":
             path = self._folder / f"{next(self._number)}.sqlite"
-            yield Bench(SqliteResponses(path, **bounds), clock.advance)
+            yield Bench(SqliteResponseBackend(path, **bounds), clock.advance)
         else:
             assert self._server is not None
             async with Redis.from_url(self._server.url) as client:
                 await client.flushall()
-                store = RedisResponses(self._server.url, max_age=AGE, patience=30.0)
+                store = RedisResponseBackend(self._server.url, max_age=AGE, timeout=30.0)
 
                 async def advance(seconds: float) -> None:
                     """The server's clock cannot be set: the time is taken off every key."""
@@ -104,7 +104,7 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
     return Scenario(kind, tmp_path, request.getfixturevalue("server") if kind == "redis" else None)
 
 
-def response(id: str, tenant: str = "t", **more: Any) -> KeptResponse:
+def response(id: str, tenant: str = "t", **more: Any) -> StoredResponse:
     fields: dict[str, Any] = {
         "asked": 5.0,
         "status": "completed",
@@ -112,7 +112,7 @@ def response(id: str, tenant: str = "t", **more: Any) -> KeptResponse:
         "input": b'{"in":"%b"}' % id.encode(),
         "output": b'{"out":"%b"}' % id.encode(),
     }
-    return KeptResponse(tenant, id, **(fields | more))
+    return StoredResponse(tenant, id, **(fields | more))
 
 
 def test_what_was_put_is_found_by_its_tenant_alone(scenario: Scenario) -> None:
@@ -122,8 +122,8 @@ def test_what_was_put_is_found_by_its_tenant_alone(scenario: Scenario) -> None:
         assert await bench.store.get("t", "r1") == one
         assert await bench.store.get("u", "r1") is None
         assert await bench.store.get("t", "r2") is None
-        assert await bench.store.alive("t", ["r1", "r2"]) == {"r1"}
-        assert await bench.store.alive("u", ["r1"]) == set()
+        assert await bench.store.get_existing_ids("t", ["r1", "r2"]) == {"r1"}
+        assert await bench.store.get_existing_ids("u", ["r1"]) == set()
         assert not await bench.store.delete("u", "r1")
         await bench.store.put(response("r1", "u", output=b"other"))
         found = await bench.store.get("t", "r1")
@@ -160,7 +160,7 @@ def test_the_age_counts_from_the_last_use(scenario: Scenario) -> None:
         await bench.advance(AGE * 0.75)
         assert await bench.store.get("t", "r1") is not None
         assert await bench.store.get("t", "r2") is None
-        assert await bench.store.alive("t", ["r1", "r2"]) == {"r1"}
+        assert await bench.store.get_existing_ids("t", ["r1", "r2"]) == {"r1"}
         assert not await bench.store.delete("t", "r2")
 
     scenario.run(scene)
@@ -188,24 +188,24 @@ def test_the_bytes_are_bounded_and_the_longest_unused_go(scenario: Scenario) -> 
 
 
 def test_a_body_that_is_damaged_is_no_response() -> None:
-    whole = encode(response("r1"))
-    assert decode(whole) == response("r1")
+    whole = encode_response(response("r1"))
+    assert decode_response(whole) == response("r1")
     for broken in (b"", whole[:-3], whole[3:], b"\0" * 40, os.urandom(100)):
-        assert decode(broken) is None
+        assert decode_response(broken) is None
 
 
 def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "new" / "responses.sqlite"
 
     async def write() -> None:
-        store = SqliteResponses(path)
+        store = SqliteResponseBackend(path)
         await store.put(response("r1"))
         await store.close()
         with pytest.raises(StoreError, match="is closed"):
             await store.get("t", "r1")
 
     async def read() -> None:
-        store = SqliteResponses(path)
+        store = SqliteResponseBackend(path)
         assert await store.get("t", "r1") == response("r1")
         await store.close()
 
@@ -219,31 +219,31 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
 
     asyncio.run(SqliteLedgerStore(tmp_path / "turns.sqlite").close())
     with pytest.raises(StoreError, match="not a store of responses"):
-        SqliteResponses(tmp_path / "turns.sqlite")
+        SqliteResponseBackend(tmp_path / "turns.sqlite")
     with sqlite3.connect(tmp_path / "other.sqlite") as other:
         other.execute("CREATE TABLE t (x)")
     other.close()
     with pytest.raises(StoreError, match="not a store of responses"):
-        SqliteResponses(tmp_path / "other.sqlite")
+        SqliteResponseBackend(tmp_path / "other.sqlite")
 
 
 def test_two_processes_share_a_file(tmp_path: Path) -> None:
     async def scene() -> None:
-        one, two = (Kept(SqliteResponses(tmp_path / "r.sqlite")) for _ in range(2))
+        one, two = (ResponseStore(SqliteResponseBackend(tmp_path / "r.sqlite")) for _ in range(2))
         first = response("r1")
-        one.keep(first)
-        await one.settled(first)
+        one.put(first)
+        await one.wait_stored(first)
         assert await two.get("t", "r1") == first
-        one.keep(second := response("r2", previous="r1"))
-        await one.settled(second)
-        assert [r.id for r in await two.chain("t", "r2", LIMIT)] == ["r1", "r2"]
-        assert len(await one.chain("t", "r2", LIMIT)) == 2
+        one.put(second := response("r2", previous="r1"))
+        await one.wait_stored(second)
+        assert [r.id for r in await two.get_chain("t", "r2", LIMIT)] == ["r1", "r2"]
+        assert len(await one.get_chain("t", "r2", LIMIT)) == 2
         assert await two.delete("t", "r1")
-        assert [r.id for r in await one.known("t", "r2", LIMIT)] == ["r2"]
+        assert [r.id for r in await one.get_available_chain("t", "r2", LIMIT)] == ["r2"]
         with pytest.raises(PreviousNotFound, match="'r1'"):
-            await one.chain("t", "r2", LIMIT)
+            await one.get_chain("t", "r2", LIMIT)
         assert await one.get("t", "r1") is None
-        assert [r.id for r in await one.known("t", "r2", LIMIT)] == ["r2"]
+        assert [r.id for r in await one.get_available_chain("t", "r2", LIMIT)] == ["r2"]
         await one.close()
         await two.close()
 
@@ -252,16 +252,16 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
 
 def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
-        kept = Kept(bench.store)
+        kept = ResponseStore(bench.store)
         for number in range(100):
             previous = f"r{number - 1}" if number else None
-            kept.keep(response(f"r{number}", previous=previous))
-            chain = await kept.chain("t", f"r{number}", LIMIT)
+            kept.put(response(f"r{number}", previous=previous))
+            chain = await kept.get_chain("t", f"r{number}", LIMIT)
             assert [one.id for one in chain] == [f"r{at}" for at in range(number + 1)]
         with pytest.raises(PreviousNotFound):
-            await kept.chain("u", "r5", LIMIT)
-        await kept.room()
-        kept.keep(response("r3", status="failed"))
+            await kept.get_chain("u", "r5", LIMIT)
+        await kept.drain()
+        kept.put(response("r3", status="failed"))
         found = await kept.get("t", "r3")
         assert found is not None
         assert found.status == "failed"
@@ -273,19 +273,19 @@ def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
 
 def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
-        kept, local = Kept(bench.store), Local()
+        kept, local = ResponseStore(bench.store), ConnectionCache()
         for id in ("r1", "r2", "r3"):
-            kept.keep(response(id))
-            await kept.settled(response(id))
-        local.keep((), response("mine"))
-        found = await kept.outputs("t", ["r2", "mine", "r1", "r2"], LIMIT, local)
+            kept.put(response(id))
+            await kept.wait_stored(response(id))
+        local.put((), response("mine"))
+        found = await kept.get_outputs("t", ["r2", "mine", "r1", "r2"], LIMIT, local)
         assert found == [response(id).output for id in ("r2", "r1", "mine")]
-        assert await kept.outputs("t", ["r1", "none", "r2"], LIMIT) == [response("r1").output]
-        assert await kept.outputs("u", ["r1"], LIMIT) == []
+        assert await kept.get_outputs("t", ["r1", "none", "r2"], LIMIT) == [response("r1").output]
+        assert await kept.get_outputs("u", ["r1"], LIMIT) == []
         with pytest.raises(TooLarge):
-            await kept.outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
+            await kept.get_outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
         await bench.store.delete("t", "r1")  # by another process
-        assert await kept.outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
+        assert await kept.get_outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
 
     scenario.run(scene)
 
@@ -293,31 +293,31 @@ def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -
 def test_a_chain_in_use_does_not_grow_old(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         now = [0.0]
-        kept = Kept(bench.store, clock=lambda: now[0])
-        age = kept_module.RENEW_EVERY
-        kept.keep(response("r0"))
-        await kept.settled(response("r0"))
+        kept = ResponseStore(bench.store, clock=lambda: now[0])
+        age = kept_module.TOUCH_INTERVAL_SECONDS
+        kept.put(response("r0"))
+        await kept.wait_stored(response("r0"))
         for number in range(1, 8):
             await bench.advance(AGE * 0.3)
             now[0] += age * 1.1
-            chain = await kept.chain("t", f"r{number - 1}", LIMIT)
+            chain = await kept.get_chain("t", f"r{number - 1}", LIMIT)
             assert chain[0].id == "r0"
             new = response(f"r{number}", previous=f"r{number - 1}")
-            kept.keep(new)
-            await kept.settled(new)
+            kept.put(new)
+            await kept.wait_stored(new)
 
     scenario.run(scene)
 
 
 def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> None:
     async def scene() -> None:
-        kept = Kept(MemoryResponses())
-        kept.keep(response("r1", status="in_progress"))
+        kept = ResponseStore(MemoryResponseBackend())
+        kept.put(response("r1", status="in_progress"))
         with pytest.raises(InvalidRequest, match="not finished"):
-            await kept.chain("t", "r1", LIMIT)
-        kept.keep(response("r2", output=b"x" * 1000))
+            await kept.get_chain("t", "r1", LIMIT)
+        kept.put(response("r2", output=b"x" * 1000))
         with pytest.raises(TooLarge):
-            await kept.chain("t", "r2", 500)
+            await kept.get_chain("t", "r2", 500)
         await kept.close()
 
     asyncio.run(scene())
@@ -327,13 +327,13 @@ def test_a_chain_without_an_end_is_too_large() -> None:
     """Also one of responses that have no items; a store that is damaged may make a ring of it."""
 
     async def scene() -> None:
-        kept = Kept(MemoryResponses())
+        kept = ResponseStore(MemoryResponseBackend())
         for id, before in (("r1", "r2"), ("r2", "r1")):
-            kept.keep(response(id, previous=before, input=b"", output=b""))
+            kept.put(response(id, previous=before, input=b"", output=b""))
         with pytest.raises(TooLarge):
-            await kept.chain("t", "r1", LIMIT)
+            await kept.get_chain("t", "r1", LIMIT)
         with pytest.raises(TooLarge):
-            await kept.known("t", "r1", LIMIT)
+            await kept.get_available_chain("t", "r1", LIMIT)
         await kept.close()
 
     asyncio.run(scene())
@@ -343,10 +343,10 @@ def test_of_a_chain_only_the_items_are_held() -> None:
     """A head may have the tools and instructions of its request, and a chain many heads."""
 
     async def scene() -> None:
-        kept = Kept(MemoryResponses())
-        kept.keep(response("r1", head=b"x" * 1000))
-        kept.keep(response("r2", head=b"x" * 1000, previous="r1"))
-        chain = await kept.chain("t", "r2", LIMIT)
+        kept = ResponseStore(MemoryResponseBackend())
+        kept.put(response("r1", head=b"x" * 1000))
+        kept.put(response("r2", head=b"x" * 1000, previous="r1"))
+        chain = await kept.get_chain("t", "r2", LIMIT)
         assert [(one.id, one.head, one.items) for one in chain] == [
             (id, b"", response(id).items) for id in ("r1", "r2")
         ]
@@ -358,22 +358,22 @@ def test_of_a_chain_only_the_items_are_held() -> None:
     asyncio.run(scene())
 
 
-class Failing(MemoryResponses):
+class Failing(MemoryResponseBackend):
     """A store that does not work for a while."""
 
     fails = True
 
-    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+    async def get(self, tenant: str, id: str) -> StoredResponse | None:
         self._look()
         return await super().get(tenant, id)
 
-    async def put(self, response: KeptResponse) -> None:
+    async def put(self, response: StoredResponse) -> None:
         self._look()
         await super().put(response)
 
     async def alive(self, tenant: str, ids: Any) -> set[str] | None:
         self._look()
-        return await super().alive(tenant, ids)
+        return await super().get_existing_ids(tenant, ids)
 
     async def delete(self, tenant: str, id: str) -> bool:
         self._look()
@@ -387,19 +387,19 @@ class Failing(MemoryResponses):
 def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         store = Failing()
-        kept = Kept(store, siblings=True)
+        kept = ResponseStore(store, has_peers=True)
         one = response("r1")
-        kept.keep(one)
-        await kept.settled(one)
-        assert [r.id for r in await kept.chain("t", "r1", LIMIT)] == ["r1"]
+        kept.put(one)
+        await kept.wait_stored(one)
+        assert [r.id for r in await kept.get_chain("t", "r1", LIMIT)] == ["r1"]
         assert await kept.get("t", "r1") == one
         assert await kept.get("t", "other") is None
         with pytest.raises(StoreError, match="try again") as told:
             await kept.delete("t", "r1")
         assert "place" not in told.value.message  # clients hear it
         store.fails = False
-        kept.keep(two := response("r2", previous="r1"))
-        await kept.settled(two)
+        kept.put(two := response("r2", previous="r1"))
+        await kept.wait_stored(two)
         assert await store.get("t", "r2") == two
         await kept.close()
 
@@ -409,25 +409,25 @@ def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
 
 def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
     async def scene() -> None:
-        kept = Kept(store := RedisResponses(server.url, clock=lambda: clock[0]), siblings=True)
+        kept = ResponseStore(store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True)
         one = response("r1")
-        kept.keep(one)
-        await kept.settled(one)
+        kept.put(one)
+        await kept.wait_stored(one)
         server.stop()
-        kept.keep(two := response("r2", previous="r1"))
-        await kept.settled(two)
+        kept.put(two := response("r2", previous="r1"))
+        await kept.wait_stored(two)
         assert store.faults.lost == 1
-        assert [r.id for r in await kept.chain("t", "r2", LIMIT)] == ["r1", "r2"]
+        assert [r.id for r in await kept.get_chain("t", "r2", LIMIT)] == ["r1", "r2"]
         with pytest.raises(StoreError):
             await kept.delete("t", "r1")
         server.start()  # with nothing in it
         clock[0] += 10.0
         assert await kept.get("t", "r1") is None
         with pytest.raises(PreviousNotFound):
-            await kept.chain("t", "r2", LIMIT)
-        kept.keep(three := response("r3"))
-        await kept.settled(three)
-        assert [r.id for r in await kept.chain("t", "r3", LIMIT)] == ["r3"]
+            await kept.get_chain("t", "r2", LIMIT)
+        kept.put(three := response("r3"))
+        await kept.wait_stored(three)
+        assert [r.id for r in await kept.get_chain("t", "r3", LIMIT)] == ["r3"]
         await kept.close()
 
     clock = [0.0]
@@ -436,32 +436,32 @@ def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
 
 def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
     async def scene() -> None:
-        kept, local = Kept(MemoryResponses()), Local(most=3)
-        before: tuple[KeptResponse, ...] = ()
+        kept, local = ResponseStore(MemoryResponseBackend()), ConnectionCache(max_responses=3)
+        before: tuple[StoredResponse, ...] = ()
         for number in range(50):
             one = response(f"r{number}")
-            local.keep(before, one)
+            local.put(before, one)
             before = (*before, one)
-        chain = await kept.chain("t", "r49", LIMIT, local)
+        chain = await kept.get_chain("t", "r49", LIMIT, local)
         assert [one.id for one in chain] == [f"r{number}" for number in range(50)]
-        assert local.chain("r47") is not None
-        assert local.chain("r46") is None
+        assert local.get_chain("r47") is not None
+        assert local.get_chain("r46") is None
         with pytest.raises(PreviousNotFound):
-            await kept.chain("t", "r46", LIMIT, local)
+            await kept.get_chain("t", "r46", LIMIT, local)
         with pytest.raises(PreviousNotFound):
-            await kept.chain("t", "r49", LIMIT)
+            await kept.get_chain("t", "r49", LIMIT)
         await kept.close()
 
     asyncio.run(scene())
 
 
 def test_a_lane_that_rests_does_not_lose_its_place_to_a_busy_one() -> None:
-    local = Local(most=3)
-    local.keep((), response("resting"))
-    before: tuple[KeptResponse, ...] = ()
+    local = ConnectionCache(max_responses=3)
+    local.put((), response("resting"))
+    before: tuple[StoredResponse, ...] = ()
     for number in range(10):
-        local.keep(before, one := response(f"r{number}"))
+        local.put(before, one := response(f"r{number}"))
         before = (*before, one)
-    assert local.chain("resting") is not None
-    assert [one.id for one in local.chain("r9") or ()] == [one.id for one in before]
-    assert local.chain("r7") is None
+    assert local.get_chain("resting") is not None
+    assert [one.id for one in local.get_chain("r9") or ()] == [one.id for one in before]
+    assert local.get_chain("r7") is None

@@ -13,9 +13,9 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import pieces, show
 from dovetail.http.responses.run import Frames
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.store import ResponseStore
 
 
 def test_it_is_polled_until_it_is_done() -> None:
@@ -52,16 +52,16 @@ def test_one_that_ends_while_the_store_is_asked_is_not_lost(
             client = stage.openai()
             asked = await client.responses.create(model=NAME, input="Tell", background=True)
             await until(stage, asked.id, "in_progress")
-            get = Kept.get
+            get = ResponseStore.get
 
-            async def slowly(self: Kept, tenant: str, id: str) -> KeptResponse | None:
+            async def slowly(self: ResponseStore, tenant: str, id: str) -> StoredResponse | None:
                 found = await get(self, tenant, id)
                 gate.opened.set()
                 while stage.metric("dovetail_background_responses"):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0)
                 return found
 
-            monkeypatch.setattr(Kept, "get", slowly)
+            monkeypatch.setattr(ResponseStore, "get", slowly)
             assert (await client.responses.retrieve(asked.id)).status == "completed"
 
     run(scene)
@@ -240,7 +240,7 @@ def test_what_fails_is_told_as_failed() -> None:
 
 def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
     async def scene() -> None:
-        store = MemoryResponses()
+        store = MemoryResponseBackend()
         made, engine = shared_service(store)
         async with serving(HttpOptions(drain_timeout=0.05), offered=made) as stage:
             stage.engine = engine

@@ -15,9 +15,9 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import Service
 from dovetail.responses import store as kept_module
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.store import ResponseStore
 from dovetail_model import EngineError
 
 TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
@@ -167,14 +167,14 @@ def test_it_is_found_as_soon_as_the_end_is_seen() -> None:
     run(scene)
 
 
-class Slow(MemoryResponses):
+class Slow(MemoryResponseBackend):
     """A store that takes its time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open, self.asked = asyncio.Event(), asyncio.Event()
 
-    async def put(self, response: KeptResponse) -> None:
+    async def put(self, response: StoredResponse) -> None:
         self.asked.set()
         await self.open.wait()
         await super().put(response)
@@ -185,7 +185,7 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        kept = Kept(store, siblings=True)
+        kept = ResponseStore(store, has_peers=True)
         async with serving(offered=Service(made.served, {}, kept)) as stage:
             asked = asyncio.create_task(ask(stage, stream=stream, input="Hi"))
             await store.asked.wait()
@@ -208,7 +208,7 @@ def test_a_server_of_one_process_waits_for_no_store(
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        async with serving(offered=Service(made.served, {}, Kept(store, shared=True))) as stage:
+        async with serving(offered=Service(made.served, {}, ResponseStore(store, shared=True))) as stage:
             assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
             store.open.set()
 
@@ -224,7 +224,7 @@ def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        offered = Service(made.served, {}, Kept(store, siblings=True))
+        offered = Service(made.served, {}, ResponseStore(store, has_peers=True))
         async with serving(offered=offered) as stage:
             response = await ask(stage, stream=stream, input="Hi")
             assert response.output_text == "Hello."

@@ -18,8 +18,8 @@ from dovetail.access.key_file import Key
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import Others, pieces
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.response import KeptResponse
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
 from dovetail.storage.fault import StoreError
 
@@ -205,7 +205,7 @@ def test_it_is_deleted_from_another_and_does_not_come_back(tmp_path: Path) -> No
 def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(self: MemoryResponses, tenant: str, id: str) -> KeptResponse | None:
+    async def away(self: MemoryResponseBackend, tenant: str, id: str) -> StoredResponse | None:
         raise StoreError("away")
 
     async def scene() -> None:
@@ -213,7 +213,7 @@ def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
             here = first.openai()
             gone, kept = [await here.responses.create(model=NAME, input="Hi") for _ in range(2)]
             await second.openai().responses.delete(gone.id)
-            monkeypatch.setattr(MemoryResponses, "get", away)
+            monkeypatch.setattr(MemoryResponseBackend, "get", away)
             assert (await here.responses.retrieve(kept.id)).output_text == "Hello."
             with pytest.raises(openai.NotFoundError):
                 await here.responses.retrieve(gone.id)

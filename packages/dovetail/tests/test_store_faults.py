@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from dovetail.http.stores import StoreNumbers
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.responses.redis import RedisResponses
-from dovetail.responses.store import Kept
+from dovetail.responses.redis import RedisResponseBackend
+from dovetail.responses.store import ResponseStore
 from dovetail.storage.faults import LOG_INTERVAL_SECONDS, StoreFaults
 
 
@@ -46,8 +46,8 @@ def test_a_redis_that_is_not_there_is_told_of_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> bool:
-        kept = Kept(RedisResponses("redis://127.0.0.1:1"))
-        await kept.greet()
+        kept = ResponseStore(RedisResponseBackend("redis://127.0.0.1:1"))
+        await kept.ping()
         await kept.close()
         return kept.faults.unavailable
 

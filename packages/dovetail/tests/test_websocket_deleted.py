@@ -12,8 +12,8 @@ from socket_stage import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.responses import connection_cache as local_module
-from dovetail.responses.connection_cache import Local, Room
-from dovetail.responses.response import KeptResponse, weight
+from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
+from dovetail.responses.response import StoredResponse, response_size
 
 
 def ident(events: list[Event]) -> str:
@@ -83,38 +83,38 @@ def test_an_answer_that_goes_on_from_it_meanwhile_is_not_gone_on_from() -> None:
     run(scene)
 
 
-def made(name: str, tenant: str = "t") -> KeptResponse:
-    return KeptResponse(tenant, name, 0.0, "completed", b"", b"x" * 100)
+def made(name: str, tenant: str = "t") -> StoredResponse:
+    return StoredResponse(tenant, name, 0.0, "completed", b"", b"x" * 100)
 
 
 def test_room_is_left_by_what_is_deleted() -> None:
-    room = Room(10_000)
-    local = Local(room=room)
+    room = ConnectionCacheBudget(10_000)
+    local = ConnectionCache(budget=room)
     a, b, c = made("a"), made("b"), made("c")
-    local.keep((), a)
-    local.keep((a,), b)
-    local.keep((a, b), c)
+    local.put((), a)
+    local.put((a,), b)
+    local.put((a, b), c)
     local.delete("other", "b")
-    assert local.chain("c") is not None
+    assert local.get_chain("c") is not None
     local.delete("t", "b")
-    assert (local.chain("a"), local.chain("b"), local.chain("c")) == ((a,), None, None)
-    assert room.weight == weight(a)
+    assert (local.get_chain("a"), local.get_chain("b"), local.get_chain("c")) == ((a,), None, None)
+    assert room.used_bytes == response_size(a)
     local.delete("t", "a")
-    assert room.weight == 0
+    assert room.used_bytes == 0
 
 
 def test_a_place_forgets_no_more_than_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_module, "_MOST_GONE", 3)
-    local = Local()
-    few, many = local.place(), None
+    local = ConnectionCache()
+    few, many = local.reserve(), None
     for at in range(3):
         local.delete("t", f"x{at}")
-    few.keep((made("x1", "other"),), made("kept"))
-    assert local.chain("kept") is not None
-    few.keep((made("x1"),), made("gone"))
-    assert local.chain("gone") is None
-    many = local.place()
+    few.put((made("x1", "other"),), made("kept"))
+    assert local.get_chain("kept") is not None
+    few.put((made("x1"),), made("gone"))
+    assert local.get_chain("gone") is None
+    many = local.reserve()
     for at in range(4):
         local.delete("t", f"x{at}")
-    many.keep((), made("late"))
-    assert local.chain("late") is None
+    many.put((), made("late"))
+    assert local.get_chain("late") is None

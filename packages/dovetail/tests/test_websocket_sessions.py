@@ -9,8 +9,8 @@ from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 from dovetail.access.auth import Keys
 from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
-from dovetail.responses.connection_cache import Local, Room
-from dovetail.responses.response import KeptResponse, weight
+from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
+from dovetail.responses.response import StoredResponse, response_size
 from dovetail.routing.pool import ReplicaPool
 
 BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}
@@ -217,18 +217,18 @@ def test_sockets_hold_only_so_much_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_room_is_counted_by_what_is_held() -> None:
-    def made(name: str) -> KeptResponse:
-        return KeptResponse("", name, 0.0, "completed", b"", b"x" * 100)
+    def made(name: str) -> StoredResponse:
+        return StoredResponse("", name, 0.0, "completed", b"", b"x" * 100)
 
-    room = Room(10_000)
-    one, two = Local(room=room), Local(room=room)
+    room = ConnectionCacheBudget(10_000)
+    one, two = ConnectionCache(budget=room), ConnectionCache(budget=room)
     a, b, c = made("a"), made("b"), made("c")
-    one.keep((), a)
-    one.keep((a,), b)
-    two.keep((), c)
-    assert room.weight == 3 * weight(a)
-    assert one.chain("b") == (a, b)
+    one.put((), a)
+    one.put((a,), b)
+    two.put((), c)
+    assert room.used_bytes == 3 * response_size(a)
+    assert one.get_chain("b") == (a, b)
     one.close()
-    assert room.weight == weight(c)
+    assert room.used_bytes == response_size(c)
     two.close()
-    assert room.weight == 0
+    assert room.used_bytes == 0

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from dovetail.access.auth import STRANGER
 from dovetail.http.ids import new_id
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.responses.connection_cache import Local
+from dovetail.responses.connection_cache import ConnectionCache
 
 Headers = Iterable[tuple[str, str]]
 
@@ -64,7 +64,7 @@ class Exchange:
         self.caller = STRANGER
         self.tenant = ""
         self.transport: Literal["http", "websocket"] = "http"
-        self.local: Local | None = None
+        self.local: ConnectionCache | None = None
         self.warms = False
         self.held = 0
         self.extra: list[tuple[str, str]] = []

@@ -15,8 +15,8 @@ from dovetail.models.loader import Model
 from dovetail.pipeline.guided_decoding import Demand, Guidance, Place
 from dovetail.pipeline.preparation import Prepared, Prepares
 from dovetail.prompt.normalization import Stabilizer
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
@@ -149,11 +149,11 @@ class Service:
         self,
         served: Sequence[Offered],
         aliases: Mapping[str, str] | None = None,
-        kept: Kept | None = None,
+        kept: ResponseStore | None = None,
         turns: StoreFaults | None = None,
     ) -> None:
         self.served = tuple(served)
-        self.kept = kept or Kept(MemoryResponses())
+        self.kept = kept or ResponseStore(MemoryResponseBackend())
         self.stores = [one for one in (turns, self.kept.faults) if one is not None]
         self.memory = Memory()
         self._aliases = dict(aliases or {})
@@ -195,7 +195,7 @@ class Service:
 
     async def start(self) -> None:
         """Makes every engine ready. A store that is not there is told of now, not later."""
-        await self.kept.greet()
+        await self.kept.ping()
         for one in self.served:
             await one.engine.start()
 

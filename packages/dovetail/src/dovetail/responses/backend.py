@@ -6,70 +6,70 @@ from typing import Protocol
 import msgspec
 import zstandard
 
-from dovetail.responses.response import KeptResponse
+from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreFaults
 
-DAY = 86_400.0
-MAX_BYTES = 256 << 20
-MAX_AGE = 30 * DAY
+DAY_SECONDS = 86_400.0
+DEFAULT_MAX_BYTES = 256 << 20
+DEFAULT_MAX_AGE_SECONDS = 30 * DAY_SECONDS
 
 Clock = Callable[[], float]
 
-_MAX_BODY = 1 << 29  # no response comes near; a damaged header must not ask for all memory
+_MAX_BODY_BYTES = 1 << 29  # no response comes near; a damaged header must not ask for all memory
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(KeptResponse)
+_decoder = msgspec.msgpack.Decoder(StoredResponse)
 
 
-class Stats(msgspec.Struct, frozen=True):
+class ResponseStats(msgspec.Struct, frozen=True):
     """What a store holds now."""
 
     responses: int
     bytes: int
 
 
-class Store(Protocol):
+class ResponseBackend(Protocol):
     """Keeps responses, each for its tenant alone, and forgets those not used for longest."""
 
     @property
     def faults(self) -> StoreFaults:
         """What it could not do. Who asks it adds only what is lost for that."""
 
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Have it told in the log, where it is not there."""
 
-    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+    async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
 
-    async def put(self, response: KeptResponse) -> None:
+    async def put(self, response: StoredResponse) -> None:
         """Keep it, in place of an older form of it."""
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Forget it. False: there was none."""
 
-    async def alive(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
+    async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
         """Which of these are there. None where that cannot be told at the moment."""
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
         """These were used again: their age begins anew."""
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> ResponseStats:
         """How much is held. Not for the hot path."""
 
     async def close(self) -> None:
         """Finish what was begun and let go. A closed store is not used again."""
 
 
-def encode(response: KeptResponse) -> bytes:
+def encode_response(response: StoredResponse) -> bytes:
     """The response as one body."""
     return zstandard.ZstdCompressor().compress(_encoder.encode(response))
 
 
-def decode(body: bytes) -> KeptResponse | None:
+def decode_response(body: bytes) -> StoredResponse | None:
     """The response of a body, or None if it is damaged or of a version that we do not know."""
     try:
-        if zstandard.frame_content_size(body) > _MAX_BODY:
+        if zstandard.frame_content_size(body) > _MAX_BODY_BYTES:
             return None
-        packed = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BODY)
+        packed = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BODY_BYTES)
         return _decoder.decode(packed)
     except (ValueError, zstandard.ZstdError, msgspec.MsgspecError):
         return None

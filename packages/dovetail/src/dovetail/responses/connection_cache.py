@@ -6,73 +6,73 @@ from weakref import WeakSet
 
 import msgspec
 
-from dovetail.responses.response import KeptResponse, weight
+from dovetail.responses.response import StoredResponse, response_size
 
-LAST = 32  # twice as many as a connection can have answered at once
-_MOST_GONE = 1024  # responses that are deleted while one is made
+DEFAULT_MAX_RESPONSES = 32  # twice as many as a connection can have answered at once
+_MAX_DELETED = 1024  # responses that are deleted while one is made
 
-Chain = tuple[KeptResponse, ...]
+ResponseChain = tuple[StoredResponse, ...]
 
 
-class Room:
+class ConnectionCacheBudget:
     """How many bytes all connections may hold. Where they hold more, the one that was not used for
     longest holds nothing any more: its client is told so, and sends everything again.
     """
 
-    __slots__ = ("_held", "_most_bytes", "weight")
+    __slots__ = ("_held", "_max_bytes", "used_bytes")
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._held: OrderedDict[Local, int] = OrderedDict()
-        self.weight = 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[ConnectionCache, int] = OrderedDict()
+        self.used_bytes = 0
 
-    def taken(self, local: "Local", size: int) -> None:
+    def set_usage(self, cache: "ConnectionCache", size: int) -> None:
         """This connection holds so many bytes now."""
-        self.left(local)
-        self._held[local] = size
-        self.weight += size
-        while self.weight > self._most_bytes:
+        self.release(cache)
+        self._held[cache] = size
+        self.used_bytes += size
+        while self.used_bytes > self._max_bytes:
             oldest = next(iter(self._held))
-            self.left(oldest)
-            oldest.forget()
+            self.release(oldest)
+            oldest.clear()
 
-    def left(self, local: "Local") -> None:
+    def release(self, cache: "ConnectionCache") -> None:
         """It holds nothing any more."""
-        self.weight -= self._held.pop(local, 0)
+        self.used_bytes -= self._held.pop(cache, 0)
 
 
-class Local:
+class ConnectionCache:
     """Found before what everybody can find, and gone with the connection.
 
     A conversation shares what its responses have in common, so it is held once.
     """
 
-    __slots__ = ("_chains", "_held", "_most", "_places", "_room", "_weight")
+    __slots__ = ("_chains", "_held", "_max_responses", "_reservations", "_budget", "_size")
 
-    def __init__(self, most: int = LAST, room: Room | None = None) -> None:
-        self._most = most
-        self._room = room
-        self._held: OrderedDict[str, Chain] = OrderedDict()
+    def __init__(self, max_responses: int = DEFAULT_MAX_RESPONSES, budget: ConnectionCacheBudget | None = None) -> None:
+        self._max_responses = max_responses
+        self._budget = budget
+        self._held: OrderedDict[str, ResponseChain] = OrderedDict()
         self._chains: Counter[str] = Counter()  # of a response, in how many it stands
-        self._weight = 0  # what is in several chains counts once
-        self._places: WeakSet[Place] = WeakSet()  # of responses in the making
+        self._size = 0  # what is in several chains counts once
+        self._reservations: WeakSet[CacheReservation] = WeakSet()  # of responses in the making
 
-    def place(self) -> "Place":
+    def reserve(self) -> "CacheReservation":
         """A place for a response before it is known what it goes on from."""
-        place = Place(self)
-        self._places.add(place)
+        place = CacheReservation(self)
+        self._reservations.add(place)
         return place
 
-    def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
+    def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
         """Hold a response that goes on from these. Nobody fetches it here: items are enough."""
         self._drop(response.id)
-        self._add((*before, msgspec.structs.replace(response, head=b"")))
-        if len(self._held) > self._most:
-            self._drop(self._least_of_use())
-        if self._room is not None:
-            self._room.taken(self, self._weight)
+        self._add((*previous, msgspec.structs.replace(response, head=b"")))
+        if len(self._held) > self._max_responses:
+            self._drop(self._pick_eviction())
+        if self._budget is not None:
+            self._budget.set_usage(self, self._size)
 
-    def chain(self, id: str) -> Chain | None:
+    def get_chain(self, id: str) -> ResponseChain | None:
         """The response and all before it, the oldest first; None if it is not held."""
         found = self._held.get(id)
         if found is not None:
@@ -81,68 +81,68 @@ class Local:
 
     def delete(self, tenant: str, id: str) -> None:
         """It was deleted: as in a store, nothing is gone on from that went on from it."""
-        for place in list(self._places):
+        for place in list(self._reservations):
             place.delete(tenant, id)
         if id not in self._chains:
             return
         for last, chain in list(self._held.items()):
             if any(one.id == id and one.tenant == tenant for one in chain):
                 self._drop(last)
-        if self._room is not None:
-            self._room.taken(self, self._weight)
+        if self._budget is not None:
+            self._budget.set_usage(self, self._size)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._held.clear()
         self._chains.clear()
-        self._weight = 0
+        self._size = 0
 
     def close(self) -> None:
         """The connection is gone."""
-        self.forget()
-        if self._room is not None:
-            self._room.left(self)
+        self.clear()
+        if self._budget is not None:
+            self._budget.release(self)
 
-    def _least_of_use(self) -> str:
+    def _pick_eviction(self) -> str:
         """The oldest that was gone on from, if any was: resting lanes come back to theirs."""
         old = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
         return next((id for id in self._held if id in old), next(iter(self._held)))
 
-    def _add(self, chain: Chain) -> None:
+    def _add(self, chain: ResponseChain) -> None:
         self._held[chain[-1].id] = chain
         for one in chain:
             self._chains[one.id] += 1
             if self._chains[one.id] == 1:
-                self._weight += weight(one)
+                self._size += response_size(one)
 
     def _drop(self, id: str) -> None:
         for one in self._held.pop(id, ()):
             self._chains[one.id] -= 1
             if not self._chains[one.id]:
                 del self._chains[one.id]
-                self._weight -= weight(one)
+                self._size -= response_size(one)
 
 
-class Place:
+class CacheReservation:
     """Where a connection will hold a response that is being made.
 
     What was deleted since it was asked for may be what it goes on from: then it is not held.
     """
 
-    __slots__ = ("__weakref__", "_gone", "_local")
+    __slots__ = ("__weakref__", "_deleted", "_cache")
 
-    def __init__(self, local: Local) -> None:
-        self._local: Local | None = local
-        self._gone: set[tuple[str, str]] = set()
+    def __init__(self, cache: ConnectionCache) -> None:
+        self._cache: ConnectionCache | None = cache
+        self._deleted: set[tuple[str, str]] = set()
 
-    def keep(self, before: Sequence[KeptResponse], response: KeptResponse) -> None:
+    def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
         """Hold it, with all that it goes on from."""
-        whole = not any((one.tenant, one.id) in self._gone for one in (*before, response))
-        if self._local is not None and whole:
-            self._local.keep(before, response)
+        whole = not any((one.tenant, one.id) in self._deleted for one in (*previous, response))
+        if self._cache is not None and whole:
+            self._cache.put(previous, response)
 
     def delete(self, tenant: str, id: str) -> None:
         """It was deleted. Who deletes very many meanwhile has nothing held."""
-        self._gone.add((tenant, id))
-        if len(self._gone) > _MOST_GONE:
-            self._gone.clear()
-            self._local = None
+        self._deleted.add((tenant, id))
+        if len(self._deleted) > _MAX_DELETED:
+            self._deleted.clear()
+            self._cache = None

@@ -4,12 +4,12 @@ from typing import Literal
 
 import msgspec
 
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-_OVERHEAD = 1000  # bytes that one takes whatever is in it
+_OVERHEAD_BYTES = 1000  # bytes that one takes whatever is in it
 
 
-class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
+class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
     """What one request brought and what was answered. What came before is behind `previous`.
 
     `input` and `output` are JSON items, as the inside of an array; `head` is the response object
@@ -20,7 +20,7 @@ class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     id: str
     asked: float
-    status: Status
+    status: ResponseStatus
     head: bytes
     input: bytes
     output: bytes = b""
@@ -38,6 +38,6 @@ class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
         return self.input, self.output
 
 
-def weight(response: KeptResponse) -> int:
+def response_size(response: StoredResponse) -> int:
     """About how many bytes it takes."""
-    return len(response.head) + len(response.input) + len(response.output) + _OVERHEAD
+    return len(response.head) + len(response.input) + len(response.output) + _OVERHEAD_BYTES

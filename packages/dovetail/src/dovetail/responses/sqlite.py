@@ -5,14 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.responses.backend import MAX_AGE, MAX_BYTES, Clock, Stats, decode, encode
-from dovetail.responses.response import KeptResponse
+from dovetail.responses.backend import DEFAULT_MAX_AGE_SECONDS, DEFAULT_MAX_BYTES, Clock, ResponseStats, decode_response, encode_response
+from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import SqliteThread
 from dovetail.storage.sqlite_bounds import TableBounds
 from dovetail.storage.sqlite_file import DatabaseSchema, open_database
 
-_ROW_COST = 200  # the row's other columns and its places in the indexes
+_ROW_OVERHEAD_BYTES = 200  # the row's other columns and its places in the indexes
 
 # The totals are kept by triggers, so that no look at the bounds ever counts rows.
 _TABLES = """
@@ -38,10 +38,10 @@ CREATE TRIGGER responses_dropped AFTER DELETE ON responses BEGIN
     UPDATE totals SET responses = responses - 1, bytes = bytes - old.size;
 END;
 """
-FORM = DatabaseSchema("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
+SCHEMA = DatabaseSchema("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
 
 
-class SqliteResponses:
+class SqliteResponseBackend:
     """The default store."""
 
     __slots__ = ("_bounds", "_connection", "_thread", "faults")
@@ -50,12 +50,12 @@ class SqliteResponses:
         self,
         path: Path,
         *,
-        max_bytes: int = MAX_BYTES,
-        max_age: float = MAX_AGE,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age: float = DEFAULT_MAX_AGE_SECONDS,
         clock: Clock = time.time,
     ) -> None:
         self.faults = StoreFaults("responses")
-        self._connection = open_database(path, FORM)
+        self._connection = open_database(path, SCHEMA)
         self._bounds = TableBounds(
             self._connection, "responses", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
@@ -66,14 +66,14 @@ class SqliteResponses:
             faults=self.faults,
         )
 
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """It is always there."""
 
-    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+    async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
         return await self._thread.read(lambda: self._get(tenant, id))
 
-    async def put(self, response: KeptResponse) -> None:
+    async def put(self, response: StoredResponse) -> None:
         """Keep it. Done when it is on its way to the disk: a crash of the process loses nothing."""
         await self._thread.write(lambda: self._put(response))
 
@@ -83,17 +83,17 @@ class SqliteResponses:
         await self._thread.write(lambda: found.append(self._delete(tenant, id)))
         return bool(found[-1])
 
-    async def alive(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
+    async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
         """Which of these are there."""
-        return await self._thread.read(lambda: self._alive(tenant, ids))
+        return await self._thread.read(lambda: self._get_existing_ids(tenant, ids))
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
         """These were used again."""
         rows = [(self._bounds.now(), tenant, id, self._bounds.min_used()) for id in ids]
         query = "UPDATE responses SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?"
-        await self._thread.write(lambda: self._many(query, rows))
+        await self._thread.write(lambda: self._execute_many(query, rows))
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> ResponseStats:
         """How much is held. Responses past their age count until the next write."""
         return await self._thread.read(self._stats)
 
@@ -103,14 +103,14 @@ class SqliteResponses:
 
     # What follows runs in the thread.
 
-    def _get(self, tenant: str, id: str) -> KeptResponse | None:
+    def _get(self, tenant: str, id: str) -> StoredResponse | None:
         query = "SELECT body FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
         row = self._connection.execute(query, (tenant, id, self._bounds.min_used())).fetchone()
-        return decode(row[0]) if row else None
+        return decode_response(row[0]) if row else None
 
-    def _put(self, response: KeptResponse) -> None:
-        body = encode(response)
-        size = len(body) + _ROW_COST
+    def _put(self, response: StoredResponse) -> None:
+        body = encode_response(response)
+        size = len(body) + _ROW_OVERHEAD_BYTES
         if size > self._bounds.max_bytes:
             return
         self._connection.execute(
@@ -125,7 +125,7 @@ class SqliteResponses:
         query = "DELETE FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
         return self._connection.execute(query, (tenant, id, self._bounds.min_used())).rowcount
 
-    def _alive(self, tenant: str, ids: Sequence[str]) -> set[str]:
+    def _get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str]:
         query = (
             "SELECT id FROM responses "
             "WHERE tenant = ? AND id IN (SELECT value FROM json_each(?)) AND used >= ?"
@@ -135,8 +135,8 @@ class SqliteResponses:
         )
         return {id for (id,) in rows}
 
-    def _many(self, query: str, rows: list[tuple[float, str, str, float]]) -> None:
+    def _execute_many(self, query: str, rows: list[tuple[float, str, str, float]]) -> None:
         self._connection.executemany(query, rows)
 
-    def _stats(self) -> Stats:
-        return Stats(*self._bounds.totals())
+    def _stats(self) -> ResponseStats:
+        return ResponseStats(*self._bounds.totals())

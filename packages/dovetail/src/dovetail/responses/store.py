@@ -13,28 +13,28 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.responses.backend import Clock, Stats, Store
-from dovetail.responses.connection_cache import Local
-from dovetail.responses.response import KeptResponse, weight
-from dovetail.responses.shelf import Shelf
+from dovetail.responses.backend import Clock, ResponseStats, ResponseBackend
+from dovetail.responses.connection_cache import ConnectionCache
+from dovetail.responses.response import StoredResponse, response_size
+from dovetail.responses.shelf import ResponseCache
 from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
 
-RENEW_EVERY = 3600.0  # seconds; well below the age at which stores forget
-PATIENCE = 2.0  # seconds that the end of an answer waits for the store
+TOUCH_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores forget
+STORE_TIMEOUT_SECONDS = 2.0  # seconds that the end of an answer waits for the store
 
-_CACHE = 64 << 20
-_AT_ONCE = 8  # responses that are being unpacked: each may be many times what it is on disk
-_RENEWED = 16384  # responses of which it is known when they were last used
-_LINK = 256  # bytes that each one of a chain counts besides its items: none goes on without end
-_SOUND = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_DEFAULT_CACHE_BYTES = 64 << 20
+_MAX_CONCURRENT_READS = 8  # responses that are being unpacked: each may be many times what it is on disk
+_MAX_TOUCHED = 16384  # responses of which it is known when they were last used
+_CHAIN_LINK_BYTES = 256  # bytes that each one of a chain counts besides its items: none goes on without end
+_VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
 
-class Kept:
+class ResponseStore:
     """Responses remembered.
 
     Whether one is there, the store decides: it bounds what is kept, and other processes may have
@@ -44,96 +44,96 @@ class Kept:
     """
 
     __slots__ = (
-        "_backlog",
+        "_writes",
         "_cache_bytes",
         "_clock",
-        "_reading",
-        "_renewed",
-        "_shelf",
-        "_store",
+        "_read_slots",
+        "_touched",
+        "_cache",
+        "_backend",
         "shared",
-        "siblings",
+        "has_peers",
     )
 
     def __init__(
         self,
-        store: Store,
+        backend: ResponseBackend,
         *,
         shared: bool = False,
-        siblings: bool = False,
-        cache_bytes: int = _CACHE,
+        has_peers: bool = False,
+        cache_bytes: int = _DEFAULT_CACHE_BYTES,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._store = store
-        self.shared = shared or siblings
-        self.siblings = siblings
+        self._backend = backend
+        self.shared = shared or has_peers
+        self.has_peers = has_peers
         self._cache_bytes = cache_bytes
         self._clock = clock
-        self._shelf = Shelf(cache_bytes)
-        self._backlog: WriteQueue[KeptResponse] = WriteQueue(
-            self._write, size_of=weight, faults=store.faults
+        self._cache = ResponseCache(cache_bytes)
+        self._writes: WriteQueue[StoredResponse] = WriteQueue(
+            self._write, size_of=response_size, faults=backend.faults
         )
         # Of a response, when all that it goes on from was last touched.
-        self._renewed: BoundedMap[tuple[str, str], float] = BoundedMap(_RENEWED)
-        self._reading = asyncio.Semaphore(_AT_ONCE)
+        self._touched: BoundedMap[tuple[str, str], float] = BoundedMap(_MAX_TOUCHED)
+        self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
-    def keep(self, response: KeptResponse) -> None:
+    def put(self, response: StoredResponse) -> None:
         """Remember it, or its newer form. From now on it is found; the disk is not waited for."""
-        self._shelf.add(response)
-        self._backlog.put(response)
+        self._cache.put(response)
+        self._writes.put(response)
 
     @property
-    def waiting(self) -> int:
+    def pending_bytes(self) -> int:
         """About how many bytes are not in the store yet."""
-        return self._backlog.pending_bytes
+        return self._writes.pending_bytes
 
     @property
     def faults(self) -> StoreFaults:
         """What the store could not do."""
-        return self._store.faults
+        return self._backend.faults
 
-    async def greet(self) -> None:
+    async def ping(self) -> None:
         """Have it told in the log, where the store is not there."""
-        await self._store.greet()
+        await self._backend.ping()
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Returns when there is room for more: only where the store cannot keep up is it waited."""
-        if self.waiting > self._cache_bytes:
-            await self._backlog.flush()
+        if self.pending_bytes > self._cache_bytes:
+            await self._writes.flush()
 
-    async def settled(self, response: KeptResponse) -> None:
+    async def wait_stored(self, response: StoredResponse) -> None:
         """Returns when the response is in the store, or the store has had its time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                await self._backlog.wait_written(response.tenant, response.id)
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                await self._writes.wait_written(response.tenant, response.id)
 
-    async def get(self, tenant: str, id: str) -> KeptResponse | None:
+    async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
-        if not is_sound(id):
+        if not is_valid_id(id):
             return None
-        return self._backlog.get(tenant, id) or await self._fetch(tenant, id)
+        return self._writes.get(tenant, id) or await self._fetch(tenant, id)
 
-    async def chain(
-        self, tenant: str, id: str, limit: int, local: Local | None = None
-    ) -> Sequence[KeptResponse]:
+    async def get_chain(
+        self, tenant: str, id: str, limit: int, local: ConnectionCache | None = None
+    ) -> Sequence[StoredResponse]:
         """The response and all before it, the oldest first, without heads.
 
         PreviousNotFound if one is missing. `limit` bounds the bytes of their items. What the
         connection holds is looked for first.
         """
-        if not is_sound(id):
+        if not is_valid_id(id):
             raise PreviousNotFound("Previous response not found.", param="previous_response_id")
-        held = None if local is None else local.chain(id)
+        held = None if local is None else local.get_chain(id)
         if held is not None:
             return held
         found = await self._walk(tenant, id, limit, whole=True)
-        for gone in await self._gone(tenant, [one.id for one in found]):
-            raise _missing(id, gone)
-        await self._renew(tenant, found)
+        for gone in await self._find_missing(tenant, [one.id for one in found]):
+            raise _previous_not_found(id, gone)
+        await self._touch_chain(tenant, found)
         return found
 
-    async def outputs(
-        self, tenant: str, ids: Sequence[str], limit: int, local: Local | None = None
+    async def get_outputs(
+        self, tenant: str, ids: Sequence[str], limit: int, local: ConnectionCache | None = None
     ) -> list[bytes]:
         """What these responses answered, up to the first that is not there.
 
@@ -144,59 +144,59 @@ class Kept:
         found: dict[str, bytes] = {}
         size = 0
         for id in dict.fromkeys(ids):
-            held = None if local is None else local.chain(id)
+            held = None if local is None else local.get_chain(id)
             if held is not None:
                 own.append(held[-1].output)
                 size += len(own[-1])
-            elif one := self._at_hand(tenant, id) or await self._fetch(tenant, id):
+            elif one := self._get_cached(tenant, id) or await self._fetch(tenant, id):
                 found[id] = one.output
                 size += len(one.output)
             else:
                 break
             if size > limit:
                 raise TooLarge(f"The responses that are named have more than {limit} bytes.")
-        for gone in await self._gone(tenant, list(found)):
+        for gone in await self._find_missing(tenant, list(found)):
             del found[gone]
         return [*found.values(), *own]
 
-    async def known(self, tenant: str, id: str, limit: int) -> Sequence[KeptResponse]:
+    async def get_available_chain(self, tenant: str, id: str, limit: int) -> Sequence[StoredResponse]:
         """The response and what is still there before it, the oldest first."""
         found = await self._walk(tenant, id, limit, whole=False)
-        gone = set(await self._gone(tenant, [one.id for one in found]))
+        gone = set(await self._find_missing(tenant, [one.id for one in found]))
         behind = takewhile(lambda one: one.id not in gone, reversed(found))
         return list(behind)[::-1]
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Forget it, everywhere. False: there was none. StoreError if the store cannot."""
-        if not is_sound(id):
+        if not is_valid_id(id):
             return False
-        await self._backlog.wait_written(tenant, id)
-        self._shelf.drop(tenant, id)
+        await self._writes.wait_written(tenant, id)
+        self._cache.remove(tenant, id)
         try:
-            return await self._store.delete(tenant, id)
+            return await self._backend.delete(tenant, id)
         except StoreError as error:  # where it lies and what ails it is not for clients
             raise StoreError("The store of responses does not answer: try again.") from error
 
-    def forget(self, tenant: str, id: str) -> None:
+    def evict(self, tenant: str, id: str) -> None:
         """Another process has deleted it: it is not shown from memory, whatever the store does."""
-        self._shelf.drop(tenant, id)
+        self._cache.remove(tenant, id)
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> ResponseStats:
         """How much the store holds. StoreError if it cannot tell."""
-        return await self._store.stats()
+        return await self._backend.stats()
 
     async def close(self) -> None:
         """Write what is left, then close the store."""
-        await self._backlog.flush()
-        await self._store.close()
+        await self._writes.flush()
+        await self._backend.close()
 
-    async def _walk(self, tenant: str, id: str, limit: int, *, whole: bool) -> list[KeptResponse]:
-        found: list[KeptResponse] = []
+    async def _walk(self, tenant: str, id: str, limit: int, *, whole: bool) -> list[StoredResponse]:
+        found: list[StoredResponse] = []
         size, above = 0, id
         while True:
-            one = self._at_hand(tenant, above) or await self._fetch(tenant, above)
+            one = self._get_cached(tenant, above) or await self._fetch(tenant, above)
             if one is None and whole:
-                raise _missing(id, above)
+                raise _previous_not_found(id, above)
             if one is None:
                 break
             if one.running and whole:
@@ -205,7 +205,7 @@ class Kept:
                     param="previous_response_id",
                 )
             found.append(msgspec.structs.replace(one, head=b""))  # a head may be as large as a body
-            size += len(one.input) + len(one.output) + _LINK
+            size += len(one.input) + len(one.output) + _CHAIN_LINK_BYTES
             if size > limit:
                 raise TooLarge(f"The conversation is larger than {limit} bytes.")
             if one.previous is None:
@@ -213,69 +213,69 @@ class Kept:
             above = one.previous
         return found[::-1]
 
-    def _at_hand(self, tenant: str, id: str) -> KeptResponse | None:
+    def _get_cached(self, tenant: str, id: str) -> StoredResponse | None:
         """What is still worked on may be worked on elsewhere: only the store knows how it is."""
-        held = self._shelf.get(tenant, id)
-        return self._backlog.get(tenant, id) or (None if held and held.running else held)
+        held = self._cache.get(tenant, id)
+        return self._writes.get(tenant, id) or (None if held and held.running else held)
 
-    async def _fetch(self, tenant: str, id: str) -> KeptResponse | None:
+    async def _fetch(self, tenant: str, id: str) -> StoredResponse | None:
         """From the store. Where that fails, what was known is better than nothing."""
         failed = False
         try:
-            async with self._reading:
-                found = await self._store.get(tenant, id)
+            async with self._read_slots:
+                found = await self._backend.get(tenant, id)
         except StoreError:
             failed, found = True, None
         if found is not None:
-            self._shelf.add(found)
+            self._cache.put(found)
         elif failed:
-            found = self._shelf.get(tenant, id)
+            found = self._cache.get(tenant, id)
         else:
-            self._shelf.drop(tenant, id)
+            self._cache.remove(tenant, id)
         return found
 
-    async def _gone(self, tenant: str, ids: Sequence[str]) -> list[str]:
+    async def _find_missing(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """What was at hand here may be deleted or too old by now: one question for all."""
-        written = [id for id in ids if self._backlog.get(tenant, id) is None]
-        alive = await self._ask(self._store.alive(tenant, written)) if written else None
+        written = [id for id in ids if self._writes.get(tenant, id) is None]
+        alive = await self._query(self._backend.get_existing_ids(tenant, written)) if written else None
         if alive is None:
             return []  # the store cannot tell: what is at hand has to do
         gone = [id for id in written if id not in alive]
         for id in gone:
-            self._shelf.drop(tenant, id)
+            self._cache.remove(tenant, id)
         return gone
 
-    async def _renew(self, tenant: str, chain: Sequence[KeptResponse]) -> None:
+    async def _touch_chain(self, tenant: str, chain: Sequence[StoredResponse]) -> None:
         """What is gone on from is in use, and so is all before it."""
         now, last = self._clock(), chain[-1]
         for one in chain:
-            self._shelf.touch(tenant, one.id)
-        renewed = self._renewed.get((tenant, last.id))
+            self._cache.touch(tenant, one.id)
+        renewed = self._touched.get((tenant, last.id))
         if renewed is None and last.previous is not None:
-            renewed = self._renewed.get((tenant, last.previous))
+            renewed = self._touched.get((tenant, last.previous))
         elif renewed is None:
             renewed = now  # it is alone, and new or fetched just now
-        if renewed is None or now - renewed > RENEW_EVERY:
+        if renewed is None or now - renewed > TOUCH_INTERVAL_SECONDS:
             renewed = now
-            await self._ask(self._store.touch(tenant, [one.id for one in chain]))
-        self._renewed.set((tenant, last.id), renewed)
+            await self._query(self._backend.touch(tenant, [one.id for one in chain]))
+        self._touched.set((tenant, last.id), renewed)
 
-    async def _write(self, response: KeptResponse) -> None:
-        await self._store.put(response)
+    async def _write(self, response: StoredResponse) -> None:
+        await self._backend.put(response)
 
-    async def _ask(self, question: Awaitable[_T]) -> _T | None:
+    async def _query(self, question: Awaitable[_T]) -> _T | None:
         try:
             return await question
         except StoreError:  # the store has told
             return None
 
 
-def is_sound(id: str) -> bool:
+def is_valid_id(id: str) -> bool:
     """Whether it could be the id of a response at all: clients send anything."""
-    return _SOUND.fullmatch(id) is not None
+    return _VALID_ID.fullmatch(id) is not None
 
 
-def _missing(id: str, gone: str) -> PreviousNotFound:
+def _previous_not_found(id: str, gone: str) -> PreviousNotFound:
     """Which of the chain is gone is told to whom it belongs."""
     message = f"Previous response with id '{id}' not found."
     if gone != id:

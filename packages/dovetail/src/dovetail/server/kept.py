@@ -9,9 +9,9 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.ledger.store import LedgerStore
 from dovetail.responses import backend as responses
-from dovetail.responses.memory import MemoryResponses
-from dovetail.responses.sqlite import SqliteResponses
-from dovetail.responses.store import Kept
+from dovetail.responses.memory import MemoryResponseBackend
+from dovetail.responses.sqlite import SqliteResponseBackend
+from dovetail.responses.store import ResponseStore
 from dovetail.settings.config import Config
 from dovetail.settings.extras import install_command
 
@@ -25,12 +25,12 @@ def open_ledger(config: Config, folder: Path) -> Ledger:
     return Ledger(_store(config.store, folder), shared=kept, has_worker_peers=_has_siblings(config))
 
 
-def open_kept(config: Config, folder: Path) -> Kept:
+def open_kept(config: Config, folder: Path) -> ResponseStore:
     """The responses that clients may fetch and go on from, where the turns are."""
     # Two servers of one user share a folder unless told otherwise, and so do an old one that
     # drains and the new one in its place.
     kept = config.store != "memory"
-    return Kept(_responses(config, folder), shared=kept, siblings=_has_siblings(config))
+    return ResponseStore(_responses(config, folder), shared=kept, has_peers=_has_siblings(config))
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:
@@ -43,15 +43,15 @@ def _has_siblings(config: Config) -> bool:
     return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
-def _responses(config: Config, folder: Path) -> responses.Store:
+def _responses(config: Config, folder: Path) -> responses.ResponseBackend:
     most, age = config.responses_max_bytes, config.responses_max_age
     if config.store == "memory":
-        return MemoryResponses(max_bytes=most, max_age=age)
+        return MemoryResponseBackend(max_bytes=most, max_age=age)
     if config.store == "sqlite":
-        return SqliteResponses(folder / RESPONSES, max_bytes=most, max_age=age)
-    from dovetail.responses.redis import RedisResponses
+        return SqliteResponseBackend(folder / RESPONSES, max_bytes=most, max_age=age)
+    from dovetail.responses.redis import RedisResponseBackend
 
-    return RedisResponses(config.store, max_age=age)
+    return RedisResponseBackend(config.store, max_age=age)
 
 
 def _store(name: str, folder: Path) -> LedgerStore:

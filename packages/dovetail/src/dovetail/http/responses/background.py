@@ -21,8 +21,8 @@ from dovetail.http.responses.following import Alone, Others, pieces, show
 from dovetail.http.responses.run import Frames, Key, Run
 from dovetail.http.tracker import Account
 from dovetail.net.exchange import ClientDisconnected
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.store import Kept
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.store import ResponseStore
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
@@ -45,7 +45,7 @@ Work = Callable[[Exchange], Awaitable[None]]
 class Background:
     """Starts runs, shows them, calls them off."""
 
-    def __init__(self, kept: Kept, metrics: Metrics, draining: Draining | None = None) -> None:
+    def __init__(self, kept: ResponseStore, metrics: Metrics, draining: Draining | None = None) -> None:
         self._kept = kept
         self._metrics = metrics
         self._draining = draining or Draining()
@@ -106,7 +106,7 @@ class Background:
         async with aclosing(stream), self._draining.answering(RESPONSES):
             await show(exchange, stream)
 
-    async def current(self, response: KeptResponse) -> KeptResponse:
+    async def current(self, response: StoredResponse) -> StoredResponse:
         """The response, or that it failed, where nobody works on it any more."""
         run = self._running.get((response.tenant, response.id))
         if run is not None and run.frames.all and response.status == "queued":
@@ -122,7 +122,7 @@ class Background:
         error = {"code": "server_error", "message": _STOPPED}
         return self._rewrite(response, "failed", error)
 
-    async def cancel(self, response: KeptResponse) -> KeptResponse:
+    async def cancel(self, response: StoredResponse) -> StoredResponse:
         """Calls a run off, wherever it is. Gives what it ended as: it may have been over first."""
         key = (response.tenant, response.id)
         ended = await self.stop(key) or await self.others.cancel(key)
@@ -135,7 +135,7 @@ class Background:
     def works_on(self, key: Key) -> bool:
         return key in self._running
 
-    def known(self, key: Key) -> KeptResponse | None:
+    def known(self, key: Key) -> StoredResponse | None:
         """A response that is made here, whether the store could keep it or not."""
         run = self._running.get(key)
         return None if run is None else run.response
@@ -151,7 +151,7 @@ class Background:
     async def abandon(self, key: Key) -> None:
         """A response that was deleted is not worked on, and nothing of it is shown any more."""
         self._over.pop(key, None)
-        self._kept.forget(*key)
+        self._kept.evict(*key)
         run = self._running.get(key)
         if run is not None:
             run.forget()
@@ -222,7 +222,7 @@ class Background:
         while self._over and (len(self._over) > _FOLLOWED or size > _FOLLOWED_BYTES):
             size -= self._over.popitem(last=False)[1].size
 
-    def _rewrite(self, response: KeptResponse, status: str, error: object) -> KeptResponse:
+    def _rewrite(self, response: StoredResponse, status: str, error: object) -> StoredResponse:
         """A response whose run is not here, as it stands from now on."""
         head, _ = split_response(response.head)
         head |= {
@@ -230,7 +230,7 @@ class Background:
             "error": msgspec.Raw(msgspec.json.encode(error)),
         }
         changed = msgspec.structs.replace(response, status=status, head=msgspec.json.encode(head))
-        self._kept.keep(changed)
+        self._kept.put(changed)
         return changed
 
 

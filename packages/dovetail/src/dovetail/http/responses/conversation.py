@@ -9,9 +9,9 @@ import msgspec
 from dovetail.http.exchange import Exchange
 from dovetail.http.ids import number_in
 from dovetail.http.memory import hold
-from dovetail.responses.connection_cache import Place
-from dovetail.responses.response import KeptResponse, Status
-from dovetail.responses.store import Kept, is_sound
+from dovetail.responses.connection_cache import CacheReservation
+from dovetail.responses.response import StoredResponse, ResponseStatus
+from dovetail.responses.store import ResponseStore, is_valid_id
 from dovetail_model import Request, ResponseNotFound, TooLarge
 from dovetail_protocols import (
     ResponsesEcho,
@@ -32,13 +32,13 @@ class Conversation:
 
     __slots__ = ("_exchange", "_kept", "_own", "_place", "_previous", "before", "body")
 
-    def __init__(self, kept: Kept, exchange: Exchange, own: bytes) -> None:
+    def __init__(self, kept: ResponseStore, exchange: Exchange, own: bytes) -> None:
         self._kept = kept
         self._exchange = exchange
         self._own = own
-        self._place = None if exchange.local is None else exchange.local.place()
+        self._place = None if exchange.local is None else exchange.local.reserve()
         self._previous: str | None = None
-        self.before: Sequence[KeptResponse] = ()
+        self.before: Sequence[StoredResponse] = ()
         self.body = own
 
     async def join(self, limit: int) -> None:
@@ -51,7 +51,7 @@ class Conversation:
         if self._previous is None:
             return
         exchange = self._exchange
-        before = await self._kept.chain(exchange.tenant, self._previous, limit, exchange.local)
+        before = await self._kept.get_chain(exchange.tenant, self._previous, limit, exchange.local)
         self.before = before
         self.body = joined_body(self._own, (items for one in before for items in one.items))
         if len(self.body) > limit:
@@ -66,14 +66,14 @@ class Conversation:
         exchange = self._exchange
         numbers = [number for id in named if (number := number_in(id)) is not None]
         ids = [f"{_PREFIX}{number}" for number in numbers]
-        outputs = await self._kept.outputs(exchange.tenant, ids, limit, exchange.local)
+        outputs = await self._kept.get_outputs(exchange.tenant, ids, limit, exchange.local)
         found: dict[str, bytes] = {}
         for output in outputs:
             found |= items_by_id(output)
         size = len(self._own)
         for id in named:
             if id not in found:
-                shown = f" with id '{id}'" if is_sound(id) else ""
+                shown = f" with id '{id}'" if is_valid_id(id) else ""
                 raise ResponseNotFound(f"Item{shown} not found.", param="input")
             size += len(found[id])
         if size > limit:
@@ -87,8 +87,8 @@ class Conversation:
         if not isinstance(echo, ResponsesEcho) or not (echo.store or place is not None):
             return None
         if echo.store:
-            await self._kept.room()
-        blank = KeptResponse(
+            await self._kept.drain()
+        blank = StoredResponse(
             tenant=self._exchange.tenant,
             id="",
             asked=time.time(),
@@ -108,37 +108,37 @@ class Keeping:
 
     def __init__(
         self,
-        kept: Kept | None,
-        place: Place | None,
-        before: Sequence[KeptResponse],
-        blank: KeptResponse,
+        kept: ResponseStore | None,
+        place: CacheReservation | None,
+        before: Sequence[StoredResponse],
+        blank: StoredResponse,
     ) -> None:
         self._kept = kept
         self._place = place
         self._before = before
         self._blank = blank
         self._held = b""
-        self.response: KeptResponse | None = None
+        self.response: StoredResponse | None = None
 
     @property
     def background(self) -> bool:
         return self._blank.background
 
-    def keep(self, response: bytes, *, seen: float = 0.0) -> KeptResponse:
+    def keep(self, response: bytes, *, seen: float = 0.0) -> StoredResponse:
         """The response object as it is now. From here on it is found."""
         head, output = split_response(response)
         kept = self.response = msgspec.structs.replace(
             self._blank,
             id=msgspec.json.decode(head["id"]),
-            status=cast("Status", msgspec.json.decode(head["status"])),
+            status=cast("ResponseStatus", msgspec.json.decode(head["status"])),
             head=msgspec.json.encode(head),
             output=output,
             seen=seen,
         )
         if self._kept is not None:
-            self._kept.keep(kept)
+            self._kept.put(kept)
         if self._place is not None:
-            self._place.keep(self._before, kept)
+            self._place.put(self._before, kept)
         return kept
 
     def forget(self) -> None:
@@ -148,7 +148,7 @@ class Keeping:
     def on_end(self, response: bytes, frame: bytes) -> bytes:
         """The end of a stream. Where others may be asked for it next, it waits for the store."""
         self.keep(response)
-        if self._kept is None or not self._kept.siblings:
+        if self._kept is None or not self._kept.has_peers:
             return frame
         self._held = frame
         return b""
@@ -161,10 +161,10 @@ class Keeping:
 
     async def settled(self) -> None:
         """Returns when the response is where others find it, if others may be asked for it next."""
-        if self._kept is not None and self._kept.siblings:
+        if self._kept is not None and self._kept.has_peers:
             await self.written()
 
     async def written(self) -> None:
         """Returns when the response, as it is now, outlives this process."""
         if self._kept is not None and self.response is not None:
-            await self._kept.settled(self.response)
+            await self._kept.wait_stored(self.response)

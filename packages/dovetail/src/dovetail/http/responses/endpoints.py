@@ -17,8 +17,8 @@ from dovetail.http.routes import Route
 from dovetail.http.tracker import Account
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import Service
-from dovetail.responses.response import KeptResponse
-from dovetail.responses.store import is_sound
+from dovetail.responses.response import StoredResponse
+from dovetail.responses.store import is_valid_id
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,
@@ -98,7 +98,7 @@ class Responses:
         if order not in ("asc", "desc"):
             raise InvalidRequest("order: Expected asc or desc", param="order")
         await self._required(exchange)
-        chain = await self._kept.known(exchange.tenant, _id(exchange), self._options.max_body_bytes)
+        chain = await self._kept.get_available_chain(exchange.tenant, _id(exchange), self._options.max_body_bytes)
         items = [*_items(chain)]
         if order == "desc":
             items.reverse()
@@ -137,7 +137,7 @@ class Responses:
         finally:
             self._leaving -= len(body)
 
-    async def _required(self, exchange: Exchange) -> KeptResponse:
+    async def _required(self, exchange: Exchange) -> StoredResponse:
         id = _id(exchange)
         found = await self._kept.get(exchange.tenant, id)
         found = found or self._background.known((exchange.tenant, id))
@@ -150,12 +150,12 @@ def _id(exchange: Exchange) -> str:
     return exchange.path.removeprefix("/v1/responses/").partition("/")[0]
 
 
-def _whole(response: KeptResponse) -> bytes:
+def _whole(response: StoredResponse) -> bytes:
     return whole_response(response.head, response.output)
 
 
 def _unknown(id: str) -> ResponseNotFound:
-    named = f" with id '{id}'" if is_sound(id) else ""
+    named = f" with id '{id}'" if is_valid_id(id) else ""
     return ResponseNotFound(f"Response{named} not found.")
 
 
@@ -168,7 +168,7 @@ def _number(query: dict[str, str], name: str, otherwise: int) -> int:
     return int(given)
 
 
-def _items(chain: Sequence[KeptResponse]) -> Iterator[dict[str, Any]]:
+def _items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any]]:
     """All that the last response was given, each item under an id of its own."""
     seen: set[str] = set()
     for one in chain:

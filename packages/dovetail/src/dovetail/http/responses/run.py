@@ -5,7 +5,7 @@ import time
 
 from dovetail.http.responses.conversation import Keeping
 from dovetail.net.asgi import Message
-from dovetail.responses.response import KeptResponse
+from dovetail.responses.response import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 
@@ -76,7 +76,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def response(self) -> KeptResponse | None:
+    def response(self) -> StoredResponse | None:
         """As it was last kept. None: it was deleted."""
         return None if self.deleted else self._keeping.response
 
@@ -102,7 +102,7 @@ class Run:
         self.frames.add(self._encoder.encode([error.failure()]))
         self.frames.add(await self._keeping.late())
 
-    def refresh(self) -> KeptResponse | None:
+    def refresh(self) -> StoredResponse | None:
         """Keeps the response as it is now, with a sign of life. None: it is over."""
         known = self._keeping.response
         if known is None or not known.running:

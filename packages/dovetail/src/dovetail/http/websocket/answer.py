@@ -10,7 +10,7 @@ from dovetail.http.websocket.protocol import CARRIER
 from dovetail.http.websocket.wire import Lines, error_message, lane_of, messages, streams
 from dovetail.net.asgi import Message, Scope, Send
 from dovetail.net.direct import DIRECT_WRITER_EXTENSION
-from dovetail.responses.connection_cache import Local
+from dovetail.responses.connection_cache import ConnectionCache
 
 #: Headers that belong to the one request that opened the socket.
 _OWN = frozenset(
@@ -80,7 +80,7 @@ class Source:
 
     __slots__ = ("gone", "local", "scope", "send")
 
-    def __init__(self, scope: Scope, send: Send, local: Local) -> None:
+    def __init__(self, scope: Scope, send: Send, local: ConnectionCache) -> None:
         self.scope = scope
         self.send = send
         self.local = local

@@ -6,7 +6,7 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.websocket.answer import Source
 from dovetail.http.websocket.session import Connection, Respond
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.responses.connection_cache import Local, Room
+from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES
@@ -37,7 +37,7 @@ class Sockets:
         self._draining = draining
         self._metrics = metrics
         self._most_bytes = most_bytes
-        self._room = Room(max(MOST_HELD, most_bytes))
+        self._room = ConnectionCacheBudget(max(MOST_HELD, most_bytes))
         self._open: set[Connection] = set()
         draining.on_begin(self._retire)
 
@@ -47,7 +47,7 @@ class Sockets:
         await self._respond(exchange)
         if exchange.status != UPGRADED:
             return
-        local = Local(room=self._room)
+        local = ConnectionCache(budget=self._room)
         source = Source(scope, send, local)
         connection = Connection(source, receive, self._respond, self._most_bytes)
         self._open.add(connection)
