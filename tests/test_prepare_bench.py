@@ -55,7 +55,7 @@ def test_every_api_grows_from_what_is_known(api: str, served: Model) -> None:
         found: list[str] = []
         for _ in range(LOOP + 2):
             await talk.grow()
-            found.append((await talk.prepare()).prompt.how)
+            found.append((await talk.prepare()).prompt.origin)
         return found
 
     assert asyncio.run(grown()) == ["grown"] * LOOP + ["resumed", "grown"]

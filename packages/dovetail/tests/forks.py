@@ -24,7 +24,7 @@ from dovetail.models.files import Source
 from dovetail.models.loader import Model, Parsers, Speech
 from dovetail.models.template_probe import probe
 from dovetail.pipeline.preparation import Prepared, Preparer, Settings
-from dovetail.prompt.messages import Names
+from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
@@ -208,7 +208,7 @@ class Grove:
         writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
         end = self.model.tokenizer.decode(prepared.prompt.ids[-24:])
         turn = Turn("assistant", tuple(blocks))
-        text = writer.write(turn, Names(()), lambda text: text, end)
+        text = writer.write(turn, ToolNames(()), lambda text: text, end)
         assert text is not None
         return text
 

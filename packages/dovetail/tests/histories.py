@@ -237,8 +237,8 @@ class Histories:
     def add(self, prepared: Prepared) -> None:
         self.histories += 1
         self.turns += sum(turn.role == "assistant" for turn in prepared.request.turns)
-        self.exact += len(prepared.prompt.exact)
-        self.hows[prepared.prompt.how] += 1
+        self.exact += len(prepared.prompt.exact_turns)
+        self.hows[prepared.prompt.origin] += 1
         self.notes.update(prepared.prompt.notes)
 
 

@@ -19,7 +19,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer, Settings
-from dovetail.prompt.clean import Stability
+from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
@@ -181,7 +181,7 @@ async def play_long(
 @cache
 def figures(pair: Pair, turns: int = 60) -> Long:
     """The figures of one session."""
-    unstable = replace(OFF, stability=Stability(strip_preamble=False))
+    unstable = replace(OFF, stability=NormalizationOptions(strip_preamble=False))
     costs, without, naive = (
         asyncio.run(play_long(pair, turns, settings)) for settings in (None, OFF, unstable)
     )
@@ -201,7 +201,7 @@ def _cost(played: Played, before: "array[int]", work: tuple[int, int, int], memo
     encoded, rendered, stored = work
     return Cost(
         exact=ids[: len(before)] == before,
-        how=played.prepared.prompt.how,
+        how=played.prepared.prompt.origin,
         prompt=len(ids),
         generated=len(played.generation.ids),
         prefilled=len(ids) - common_prefix(before, ids),

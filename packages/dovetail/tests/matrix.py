@@ -23,8 +23,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Preparer, Settings
-from dovetail.prompt.prompt import How
-from dovetail.prompt.renderer import Renderer
+from dovetail.prompt.prompt import PromptOrigin
+from dovetail.prompt.renderer import PromptRenderer
 
 Policy = Literal["keeps", "drops at a user turn", "drops at the answer", "moves the tools"]
 Follower = Literal["tool", "user"]
@@ -45,7 +45,7 @@ class Step:
     """
 
     follower: Follower
-    how: How
+    how: PromptOrigin
     kept: bool
     exact: bool
     ends_well: bool
@@ -189,7 +189,7 @@ async def new_tokens(pair: Pair) -> list[int]:
 
     They are what is left to prefill if no template ever has its way with an earlier turn.
     """
-    with patch.object(Renderer, "start", return_value=0):
+    with patch.object(PromptRenderer, "start", return_value=0):
         session = await play_session(pair, MessagesAgent)
     sizes = [len(session.played[0].prepared.prompt.ids)]
     for before, after in zip(session.played, session.played[1:], strict=False):
@@ -213,7 +213,7 @@ def _step(
     follower = session.follower(at - 1)
     return Step(
         follower=follower,
-        how=prompt.how,
+        how=prompt.origin,
         kept=policy == "keeps" or follower == "tool",
         exact=exact,
         ends_well=not exact or _ends_well(session, at),

@@ -13,7 +13,7 @@ from agent_clients import Agent, Heard
 
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.preparation import Prepared, Preparer
-from dovetail.prompt.messages import Names
+from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, Turn
 from dovetail_tokenizers import Tokenizer
@@ -51,7 +51,7 @@ class Player:
         prepared = await self.prepare(agent)
         end = self.tokenizer.decode(prepared.prompt.ids[-24:])
         turn = Turn("assistant", tuple(blocks))
-        text = self.writer.write(turn, Names(()), lambda text: text, end)
+        text = self.writer.write(turn, ToolNames(()), lambda text: text, end)
         assert text is not None
         ids = (self.spell or self.tokenizer.encode)(text)
         return await self.say(agent, prepared, [*ids, self.stop_id])

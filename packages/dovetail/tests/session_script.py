@@ -16,7 +16,7 @@ from playing import OddSpelling
 
 from dovetail.ledger.turn_digest import canonicalize_arguments
 from dovetail.pipeline.preparation import Prepared
-from dovetail.prompt.messages import Names
+from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_parsers import markers, parse
@@ -136,7 +136,7 @@ class Scribe:
         protect = _as_it_is if line.spelled_out else self._guard.protect
 
         def write(blocks: Blocks) -> str | None:
-            return self.writer.write(Turn("assistant", blocks), Names(()), protect, end)
+            return self.writer.write(Turn("assistant", blocks), ToolNames(()), protect, end)
 
         def read(text: str) -> object:
             return self._meaning(self._guard.reveal(text), thinking)

@@ -15,8 +15,8 @@ from dovetail.engines.scripted import reply as takes
 from dovetail.engines.scripted import selection as casting
 from dovetail.ledger import ledger
 from dovetail.ledger.recognition import TurnRecognizer
-from dovetail.prompt.normalization import Stabilizer
-from dovetail.prompt.prefix_diagnostics import Doctor
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics
 from dovetail.routing import pool
 from dovetail_protocols.decode_cache import Memory
 from dovetail_tokenizers.long_text_cache import LongTexts
@@ -26,8 +26,8 @@ _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
     (ledger.Ledger.__init__, "cache_bytes", SMALL),
     (ledger.Ledger.__init__, "wholes_bytes", SMALL),
     (TurnRecognizer.__init__, "most", FEW),
-    (Doctor.__init__, "max_bytes", SMALL),
-    (Stabilizer.__init__, "max_chars", SMALL),
+    (PrefixDiagnostics.__init__, "max_bytes", SMALL),
+    (PromptNormalizer.__init__, "max_chars", SMALL),
     (Memory.__init__, "max_bytes", SMALL),
     (LongTexts.__init__, "max_bytes", SMALL),
 )

@@ -44,7 +44,7 @@ class Oracle:
         for number, at in enumerate(places):
             allowed = [said.ids for said in candidates[at]]
             allowed += self._inherited(candidates, turns, at, number, tenant)
-            if at not in prepared.prompt.exact:
+            if at not in prepared.prompt.exact_turns:
                 allowed.append(written[number])
             if found[number] not in allowed and not self._is_restored(
                 prepared, at, found[number], tenant
@@ -103,9 +103,9 @@ class Oracle:
 
     def _is_restored(self, prepared: Prepared, at: int, found: "array[int]", tenant: str) -> bool:
         """Whether a turn is a seal's thoughts with the client's own words behind them."""
-        entry = prepared.prompt.recalled.entries.get(at)
+        entry = prepared.prompt.history.entries.get(at)
         turn = prepared.request.turns[at]
-        if entry is None or entry.chain or at not in prepared.prompt.written:
+        if entry is None or entry.chain or at not in prepared.prompt.rewritten_turns:
             return False
         sealed = [said for said in self._named(turn, tenant) if said.entry == entry.id]
         if not sealed or not (_seals(turn) & _entries(sealed)):

@@ -10,10 +10,10 @@ from models_at_hand import TEMPLATES
 
 from dovetail.models.stop_tokens import KNOWN
 from dovetail.models.template_probe import probe
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.prompt.splice import Splicer, Stops
+from dovetail.prompt.splice import Splicer, StopTokenMatcher
 from dovetail_parsers import markers, resolve
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
@@ -37,7 +37,7 @@ def chat_template(name: str) -> ChatTemplate:
 
 
 @cache
-def facts_of(name: str) -> Facts:
+def facts_of(name: str) -> TemplateProfile:
     return probe(chat_template(name), THINKING)
 
 
@@ -58,10 +58,10 @@ def controls_of(name: str) -> tuple[list[str], list[str]]:
 @cache
 def splicer_of(name: str) -> Splicer:
     ends, controls = controls_of(name)
-    stops = Stops(ends, controls, markers(*parsers_of(name)))
+    stops = StopTokenMatcher(ends, controls, markers(*parsers_of(name)))
     return Splicer(chat_template(name), facts_of(name), stops, THINKING)
 
 
 @cache
-def resumption_of(name: str) -> Resumption:
-    return Resumption(chat_template(name), facts_of(name), THINKING)
+def resumption_of(name: str) -> PartialRenderer:
+    return PartialRenderer(chat_template(name), facts_of(name), THINKING)

@@ -62,7 +62,7 @@ def test_a_seal_that_is_not_right_is_ignored_with_a_note(kind: str) -> None:
         elsewhere = grove()  # its store knows nothing
         turn = _with_seal(said, spoil(said.seals[0]))
         prepared = await elsewhere.prepare([user("hi"), turn, user("so?")])
-        assert not prepared.prompt.exact
+        assert not prepared.prompt.exact_turns
         assert "first" in elsewhere.text(prepared)
         assert "ok" in elsewhere.text(prepared)
         assert prepared.prompt.notes == ((f"seal_{reason}",) if reason else ())
@@ -81,7 +81,7 @@ def test_a_seal_under_another_key_or_for_another_tenant() -> None:
             prepared = await wood.prepare(history, tenant=tenant)
             assert prepared.prompt.notes == (note,)
             assert "first" not in wood.text(prepared)
-            assert not prepared.prompt.exact | prepared.prompt.written
+            assert not prepared.prompt.exact_turns | prepared.prompt.rewritten_turns
 
     run(check())
 
@@ -100,7 +100,7 @@ def test_a_seal_swapped_with_that_of_another_turn() -> None:
                 user("so?"),
             ]
             prepared = await wood.prepare(swapped, home=replicas - 1)
-            assert not prepared.prompt.exact
+            assert not prepared.prompt.exact_turns
             assert "edited_turn" in prepared.prompt.notes
             text = wood.text(prepared)
             assert text.index("first") < text.index("ok") < text.index("second")
@@ -115,7 +115,7 @@ def test_handles_of_another_tenant_say_nothing() -> None:
         said = await wood.say(None, [user("hi")], call, tenant="ann")
         for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
             prepared = await wood.prepare([user("hi"), copy, results(said, "x")], tenant="bob")
-            assert not prepared.prompt.recalled.entries
+            assert not prepared.prompt.history.entries
             told = any(isinstance(b, ReasoningBlock) and b.text for b in copy.blocks)
             assert ("secret" in wood.text(prepared)) == told
 
@@ -195,8 +195,8 @@ def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
         text = wood.text(prepared)
         assert there in text
         assert gone not in text
-        assert 1 not in prepared.prompt.exact
-        assert prepared.prompt.exact == {3 + 2 * at for at in range(behind)}
+        assert 1 not in prepared.prompt.exact_turns
+        assert prepared.prompt.exact_turns == {3 + 2 * at for at in range(behind)}
 
     run(check())
 
@@ -226,9 +226,9 @@ def test_replay_policies() -> None:
             turn = _reworded(said.turn, "edited")
             prepared = await wood.prepare([user("hi"), turn, results(said, "a", "b")])
             assert shown in wood.text(prepared)
-            assert bool(prepared.prompt.exact) == (replay == "exact")
+            assert bool(prepared.prompt.exact_turns) == (replay == "exact")
             unchanged = await wood.prepare([*said.history, results(said, "a", "b")])
-            assert bool(unchanged.prompt.exact) == (replay != "client")
+            assert bool(unchanged.prompt.exact_turns) == (replay != "client")
 
     run(check())
 

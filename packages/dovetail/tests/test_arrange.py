@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dovetail.prompt.arrange import arrange
-from dovetail.prompt.clean import Cleaner, Stability
-from dovetail.prompt.normalization import Stabilizer
-from dovetail.prompt.stability_init import stabilize
-from dovetail.prompt.turn_order import plain_id
+from dovetail.prompt.arrange import order_turns
+from dovetail.prompt.clean import TextCleaner, NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.stability_init import normalize_prompt
+from dovetail.prompt.turn_order import normalize_call_id
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -176,8 +176,8 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
 
 @pytest.mark.parametrize(("given_turns", "arranged"), CASES.values(), ids=CASES.keys())
 def test_a_history_is_arranged(given_turns: tuple[Turn, ...], arranged: tuple[Turn, ...]) -> None:
-    assert arrange(Request("m", turns=given_turns)).turns == arranged
-    assert stabilize(Request("m", turns=given_turns)).turns == arranged
+    assert order_turns(Request("m", turns=given_turns)).turns == arranged
+    assert normalize_prompt(Request("m", turns=given_turns)).turns == arranged
 
 
 def test_codex_begins_with_developer_turns() -> None:
@@ -188,7 +188,7 @@ def test_codex_begins_with_developer_turns() -> None:
         GO,
         Turn("developer", (TextBlock("later"),)),
     )
-    made = arrange(Request("m", turns=turns, system=(TextBlock("first"), TextBlock(" "))))
+    made = order_turns(Request("m", turns=turns, system=(TextBlock("first"), TextBlock(" "))))
     assert made.system == (TextBlock("first"), TextBlock("base"), TextBlock("more"))
     assert made.turns == (GO, Turn("system", (TextBlock("later"),)))
 
@@ -196,9 +196,9 @@ def test_codex_begins_with_developer_turns() -> None:
 def test_turns_in_order_are_the_same_objects() -> None:
     turns = (GO, CALL_AB, tool(gave("a", "1"), gave("b", "2")), said("x"), user("y"), user("z"))
     asked = Request("m", turns=turns, system=(TextBlock("s"),))
-    assert arrange(asked) is asked
-    assert stabilize(asked) is asked
-    grown = stabilize(msgspec.structs.replace(asked, turns=(*turns, CALL_A, user(gave("a", "1")))))
+    assert order_turns(asked) is asked
+    assert normalize_prompt(asked) is asked
+    grown = normalize_prompt(msgspec.structs.replace(asked, turns=(*turns, CALL_A, user(gave("a", "1")))))
     assert all(made is old for made, old in zip(grown.turns, turns, strict=False))
 
 
@@ -268,20 +268,20 @@ def _later(block: Block) -> Block:
 
 @given(HISTORY)
 def test_arranging_twice_changes_nothing(turns: tuple[Turn, ...]) -> None:
-    once = arrange(Request("m", turns=turns))
-    assert arrange(once) is once
+    once = order_turns(Request("m", turns=turns))
+    assert order_turns(once) is once
 
 
 @given(HISTORY)
 def test_no_text_is_lost(turns: tuple[Turn, ...]) -> None:
     asked = Request("m", turns=turns)
-    kept = texts(arrange(asked))
+    kept = texts(order_turns(asked))
     assert all(any(text in other for other in kept) for text in texts(asked))
 
 
 @given(HISTORY)
 def test_what_comes_out_is_canonical(turns: tuple[Turn, ...]) -> None:
-    made = arrange(Request("m", turns=turns)).turns
+    made = order_turns(Request("m", turns=turns)).turns
     assert not made or made[0].role != "system"
     for before, turn in pairwise(made):
         assert turn.blocks
@@ -289,7 +289,7 @@ def test_what_comes_out_is_canonical(turns: tuple[Turn, ...]) -> None:
         results = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
         assert len(results) == (len(turn.blocks) if turn.role == "tool" else 0)
         calls = [block.id for block in before.blocks if isinstance(block, ToolCallBlock)]
-        if len(set(map(plain_id, calls))) == len(calls):
+        if len(set(map(normalize_call_id, calls))) == len(calls):
             order = [calls.index(r.call_id) for r in results if r.call_id in calls]
             assert order == sorted(order)
 
@@ -302,9 +302,9 @@ BEGINS = st.sampled_from([said("so"), said(ReasoningBlock("t"), call("new"))])
 def test_growth_by_the_model_keeps_all_that_was(
     turns: tuple[Turn, ...], end: Turn, begin: Turn, more: tuple[Turn, ...]
 ) -> None:
-    before = arrange(Request("m", turns=(*turns, end)))
+    before = order_turns(Request("m", turns=(*turns, end)))
     assume(before.turns[-1].role != "assistant")  # `end` may have been a late result
-    after = arrange(Request("m", turns=(*turns, end, begin, *later(more))))
+    after = order_turns(Request("m", turns=(*turns, end, begin, *later(more))))
     assert after.turns[: len(before.turns)] == before.turns
     assert after.system == before.system
 
@@ -313,8 +313,8 @@ def test_growth_by_the_model_keeps_all_that_was(
 def test_growth_by_others_changes_the_last_exchange_only(
     turns: tuple[Turn, ...], end: Turn, more: tuple[Turn, ...]
 ) -> None:
-    before = arrange(Request("m", turns=(*turns, end))).turns
-    after = arrange(Request("m", turns=(*turns, end, GO, *later(more)))).turns
+    before = order_turns(Request("m", turns=(*turns, end))).turns
+    after = order_turns(Request("m", turns=(*turns, end, GO, *later(more)))).turns
     last = max((at for at, turn in enumerate(before) if turn.role == "assistant"), default=-1)
     assert after[: last + 1] == before[: last + 1]
 
@@ -324,9 +324,9 @@ def test_a_reminder_only_adds_to_the_last_result(
     turns: tuple[Turn, ...], begin: Turn, more: tuple[Turn, ...]
 ) -> None:
     calls = (said(call("n1"), call("n2")), tool(gave("n2", "y"), gave("n1", "x")))
-    before = arrange(Request("m", turns=(*turns, GO, *calls))).turns
+    before = order_turns(Request("m", turns=(*turns, GO, *calls))).turns
     more = (user("mind"), begin, *later(more))
-    after = arrange(Request("m", turns=(*turns, GO, *calls, *more))).turns
+    after = order_turns(Request("m", turns=(*turns, GO, *calls, *more))).turns
     assert before[-1] == tool(gave("n1", "x"), gave("n2", "y"))
     assert after[: len(before) - 1] == before[:-1]
     assert after[len(before) - 1] == tool(gave("n1", "x"), gave("n2", "y\n\nmind"))
@@ -346,7 +346,7 @@ def test_what_is_remembered_changes_nothing(
     histories: list[tuple[Turn, ...]], copied: bool
 ) -> None:
     """Sessions that grow side by side, then shrink, through one stabilizer and fresh ones."""
-    warm = Stabilizer(Stability())
+    warm = PromptNormalizer(NormalizationOptions())
     longest = max(map(len, histories))
     for cut in (*range(1, longest + 1), *range(longest, 0, -3)):
         for turns in histories:
@@ -354,7 +354,7 @@ def test_what_is_remembered_changes_nothing(
             if copied:
                 part = tuple(Turn(turn.role, tuple(turn.blocks)) for turn in part)
             asked = Request("m", turns=part)
-            assert warm.stabilize(asked) == stabilize(asked) == arrange(asked)
+            assert warm.normalize(asked) == normalize_prompt(asked) == order_turns(asked)
 
 
 LATE = (GO, CALL_A, GO, said("hm"), GO, said("so"), user(gave("a", "1")), said("ah"), GO)
@@ -363,25 +363,25 @@ LATE = (GO, CALL_A, GO, said("hm"), GO, said("so"), user(gave("a", "1")), said("
 @pytest.mark.parametrize("other", [user(gave("a", "2")), user("no")])
 def test_a_late_result_opens_what_was_closed(other: Turn) -> None:
     """And one that is gone again, or another one, is not taken from memory."""
-    warm = Stabilizer()
+    warm = PromptNormalizer()
     edited = (*LATE[:6], other, *LATE[7:])
     for turns in (LATE, edited, LATE):
         for cut in range(1, len(turns) + 1):
             asked = Request("m", turns=turns[:cut])
-            assert warm.stabilize(asked) == arrange(asked)
+            assert warm.normalize(asked) == order_turns(asked)
 
 
 def test_sessions_that_look_alike_are_told_apart() -> None:
-    warm = Stabilizer()
+    warm = PromptNormalizer()
     for end in range(1, 8, 2):
         for name in ("one", "two"):
             asked = Request("m", turns=(user(name), *long_history(4)[1:])[:end])
-            assert warm.stabilize(asked) == arrange(asked)
+            assert warm.normalize(asked) == order_turns(asked)
 
 
 def test_a_reminder_can_make_a_result_equal_another() -> None:
     turns = (GO, CALL_A, tool(gave("a", "x\n\ny"), gave("a", "x")), user("y"))
-    once = arrange(Request("m", turns=turns))
+    once = order_turns(Request("m", turns=turns))
     assert once.turns == (GO, CALL_A, tool(gave("a", "x\n\ny")))
 
 
@@ -399,35 +399,35 @@ def long_history(exchanges: int) -> tuple[Turn, ...]:
 
 def test_made_turns_are_the_same_objects_each_time() -> None:
     turns = long_history(50)
-    warm = Stabilizer()
-    before = warm.stabilize(Request("m", turns=turns[:-2]))
-    after = warm.stabilize(Request("m", turns=turns))
+    warm = PromptNormalizer()
+    before = warm.normalize(Request("m", turns=turns[:-2]))
+    after = warm.normalize(Request("m", turns=turns))
     closed = len(before.turns) - 2  # the last exchange may still grow
     assert all(map(lambda a, b: a is b, before.turns[:closed], after.turns))
 
 
 def test_only_new_turns_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Turn] = []
-    real = Cleaner.turn
+    real = TextCleaner.clean_turn
 
-    def spy(self: Cleaner, turn: Turn) -> Turn:
+    def spy(self: TextCleaner, turn: Turn) -> Turn:
         seen.append(turn)
         return real(self, turn)
 
-    monkeypatch.setattr(Cleaner, "turn", spy)
+    monkeypatch.setattr(TextCleaner, "turn", spy)
     turns = long_history(200)
-    warm = Stabilizer()
+    warm = PromptNormalizer()
     for end in range(1, len(turns) + 1, 2):
         seen.clear()
-        warm.stabilize(Request("m", turns=turns[:end]))
+        warm.normalize(Request("m", turns=turns[:end]))
         assert len(seen) <= 5
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    warm = Stabilizer(max_chars=200_000)
+    warm = PromptNormalizer(max_chars=200_000)
     for session in range(40):
         turns = (user(f"session {session}"), *long_history(20)[1:])
-        warm.stabilize(Request("m", turns=turns))
-        held = sum(known.size for known in warm._known.values())
-        assert held == warm._size <= 200_000
-    assert 0 < len(warm._known) < 40
+        warm.normalize(Request("m", turns=turns))
+        held = sum(known.chars for known in warm._histories.values())
+        assert held == warm._cached_chars <= 200_000
+    assert 0 < len(warm._histories) < 40

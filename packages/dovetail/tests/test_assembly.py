@@ -12,8 +12,8 @@ from dovetail.ledger.entry import pack_ids
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.models.files import CHATML
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.renderer import Renderer
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
@@ -23,11 +23,11 @@ TOOL = ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})
 
 
 @cache
-def _renderer(name: str) -> tuple[Renderer, ByteTokenizer]:
+def _renderer(name: str) -> tuple[PromptRenderer, ByteTokenizer]:
     ends, controls = controls_of(name)
     tokenizer = ByteTokenizer(controls)
     tool, reasoning = parsers_of(name)
-    made = Renderer(
+    made = PromptRenderer(
         chat_template(name),
         facts_of(name),
         tokenizer,
@@ -87,7 +87,7 @@ def test_an_answer_that_is_known_among_turns_that_are_not(name: str) -> None:
     natural = renderer.render(request, RecognizedHistory(), THINKING)
     known = entry("e", generated=pack_ids(tokenizer.encode_plain("Ours.")))
     spliced = renderer.render(request, RecognizedHistory(entries={PLACE: known}), THINKING)
-    assert (spliced.how, set(spliced.exact), spliced.notes) == ("iterated", {PLACE}, ())
+    assert (spliced.origin, set(spliced.exact_turns), spliced.notes) == ("iterated", {PLACE}, ())
     _, found, suffix = tokenizer.decode(spliced.ids).partition("Ours.")
     assert found
     assert "Of d." in suffix
@@ -105,7 +105,7 @@ def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
         known = {PLACE: entry("e", generated=ours, finish=finish)}
         made = renderer.render(request, RecognizedHistory(entries=known), THINKING)
         assert "Ours." in tokenizer.decode(made.ids)
-        assert (set(made.exact), set(made.written)) == (exact, written)
+        assert (set(made.exact_turns), set(made.rewritten_turns)) == (exact, written)
 
 
 @at_hand
@@ -118,11 +118,11 @@ def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() 
     natural = renderer.render(request, RecognizedHistory(), THINKING)
     before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), RecognizedHistory(), THINKING)
     resumed = renderer.render(request, RecognizedHistory(base_prompt=(at, before.ids), call_count=2), THINKING)
-    assert (resumed.how, resumed.ids) == ("resumed", natural.ids)
-    assert 0 < resumed.reused < len(before.ids)
+    assert (resumed.origin, resumed.ids) == ("resumed", natural.ids)
+    assert 0 < resumed.reused_tokens < len(before.ids)
     other = before.ids + array("I", tokenizer.encode_plain("<thought>"))
     whole = renderer.render(request, RecognizedHistory(base_prompt=(at, other), call_count=2), THINKING)
-    assert (whole.how, whole.ids, whole.reused) == ("cold", natural.ids, 0)
+    assert (whole.origin, whole.ids, whole.reused_tokens) == ("cold", natural.ids, 0)
 
 
 @at_hand
@@ -130,11 +130,11 @@ def test_a_turn_that_cannot_be_spliced_is_left_to_the_template() -> None:
     """The template does what it never did at load: it is counted, and nothing is lost."""
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
     broken = ChatTemplate(CHATML.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
-    renderer = Renderer(broken, Facts(), tokenizer, stops=["<|im_end|>"])
+    renderer = PromptRenderer(broken, TemplateProfile(), tokenizer, stops=["<|im_end|>"])
     known = {PLACE: entry("e", generated=pack_ids(tokenizer.encode_plain("Ours.")))}
     request = Request("m", SESSION)
     even = renderer.render(request, RecognizedHistory(entries=known), {})
-    assert (set(even.exact), even.notes) == ({PLACE}, ())
+    assert (set(even.exact_turns), even.notes) == ({PLACE}, ())
     odd = renderer.render(request, RecognizedHistory(entries=known), {"odd": "?"})
-    assert (odd.how, set(odd.exact), odd.notes) == ("cold", set(), ("splice_failed",))
+    assert (odd.origin, set(odd.exact_turns), odd.notes) == ("cold", set(), ("splice_failed",))
     assert "That was it.?<|im_end|>" in tokenizer.decode(odd.ids)

@@ -29,8 +29,8 @@ from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Relayed, Served, Service
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool
 
 LIST = "/v1/models?client_version=0.166.0"
@@ -133,7 +133,7 @@ def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
     """It may think and it gets images; which levels it takes, nobody knows."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
-    made = entry("m", Relayed(("m",), engine, Stabilizer(Stability()), sealer, max_context=65_536))
+    made = entry("m", Relayed(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
     assert made["context_window"] == 65_536
     assert made["input_modalities"] == ["text", "image"]

@@ -158,7 +158,7 @@ def test_a_spelled_control_token_behind_a_known_turn_stays_text(pair: Pair) -> N
         wood = grove(model=served)
         said = await wood.say(None, [user("hi")], [ToolCallBlock("", "run", '{"command": "ls"}')])
         prepared = await wood.prepare([*said.history, results(said, f"x{evil}x")])
-        assert prepared.prompt.how == "grown"
+        assert prepared.prompt.origin == "grown"
         return _controls(served, prepared)
 
     plain = run(controls(HARMLESS))

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import (
-    Conversation,
-    Message,
-    Names,
-    protected,
-    tool_call,
-    tool_definitions,
+    MessageBuilder,
+    ChatMessage,
+    ToolNames,
+    escape_strings,
+    format_tool_call,
+    format_tools,
 )
 from dovetail_model import (
     Block,
@@ -37,9 +37,9 @@ def _loud(text: str) -> str:
     return text.replace("<x>", "<!x>")
 
 
-def _written(facts: Facts, *turns: Turn, system: str = "", calls_before: int = 0) -> list[Message]:
-    made = Conversation(facts, _as_it_is, Names(()), calls_before)
-    return made.messages((TextBlock(system),) if system else (), turns)
+def _written(facts: TemplateProfile, *turns: Turn, system: str = "", calls_before: int = 0) -> list[ChatMessage]:
+    made = MessageBuilder(facts, _as_it_is, ToolNames(()), calls_before)
+    return made.build((TextBlock(system),) if system else (), turns)
 
 
 def _user(text: str) -> Turn:
@@ -60,15 +60,15 @@ LOOP = (_user("Go."), _says(ONE, TWO), _results(("toolu_1", "1st"), ("toolu_2", 
 
 
 def test_a_conversation() -> None:
-    assert _written(Facts(), *LOOP, _says(TextBlock("Done.")), system="Be brief.") == [
+    assert _written(TemplateProfile(), *LOOP, _says(TextBlock("Done.")), system="Be brief.") == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Go."},
         {
             "role": "assistant",
             "content": "",
             "tool_calls": [
-                tool_call("call_0", "read", {"path": "a"}),
-                tool_call("call_1", "list", {}),
+                format_tool_call("call_0", "read", {"path": "a"}),
+                format_tool_call("call_1", "list", {}),
             ],
         },
         {"role": "tool", "content": "1st", "tool_call_id": "call_0", "name": "read"},
@@ -78,18 +78,18 @@ def test_a_conversation() -> None:
 
 
 def test_no_system_text_is_no_system_message() -> None:
-    assert [m["role"] for m in _written(Facts(), _user("Go."))] == ["user"]
+    assert [m["role"] for m in _written(TemplateProfile(), _user("Go."))] == ["user"]
 
 
 @pytest.mark.parametrize("system", ["refused", "dropped"])
 def test_a_template_without_a_place_for_the_system_text(system: Any) -> None:
-    apart = _written(Facts(system=system), _user("Go."), system="Be brief.")
+    apart = _written(TemplateProfile(system=system), _user("Go."), system="Be brief.")
     assert apart == [
         {"role": "user", "content": "Be brief."},
         {"role": "user", "content": "Go."},
     ]
     joined = _written(
-        Facts(system=system, consecutive_users=False), _user("Go."), system="Be brief."
+        TemplateProfile(system=system, consecutive_users=False), _user("Go."), system="Be brief."
     )
     assert joined == [{"role": "user", "content": "Be brief.\n\nGo."}]
 
@@ -97,19 +97,19 @@ def test_a_template_without_a_place_for_the_system_text(system: Any) -> None:
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_turn_inside(role: Any) -> None:
     turns = (_user("Go."), _says(TextBlock("Yes.")), Turn(role, (TextBlock("Mind it."),)))
-    assert _written(Facts(), *turns)[-1] == {"role": "system", "content": "Mind it."}
+    assert _written(TemplateProfile(), *turns)[-1] == {"role": "system", "content": "Mind it."}
     for inside in ("dropped", "refused"):
-        facts = Facts(system_inside=inside)
+        facts = TemplateProfile(system_inside=inside)
         assert _written(facts, *turns)[-1] == {"role": "user", "content": "Mind it."}
 
 
 def test_users_that_follow_each_other() -> None:
     turns = (_user("One."), _user("Two."), _user("Three."))
-    apart = _written(Facts(), *turns)
+    apart = _written(TemplateProfile(), *turns)
     assert [m["content"] for m in apart] == ["One.", "Two.", "Three."]
-    facts = Facts(consecutive_users=False)
+    facts = TemplateProfile(consecutive_users=False)
     assert _written(facts, *turns) == [{"role": "user", "content": "One.\n\nTwo.\n\nThree."}]
-    facts = Facts(consecutive_users=False, content="parts")
+    facts = TemplateProfile(consecutive_users=False, content="parts")
     assert _written(facts, *turns) == [
         {"role": "user", "content": [{"type": "text", "text": "One.\n\nTwo.\n\nThree."}]}
     ]
@@ -123,15 +123,15 @@ def test_one_call_each() -> None:
         _results(("toolu_1", "1st"), ("toolu_2", "2nd")),
         _says(TextBlock("Done.")),
     )
-    split = _written(Facts(many_calls=False), *turns)
+    split = _written(TemplateProfile(many_calls=False), *turns)
     assert split[1:] == [
         {
             "role": "assistant",
             "content": "Both.",
-            "tool_calls": [tool_call("call_0", "read", {"path": "a"})],
+            "tool_calls": [format_tool_call("call_0", "read", {"path": "a"})],
         },
         {"role": "tool", "content": "1st", "tool_call_id": "call_0", "name": "read"},
-        {"role": "assistant", "content": "", "tool_calls": [tool_call("call_1", "list", {})]},
+        {"role": "assistant", "content": "", "tool_calls": [format_tool_call("call_1", "list", {})]},
         {"role": "tool", "content": "2nd", "tool_call_id": "call_1", "name": "list"},
         {"role": "assistant", "content": "Done."},
     ]
@@ -150,7 +150,7 @@ def test_one_call_each() -> None:
 @pytest.mark.parametrize("many", [True, False])
 def test_no_result_is_lost(many: bool, results: list[tuple[str, str]]) -> None:
     turns = (_user("Go."), _says(ONE, TWO), _results(*results), _user("On."))
-    shown = _written(Facts(many_calls=many), *turns)
+    shown = _written(TemplateProfile(many_calls=many), *turns)
     told = [m["content"] for m in shown if m["content"] in ("first", "second", "third")]
     assert sorted(told) == sorted(text for _, text in results)
 
@@ -164,13 +164,13 @@ def test_no_result_is_lost(many: bool, results: list[tuple[str, str]]) -> None:
     ],
 )
 def test_ids_are_numbers_in_the_style_of_the_template(style: Any, ids: list[str]) -> None:
-    shown = _written(Facts(call_ids=style), *LOOP, calls_before=3)
+    shown = _written(TemplateProfile(call_ids=style), *LOOP, calls_before=3)
     assert [call["id"] for call in shown[1]["tool_calls"]] == ids
     assert [m["tool_call_id"] for m in shown[2:]] == ids
 
 
 def test_an_id_of_nine_is_of_nine() -> None:
-    shown = _written(Facts(call_ids="nine"), *LOOP, calls_before=123_456)
+    shown = _written(TemplateProfile(call_ids="nine"), *LOOP, calls_before=123_456)
     ids = [call["id"] for call in shown[1]["tool_calls"]]
     assert [len(id) for id in ids] == [9, 9]
     assert len(set(ids)) == 2
@@ -178,13 +178,13 @@ def test_an_id_of_nine_is_of_nine() -> None:
 
 def test_numbers_run_through_the_history() -> None:
     again = ToolCallBlock("toolu_3", "read", "{}")
-    shown = _written(Facts(), *LOOP, _says(again), _results(("toolu_3", "3rd")))
+    shown = _written(TemplateProfile(), *LOOP, _says(again), _results(("toolu_3", "3rd")))
     assert shown[-2]["tool_calls"][0]["id"] == shown[-1]["tool_call_id"] == "call_2"
 
 
 @pytest.mark.parametrize("rewritten", ["toolu1", "toolu-1", "toolu_1"])
 def test_a_result_finds_its_call_by_letters_and_digits(rewritten: str) -> None:
-    shown = _written(Facts(), _user("Go."), _says(ONE), _results((rewritten, "1st")))
+    shown = _written(TemplateProfile(), _user("Go."), _says(ONE), _results((rewritten, "1st")))
     assert (shown[-1]["tool_call_id"], shown[-1]["name"]) == ("call_0", "read")
 
 
@@ -195,19 +195,19 @@ def test_a_result_of_nobodys_call_is_told_by_the_user() -> None:
         (_user("Go."), _says(ONE), _results(("toolu_9", "1st"))),
         (*LOOP, _says(ToolCallBlock("toolu_3", "read", "{}")), _results(("toolu_1", "1st"))),
     ):
-        assert _written(Facts(), *turns)[-1] == {"role": "user", "content": "1st"}
+        assert _written(TemplateProfile(), *turns)[-1] == {"role": "user", "content": "1st"}
 
 
 def test_the_models_own_ids() -> None:
-    made = Conversation(Facts(call_ids="kimi"), _as_it_is, Names(()))
+    made = MessageBuilder(TemplateProfile(call_ids="kimi"), _as_it_is, ToolNames(()))
     numbered = made.number_calls(_says(ONE, TWO), ["functions.read:7", None])
     assert numbered == [("functions.read:7", "read"), ("functions.list:1", "list")]
-    results = made.turn(_results(("toolu_2", "2nd"), ("toolu_1", "1st")))
+    results = made.build_turn(_results(("toolu_2", "2nd"), ("toolu_1", "1st")))
     assert [m["tool_call_id"] for m in results] == ["functions.list:1", "functions.read:7"]
 
 
 def test_content_in_parts() -> None:
-    shown = _written(Facts(content="parts"), *LOOP, system="Be brief.")
+    shown = _written(TemplateProfile(content="parts"), *LOOP, system="Be brief.")
     assert shown[0]["content"] == [{"type": "text", "text": "Be brief."}]
     assert shown[1]["content"] == [{"type": "text", "text": "Go."}]
     assert shown[3]["content"] == [{"type": "text", "text": "1st"}]
@@ -217,18 +217,18 @@ THOUGHT = _says(ReasoningBlock("Hm."), TextBlock("Look."), ONE, ReasoningBlock("
 
 
 def test_thoughts_in_every_field_that_is_read() -> None:
-    (message,) = _written(Facts(reasoning_fields=THINKS), THOUGHT)
+    (message,) = _written(TemplateProfile(reasoning_fields=THINKS), THOUGHT)
     assert [message[field] for field in THINKS] == ["Hm.\nOh."] * 2
     assert message["content"] == "Look."
 
 
 def test_thoughts_that_have_no_place_are_left_out() -> None:
-    (message,) = _written(Facts(), THOUGHT)
+    (message,) = _written(TemplateProfile(), THOUGHT)
     assert set(message) == {"role", "content", "tool_calls"}
 
 
 def test_text_that_would_be_lost_beside_a_thought_joins_it() -> None:
-    facts = Facts(reasoning_fields=THINKS, text_beside_thought=False)
+    facts = TemplateProfile(reasoning_fields=THINKS, text_beside_thought=False)
     (message,) = _written(facts, THOUGHT)
     assert (message["thinking"], message["content"]) == ("Hm.\nOh.\nLook.", "")
     (answer,) = _written(facts, _says(ReasoningBlock("Hm."), TextBlock("Look.")))
@@ -237,17 +237,17 @@ def test_text_that_would_be_lost_beside_a_thought_joins_it() -> None:
 
 @pytest.mark.parametrize("content", ["string", "parts"])
 def test_thoughts_as_parts(content: Any) -> None:
-    (message,) = _written(Facts(thinking_parts=True, content=content), THOUGHT)
+    (message,) = _written(TemplateProfile(thinking_parts=True, content=content), THOUGHT)
     assert message["content"] == [
         {"type": "thinking", "thinking": "Hm.\nOh."},
         {"type": "text", "text": "Look."},
     ]
-    (plain,) = _written(Facts(thinking_parts=True), _says(TextBlock("Look.")))
+    (plain,) = _written(TemplateProfile(thinking_parts=True), _says(TextBlock("Look.")))
     assert plain["content"] == "Look."
 
 
 def test_calls_beside_null() -> None:
-    facts = Facts(wants_null=True, thinking_parts=True)
+    facts = TemplateProfile(wants_null=True, thinking_parts=True)
     (alone,) = _written(facts, _says(ONE))
     assert alone["content"] is None
     (both,) = _written(facts, _says(TextBlock("Look."), ONE))
@@ -275,17 +275,17 @@ def test_calls_beside_null() -> None:
     ids=lambda value: value.arguments if isinstance(value, ToolCallBlock) else "",
 )
 def test_arguments(call: ToolCallBlock, value: dict[str, Any]) -> None:
-    as_object = Conversation(Facts(), _loud, Names(()))
-    as_text = Conversation(Facts(arguments="string"), _loud, Names(()))
-    assert as_object.arguments(call) == value
-    assert json.loads(as_text.arguments(call)) == value
-    assert "\\u" not in as_text.arguments(call)
+    as_object = MessageBuilder(TemplateProfile(), _loud, ToolNames(()))
+    as_text = MessageBuilder(TemplateProfile(arguments="string"), _loud, ToolNames(()))
+    assert as_object.format_arguments(call) == value
+    assert json.loads(as_text.format_arguments(call)) == value
+    assert "\\u" not in as_text.format_arguments(call)
 
 
 def test_arguments_nested_too_deep_to_walk() -> None:
     deep = '{"a":' * 600 + "1" + "}" * 600
-    for facts in (Facts(), Facts(arguments="string")):
-        assert Conversation(facts, _as_it_is, Names(())).arguments(ToolCallBlock("a", "f", deep))
+    for facts in (TemplateProfile(), TemplateProfile(arguments="string")):
+        assert MessageBuilder(facts, _as_it_is, ToolNames(())).format_arguments(ToolCallBlock("a", "f", deep))
 
 
 def test_names_of_tools() -> None:
@@ -294,17 +294,17 @@ def test_names_of_tools() -> None:
         ToolSpec("read"),
         ToolSpec("mcp__x__y"),
     ]
-    names = Names(tools)
-    shown = [names.of(ToolCallBlock("", tool.name, "", tool.namespace)) for tool in tools]
+    names = ToolNames(tools)
+    shown = [names.get(ToolCallBlock("", tool.name, "", tool.namespace)) for tool in tools]
     assert shown == [tool.model_name for tool in tools]
     assert len(set(shown)) == 3
     gone = ToolCallBlock("", "write", "", namespace="fs")
-    assert "write" in names.of(gone)
-    assert names.of(ToolCallBlock("", "write", "")) == "write"
-    made = Conversation(Facts(), _as_it_is, names)
-    (message,) = made.turn(_says(ToolCallBlock("a", "read", "{}", namespace="fs")))
+    assert "write" in names.get(gone)
+    assert names.get(ToolCallBlock("", "write", "")) == "write"
+    made = MessageBuilder(TemplateProfile(), _as_it_is, names)
+    (message,) = made.build_turn(_says(ToolCallBlock("a", "read", "{}", namespace="fs")))
     assert message["tool_calls"][0]["function"]["name"] == tools[0].model_name
-    assert made.turn(_results(("a", "x")))[0]["name"] == tools[0].model_name
+    assert made.build_turn(_results(("a", "x")))[0]["name"] == tools[0].model_name
 
 
 def test_definitions_of_tools() -> None:
@@ -314,7 +314,7 @@ def test_definitions_of_tools() -> None:
         ToolSpec("patch", "Patches.", custom=True),
         ToolSpec("date", "Dates.", custom=True, grammar='start: "<x>"'),
     ]
-    read, patch, date = tool_definitions(tools, _loud)
+    read, patch, date = format_tools(tools, _loud)
     assert read == {
         "type": "function",
         "function": {
@@ -341,7 +341,7 @@ def test_definitions_of_tools() -> None:
     ],
 )
 def test_what_is_no_text(block: Any, shown: str) -> None:
-    facts = Facts()
+    facts = TemplateProfile()
     (user,) = _written(facts, Turn("user", (TextBlock("See:"), block)))
     assert user["content"] == f"See:\n{shown}"
     result = Turn("tool", (ToolResultBlock("toolu_1", (block, TextBlock("end"))),))
@@ -349,7 +349,7 @@ def test_what_is_no_text(block: Any, shown: str) -> None:
 
 
 def test_every_text_is_protected() -> None:
-    made = Conversation(Facts(reasoning_fields=("thinking",)), _loud, Names(()))
+    made = MessageBuilder(TemplateProfile(reasoning_fields=("thinking",)), _loud, ToolNames(()))
     hit = "a <x> b"
     turns = (
         _user(hit),
@@ -357,24 +357,24 @@ def test_every_text_is_protected() -> None:
         _says(ReasoningBlock(hit), TextBlock(hit), ToolCallBlock("c", "f", json.dumps({"k": hit}))),
         _results(("c", hit)),
     )
-    shown = json.dumps(made.messages((TextBlock(hit),), turns))
+    shown = json.dumps(made.build((TextBlock(hit),), turns))
     assert shown.count("<!x>") == 7
     assert "<x>" not in shown
 
 
 def test_a_turn_of_nothing_is_no_message() -> None:
     """A client drops the one call of a turn that was cut."""
-    assert _written(Facts(), _user("Go."), _says(), _user("On.")) == [
+    assert _written(TemplateProfile(), _user("Go."), _says(), _user("On.")) == [
         {"role": "user", "content": "Go."},
         {"role": "user", "content": "On."},
     ]
-    assert _written(Facts(), _says(ReasoningBlock("Hm."))) == []
-    assert len(_written(Facts(reasoning_fields=THINKS), _says(ReasoningBlock("Hm.")))) == 1
+    assert _written(TemplateProfile(), _says(ReasoningBlock("Hm."))) == []
+    assert len(_written(TemplateProfile(reasoning_fields=THINKS), _says(ReasoningBlock("Hm.")))) == 1
 
 
 def test_keys_and_values_of_any_depth_are_protected() -> None:
     value = {"<x>": ["<x>", ("<x>", 1), {"a": "<x>"}], "n": None, "f": 1.5, "t": True}
-    assert protected(value, _loud) == {
+    assert escape_strings(value, _loud) == {
         "<!x>": ["<!x>", ["<!x>", 1], {"a": "<!x>"}],
         "n": None,
         "f": 1.5,

@@ -11,45 +11,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.diagnosis import REASONS, Diagnosis, Reason, describe, headers
-from dovetail.prompt.prefix import common_bytes
-from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
+from dovetail.prompt.diagnosis import DIVERGENCE_REASONS, PrefixReport, DivergenceReason, describe_prefix, prefix_headers
+from dovetail.prompt.prefix import count_common_bytes
+from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 
 
 def decode(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def seen(text: str, session: str | None = "s", turns: str = "u", **more: Any) -> Sighting:
+def seen(text: str, session: str | None = "s", turns: str = "u", **more: Any) -> PromptObservation:
     """A prompt whose tokens are characters and whose turns have a letter each."""
     digests = tuple(turn.encode() for turn in turns)
     given = {"system": b"S", "tools": b"T", "switches": b"W", **more}
-    return Sighting(session, "claude-code", array("I", map(ord, text)), turns=digests, **given)
+    return PromptObservation(session, "claude-code", array("I", map(ord, text)), turns=digests, **given)
 
 
-def doctor() -> Doctor:
-    return Doctor(decode=decode)
+def doctor() -> PrefixDiagnostics:
+    return PrefixDiagnostics(decode=decode)
 
 
 PROMPT, ANSWER = "STW u1 a:", "I said"
 NEXT = "STW u1 a:I said. u2 a:"
 
 
-def grown(one: Doctor, turn: bytes | None = b"a") -> None:
+def grown(one: PrefixDiagnostics, turn: bytes | None = b"a") -> None:
     """A session with one answered prompt."""
-    one.examine(seen(PROMPT))
-    one.generated("s", array("I", map(ord, ANSWER)), turn=turn)
+    one.compare(seen(PROMPT))
+    one.record_output("s", array("I", map(ord, ANSWER)), turn=turn)
 
 
 def test_a_prompt_that_goes_on_from_the_last() -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen(NEXT, turns="uav", reused=9))
+    found = one.compare(seen(NEXT, turns="uav", reused=9))
     common = len(PROMPT + ANSWER)
-    assert found == Diagnosis(common, len(NEXT), len(NEXT) - common, reused=9)
+    assert found == PrefixReport(common, len(NEXT), len(NEXT) - common, reused_tokens=9)
 
 
-CASES: list[tuple[Reason, str, dict[str, Any], int | None]] = [
+CASES: list[tuple[DivergenceReason, str, dict[str, Any], int | None]] = [
     ("header", "XTW u1 a:I said. u2 a:", {"system": b"X", "tools": b"t", "turns": "uav"}, None),
     ("tools", "StW u1 a:I said. u2 a:", {"tools": b"t", "turns": "uav"}, None),
     ("switches", "STw u1 a:I said. u2 a:", {"switches": b"w", "turns": "uav"}, None),
@@ -70,85 +70,85 @@ CASES: list[tuple[Reason, str, dict[str, Any], int | None]] = [
 
 
 @pytest.mark.parametrize(("reason", "text", "more", "turn"), CASES)
-def test_every_reason(reason: Reason, text: str, more: dict[str, Any], turn: int | None) -> None:
+def test_every_reason(reason: DivergenceReason, text: str, more: dict[str, Any], turn: int | None) -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen(text, **more))
+    found = one.compare(seen(text, **more))
     whole = PROMPT + ANSWER
     at = next(i for i, (was, now) in enumerate(zip(whole, text, strict=False)) if was != now)
     assert (found.reason, found.turn) == (reason, turn)
-    assert (found.at, found.common, found.lost) == (at, at, len(whole) - at)
-    assert (found.total, found.again) == (len(text), len(text) - at)
-    assert (found.before, found.was, found.now) == (text[:at], whole[at:], text[at : at + 24])
-    again = one.examine(seen(text + " more", **{**more, "turns": more["turns"] + "m"}))
+    assert (found.diverged_at, found.common_tokens, found.reprefilled_tokens) == (at, at, len(whole) - at)
+    assert (found.total_tokens, found.prefill_tokens) == (len(text), len(text) - at)
+    assert (found.text_before, found.old_text, found.new_text) == (text[:at], whole[at:], text[at : at + 24])
+    again = one.compare(seen(text + " more", **{**more, "turns": more["turns"] + "m"}))
     assert again.reason is None
-    assert again.common == len(text)
+    assert again.common_tokens == len(text)
 
 
 def test_the_reasons_are_a_closed_set() -> None:
-    assert {case[0] for case in CASES} | {"first"} == set(REASONS)
+    assert {case[0] for case in CASES} | {"first"} == set(DIVERGENCE_REASONS)
 
 
 def test_without_the_turns_digest_an_edited_answer_looks_tokenized_anew() -> None:
     one = doctor()
     grown(one, turn=None)
-    assert one.examine(seen("STW u1 a:I swore.", turns="ubv")).reason == "retokenization"
+    assert one.compare(seen("STW u1 a:I swore.", turns="ubv")).reason == "retokenization"
 
 
 def test_asking_again_loses_nothing_that_has_to_be_prefilled() -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen(PROMPT))
-    assert (found.reason, found.again, found.lost) == (None, 0, len(ANSWER))
+    found = one.compare(seen(PROMPT))
+    assert (found.reason, found.prefill_tokens, found.reprefilled_tokens) == (None, 0, len(ANSWER))
 
 
 def test_a_first_prompt_is_compared_with_other_sessions_of_its_harness() -> None:
     one = doctor()
-    first = one.examine(seen("STW u1 a:"))
-    assert first == Diagnosis(0, 9, 9, reason="first")
-    one.examine(replace(seen("STW u2 a:", "other"), harness="codex"))
-    one.examine(seen("SXX", "third", tools=b"X"))
-    found = one.examine(seen("STW u3 a:", "s2", turns="w"))
-    assert (found.reason, found.shared, found.shared_differs) == ("first", 5, "history")
-    assert (found.common, found.again, found.at, found.before) == (0, 9, 5, "STW u")
-    tools = one.examine(seen("STX", "s3", tools=b"X"))
-    assert (tools.shared, tools.shared_differs) == (2, "tools")
-    same = one.examine(seen("STW u1 a:", "s4"))
-    assert (same.shared, same.shared_differs, same.at) == (9, None, None)
+    first = one.compare(seen("STW u1 a:"))
+    assert first == PrefixReport(0, 9, 9, reason="first")
+    one.compare(replace(seen("STW u2 a:", "other"), harness="codex"))
+    one.compare(seen("SXX", "third", tools=b"X"))
+    found = one.compare(seen("STW u3 a:", "s2", turns="w"))
+    assert (found.reason, found.shared_tokens, found.shared_difference) == ("first", 5, "history")
+    assert (found.common_tokens, found.prefill_tokens, found.diverged_at, found.text_before) == (0, 9, 5, "STW u")
+    tools = one.compare(seen("STX", "s3", tools=b"X"))
+    assert (tools.shared_tokens, tools.shared_difference) == (2, "tools")
+    same = one.compare(seen("STW u1 a:", "s4"))
+    assert (same.shared_tokens, same.shared_difference, same.diverged_at) == (9, None, None)
 
 
 def test_without_a_session_only_the_others_count() -> None:
     one = doctor()
-    one.examine(seen(PROMPT, None))
-    found = one.examine(seen(NEXT, None))
-    assert (found.reason, found.common, found.shared) == ("first", 0, len(PROMPT))
-    one.generated(None, [1, 2])
+    one.compare(seen(PROMPT, None))
+    found = one.compare(seen(NEXT, None))
+    assert (found.reason, found.common_tokens, found.shared_tokens) == ("first", 0, len(PROMPT))
+    one.record_output(None, [1, 2])
 
 
 def test_a_title_request_does_not_disturb_its_session() -> None:
     """Claude Code sends it under the same session id, beside the first turn."""
     one = doctor()
     main, title = seen(PROMPT), seen("title?", turns="t", system=b"t", tools=b"")
-    one.examine(main)
-    assert one.examine(title).reason == "first"
-    one.generated("s", array("I", map(ord, ANSWER)), turn=b"a", prompt=main)
-    one.generated("s", array("I", map(ord, "{}")), turn=b"j", prompt=title)
-    assert one.examine(seen(NEXT, turns="uav")).reason is None
-    again = one.examine(seen("tXT u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
+    one.compare(main)
+    assert one.compare(title).reason == "first"
+    one.record_output("s", array("I", map(ord, ANSWER)), turn=b"a", prompt=main)
+    one.record_output("s", array("I", map(ord, "{}")), turn=b"j", prompt=title)
+    assert one.compare(seen(NEXT, turns="uav")).reason is None
+    again = one.compare(seen("tXT u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
     assert again.reason == "header"  # the title shares more tokens and has nothing to do with it
 
 
 def test_an_answer_to_a_forgotten_prompt_is_nobodys() -> None:
     one = doctor()
-    one.examine(seen(PROMPT))
-    one.generated("s", [1], prompt=seen("other", turns="x"))
-    assert one.examine(seen(PROMPT)).lost == 0
+    one.compare(seen(PROMPT))
+    one.record_output("s", [1], prompt=seen("other", turns="x"))
+    assert one.compare(seen(PROMPT)).reprefilled_tokens == 0
 
 
 def test_a_head_that_changed_all_over_is_still_the_same_session() -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen("XXW u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
+    found = one.compare(seen("XXW u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
     assert found.reason == "header"
 
 
@@ -158,44 +158,44 @@ IDS = st.lists(st.sampled_from([0, 1, 255, 256, 65536, 2**32 - 1]), max_size=12)
 @given(st.lists(st.tuples(IDS, IDS, st.sampled_from([b"S", b"X"])), max_size=6))
 def test_a_line_holds_what_was_seen_last(prompts: list[tuple[list[int], list[int], bytes]]) -> None:
     """However a line grew, it is the prompt and what was generated: asking again shows it."""
-    one = Doctor(decode=str)
+    one = PrefixDiagnostics(decode=str)
     for ids, said, system in prompts:
-        prompt = Sighting("s", "", array("I", ids), system=system)
-        one.examine(prompt)
-        one.generated("s", said, prompt=prompt)
+        prompt = PromptObservation("s", "", array("I", ids), system=system)
+        one.compare(prompt)
+        one.record_output("s", said, prompt=prompt)
         line = one._sessions["s"][-1]
-        assert line.whole == array("I", ids + said).tobytes()
-        assert line.is_of(prompt)
+        assert line.token_bytes == array("I", ids + said).tobytes()
+        assert line.ends_with(prompt)
 
 
 @given(IDS, IDS, IDS)
 def test_common_is_the_true_common_prefix(head: list[int], old: list[int], new: list[int]) -> None:
-    one = Doctor(decode=str)
+    one = PrefixDiagnostics(decode=str)
     old, new = head + old, head + new
-    one.examine(Sighting("s", "", array("I", old)))
-    found = one.examine(Sighting("s", "", array("I", new)))
+    one.compare(PromptObservation("s", "", array("I", old)))
+    found = one.compare(PromptObservation("s", "", array("I", new)))
     short = min(len(old), len(new))
-    assert found.common == next((i for i in range(short) if old[i] != new[i]), short)
-    assert found.again == len(new) - found.common
-    assert (found.reason is None) == (found.common == short)
+    assert found.common_tokens == next((i for i in range(short) if old[i] != new[i]), short)
+    assert found.prefill_tokens == len(new) - found.common_tokens
+    assert (found.reason is None) == (found.common_tokens == short)
 
 
 @pytest.mark.parametrize("at", [0, 1, 65_535, 65_536, 65_537, 131_071, 131_072, 199_999])
 def test_long_runs_are_compared_block_by_block(at: int) -> None:
     left = bytes(200_000)
     right = left[:at] + b"\1" + left[at + 1 :]
-    assert common_bytes(left, memoryview(right)) == common_bytes(right, memoryview(left)) == at
+    assert count_common_bytes(left, memoryview(right)) == count_common_bytes(right, memoryview(left)) == at
     assert (
-        common_bytes(left, memoryview(left[:at])) == common_bytes(left[:at], memoryview(left)) == at
+        count_common_bytes(left, memoryview(left[:at])) == count_common_bytes(left[:at], memoryview(left)) == at
     )
 
 
 def test_a_long_prompt_takes_few_steps() -> None:
-    one = Doctor(decode=lambda ids: f"{len(ids)} tokens")
+    one = PrefixDiagnostics(decode=lambda ids: f"{len(ids)} tokens")
     old = array("I", range(200_000))
     new = array("I", old)
     new[150_001] = 7
-    one.examine(Sighting("s", "h", old))
+    one.compare(PromptObservation("s", "h", old))
     steps = 0
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -206,42 +206,42 @@ def test_a_long_prompt_takes_few_steps() -> None:
     tracer = sys.gettrace()
     sys.settrace(count)
     try:
-        found = one.examine(Sighting("s", "h", new))
+        found = one.compare(PromptObservation("s", "h", new))
     finally:
         sys.settrace(tracer)
-    assert (found.common, found.was) == (150_001, "24 tokens")
+    assert (found.common_tokens, found.old_text) == (150_001, "24 tokens")
     assert steps < 400
 
 
 def test_memory_is_bounded_and_the_oldest_session_goes() -> None:
-    one = Doctor(max_bytes=100_000, decode=decode)
+    one = PrefixDiagnostics(max_bytes=100_000, decode=decode)
     for number in range(50):
         for turn in range(6):
             text = array("I", [number * turn, *range(1000)])
-            one.examine(Sighting(f"s{number}", "h", text, system=bytes([turn])))
-            one.generated(f"s{number}", range(100))
+            one.compare(PromptObservation(f"s{number}", "h", text, system=bytes([turn])))
+            one.record_output(f"s{number}", range(100))
             held = sum(line.size for lines in one._sessions.values() for line in lines)
-            assert held == one._size <= 100_000
+            assert held == one._held_bytes <= 100_000
     assert "s49" in one._sessions
     assert "s0" not in one._sessions
     assert max(map(len, one._sessions.values())) <= 16
-    one.examine(Sighting("huge", "h", array("I", range(50_000))))
-    assert one._size == 0
-    one.generated("huge", [1])
+    one.compare(PromptObservation("huge", "h", array("I", range(50_000))))
+    assert one._held_bytes == 0
+    one.record_output("huge", [1])
 
 
 def test_headers_say_numbers_and_no_text() -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen("STW u1 a:I swore secret", turns="ubv"))
-    assert headers(found) == [
+    found = one.compare(seen("STW u1 a:I swore secret", turns="ubv"))
+    assert prefix_headers(found) == [
         ("x-dovetail-prefix-common", "12"),
         ("x-dovetail-prefix-total", "23"),
         ("x-dovetail-prefix-again", "11"),
         ("x-dovetail-prefix-reason", "history"),
         ("x-dovetail-prefix-turn", "1"),
     ]
-    assert headers(Diagnosis(1, 2, 1)) == [
+    assert prefix_headers(PrefixReport(1, 2, 1)) == [
         ("x-dovetail-prefix-common", "1"),
         ("x-dovetail-prefix-total", "2"),
         ("x-dovetail-prefix-again", "1"),
@@ -251,20 +251,20 @@ def test_headers_say_numbers_and_no_text() -> None:
 def test_the_console_shows_text_only_where_it_may() -> None:
     one = doctor()
     grown(one)
-    found = one.examine(seen("STW u1 a:I swore\n secret", turns="ubv"))
-    line = describe(found)
+    found = one.compare(seen("STW u1 a:I swore\n secret", turns="ubv"))
+    line = describe_prefix(found)
     assert line == (
         "prefix: broken at token 12, turn 1 (history: the history was edited): "
         "12 of 24 tokens kept, 12 to prefill, 3 lost"
     )
-    shown = describe(found, payload=True)
+    shown = describe_prefix(found, payload=True)
     assert shown.split("\n") == [
         line,
         r"  after 'STW u1 a:I s': was 'aid', now 'wore\n secret'",
     ]
-    assert describe(Diagnosis(70, 80, 10)) == "prefix: 70 of 80 tokens kept, 10 to prefill"
-    first = Diagnosis(0, 80, 80, reason="first", shared=60, shared_differs="header")
-    assert describe(first) == (
+    assert describe_prefix(PrefixReport(70, 80, 10)) == "prefix: 70 of 80 tokens kept, 10 to prefill"
+    first = PrefixReport(0, 80, 80, reason="first", shared_tokens=60, shared_difference="header")
+    assert describe_prefix(first) == (
         "prefix: first prompt of the session, 80 tokens to prefill; "
         "60 shared with other sessions, then the header differs"
     )

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import TemplateSyntaxError
 
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.template import Written, compile_template
+from dovetail.prompt.template import CachedJsonObject, compile_template
 
 NOON = datetime(2026, 5, 4, 12)
 
@@ -74,7 +74,7 @@ def test_a_text_that_is_no_template() -> None:
 
 
 def test_an_object_is_written_once_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = Written(name="é", parameters={"a": [1, {"b": 2}]})
+    tool = CachedJsonObject(name="é", parameters={"a": [1, {"b": 2}]})
     text = "{{ v | tojson }}{{ v | tojson(indent=2) }}{{ v | tojson(separators=[',', ':']) }}"
     expected = render(text, v=dict(tool))
     assert render(text, v=tool) == expected
@@ -87,4 +87,4 @@ def test_an_object_is_written_once_in_each_way(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_an_object_that_a_template_changes_is_written_anew(change: str) -> None:
     text = f"{{{{ v | tojson }}}}{{% set _ = {change} %}}{{{{ v | tojson }}}}"
-    assert render(text, v=Written(a=[1, {"b": 2}])) == render(text, v={"a": [1, {"b": 2}]})
+    assert render(text, v=CachedJsonObject(a=[1, {"b": 2}])) == render(text, v={"a": [1, {"b": 2}]})

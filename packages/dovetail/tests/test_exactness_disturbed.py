@@ -61,10 +61,10 @@ async def test_known_turns_stand_under_another_head(
         (first, schema), *rest = agent.tools.items()
         agent.tools = {first: schema, "look_up": {"type": "object", "properties": {}}, **dict(rest)}
     changed = await turn(session, play, agent)
-    assert changed.prepared.prompt.how == "iterated"
+    assert changed.prepared.prompt.origin == "iterated"
     assert _found_in_order(changed, _kept_zone(session, kind)) == []
     after = await turn(session, play, agent)
-    assert after.prepared.prompt.how == "grown"
+    assert after.prepared.prompt.origin == "grown"
     assert _begins_with(after, changed)
 
 
@@ -83,7 +83,7 @@ async def test_a_session_goes_on_after_a_restart(
     for _ in range(MIDDLE, len(SCRIPT)):
         before = session.played[-1]
         played = await turn(session, play, agent)
-        assert played.prepared.prompt.how == "grown"
+        assert played.prepared.prompt.origin == "grown"
         assert _begins_with(played, before)
     await again.close()
 
@@ -96,7 +96,7 @@ async def test_turns_come_back_from_seals_when_the_store_is_lost(
 ) -> None:
     session, _, agent = await _begun(pair, kind)
     prompt = (await player(pair, preparer(pair)).prepare(agent)).prompt
-    assert prompt.how == "iterated"
+    assert prompt.origin == "iterated"
     wanted = _sealed(session, kind)
     assert len(wanted) > 1
     assert _missing(prompt.ids, wanted) == []
@@ -123,7 +123,7 @@ async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) 
     prompt = (await player(pair, other).prepare(agent)).prompt
     cold = (await player(pair, preparer(pair, OFF)).prepare(agent)).prompt
     assert prompt.ids == cold.ids
-    assert prompt.exact == frozenset()
+    assert prompt.exact_turns == frozenset()
     assert any(note.startswith("seal_") for note in prompt.notes)
     assert (await turn(session, player(pair, other), agent)).prepared.prompt.ids == cold.ids
 

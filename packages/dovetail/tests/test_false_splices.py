@@ -99,7 +99,7 @@ class TestDoubles:
                 for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
                     prepared = await wood.prepare([user("hi"), copy, results(said, "fine")])
                     assert _who(wood, prepared) == {who}
-                    assert prepared.prompt.exact == {1}
+                    assert prepared.prompt.exact_turns == {1}
 
         run(check())
 
@@ -182,7 +182,7 @@ class TestDoubles:
             history = [user("hi"), without_words(one.turn), results(one, "fine")]
             prepared = await wood.prepare(history, home=1)
             assert "Yorick" not in wood.text(prepared)
-            if prepared.prompt.written:
+            if prepared.prompt.rewritten_turns:
                 assert "Xanthippe" in wood.text(prepared)
 
         run(check())
@@ -195,7 +195,7 @@ class TestDoubles:
             history = _history(user("hi"), last=other)
             for turns in (history, anonymous(history)):
                 prepared = await wood.prepare([*turns, user("so?")], tenant="ann")
-                known = prepared.prompt.recalled.entries.values()
+                known = prepared.prompt.history.entries.values()
                 assert all(entry.tenant == "ann" for entry in known)
             mixed = [user("hi"), without_thoughts(other.turn), results(other, "fine")]
             prepared = await wood.prepare(mixed, tenant="ann")

@@ -17,7 +17,7 @@ from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.seal import SealPayload, Sealer, read_entry_id
 from dovetail.ledger.turn_digest import extend_chain, digest_turn
 from dovetail.pipeline.generation import Generation, Owner, Voice
-from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import (
     CallClose,
     Event,
@@ -40,7 +40,7 @@ STOP = BYTES.controls["<|im_end|>"]
 HERMES = Voice(BYTES, frozenset({STOP}), "hermes", "qwen3", "model-1")
 SEALER = Sealer(Keyring([b"k" * 32]))
 OWNER = Owner("t", b"key", SEALER)
-HEAD = Head(b"s", b"t", b"w", b"head")
+HEAD = HeadDigests(b"s", b"t", b"w", b"head")
 TOOL = ToolSpec("run", "", {"type": "object", "properties": {"command": {"type": "string"}}})
 
 FIRST = "<think>\nHm, é 🦜.\n</think>\n\n"

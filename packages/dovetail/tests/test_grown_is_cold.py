@@ -129,9 +129,9 @@ def test_a_grown_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) ->
             behind = _behind(said, step)
             grown = await wood.prepare([*said.history, *behind])
             plain = await cold.prepare([*said.history, *behind])
-            assert not plain.prompt.exact
-            if not grown.prompt.dropped:
-                assert grown.prompt.how == "grown"
+            assert not plain.prompt.exact_turns
+            if not grown.prompt.reasoning_dropped:
+                assert grown.prompt.origin == "grown"
             assert grown.prompt.ids == plain.prompt.ids, _difference(
                 served, grown.prompt.ids, plain.prompt.ids
             )
@@ -175,7 +175,7 @@ def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) 
             behind = _behind(said, step)
             for ending in (behind, [*behind, *_closing(said)]):
                 prepared = await wood.prepare([*said.history, *ending])
-                if prepared.prompt.how == "resumed":
+                if prepared.prompt.origin == "resumed":
                     plain = await cold.prepare([*said.history, *ending])
                     assert prepared.prompt.ids == plain.prompt.ids, _difference(
                         served, prepared.prompt.ids, plain.prompt.ids

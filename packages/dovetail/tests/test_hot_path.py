@@ -16,7 +16,7 @@ from models_at_hand import PAIRS, model, require
 
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.pipeline.generation import Generation, Owner, Voice
-from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import Request, ToolSpec
 
 QWEN3 = next(pair for pair in PAIRS if pair.name == "Qwen3")
@@ -70,7 +70,7 @@ def _answer(case: Case) -> tuple[Generation, "cycle[int]"]:
     require(QWEN3)
     real = model(QWEN3)
     voice = Voice(real.tokenizer, real.stop_ids, case.tool_parser, "qwen3", "m")
-    head = Head(b"s", b"t", b"w", b"head")
+    head = HeadDigests(b"s", b"t", b"w", b"head")
     prompt = Prompt(array("I", [1]), "cold", False, head, RecognizedHistory(chain=b"c" * 16))
     numbers = count()
     made = Generation(

@@ -11,7 +11,7 @@ from http_stage import CALL, NAME, run, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.http.options import HttpOptions
-from dovetail.prompt.diagnosis import REASONS
+from dovetail.prompt.diagnosis import DIVERGENCE_REASONS
 from dovetail.telemetry.log import JsonFormatter, LogfmtFormatter, configure_logging, request_fields
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, Metrics
 from dovetail.telemetry.record import PrefixStats, RequestRecord
@@ -206,10 +206,10 @@ def test_gaps_are_cumulative() -> None:
 
 def test_reasons_are_a_closed_set() -> None:
     metrics = Metrics()
-    for reason in (None, *REASONS):
+    for reason in (None, *DIVERGENCE_REASONS):
         metrics.count_prompt("m", PrefixStats(common=0, total=1, reason=reason, turns={"exact": 1}), 0)
     text = metrics.render()[0].decode()
-    assert text.count("dovetail_prefix_reasons_total{") == len(REASONS) + 1
+    assert text.count("dovetail_prefix_reasons_total{") == len(DIVERGENCE_REASONS) + 1
 
 
 def test_usage_is_told_only_where_known() -> None:

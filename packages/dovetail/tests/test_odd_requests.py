@@ -90,7 +90,7 @@ def test_odd_arguments_that_the_model_wrote(kind: str) -> None:
         said = await wood.say(None, [user("hi")], text)
         behind = [results(said, *("x" for _ in said.calls))] if said.calls else [user("so?")]
         prepared = await wood.prepare([*said.history, *behind])
-        assert prepared.prompt.exact == {1}
+        assert prepared.prompt.exact_turns == {1}
 
     run(check())
 
@@ -182,7 +182,7 @@ def test_ten_thousand_turns() -> None:
         prepared = await wood.prepare([*history, user("last")], session="s")
         said = await wood.say(None, [*history, user("last")], "<think>\nfirst\n</think>\n\nok")
         grown = await wood.prepare([*said.history, user("more")], session="s")
-        assert grown.prompt.how == "grown"
+        assert grown.prompt.origin == "grown"
         whole = prepared.prompt.ids + said.ids
         assert grown.prompt.ids[: len(whole)] == whole
 

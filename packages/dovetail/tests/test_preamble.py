@@ -2,9 +2,9 @@
 
 import pytest
 
-from dovetail.prompt.clean import Stability
+from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.preamble import strip_preamble
-from dovetail.prompt.stability_init import stabilize
+from dovetail.prompt.stability_init import normalize_prompt
 from dovetail_model import Block, Request, TextBlock, Turn
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.197.4f2; cc_entrypoint=sdk-cli;"
@@ -44,7 +44,7 @@ def request(*turns: Turn, system: tuple[str, ...] = ()) -> Request:
 
 def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
     ask = Turn("user", (TextBlock("hi"),))
-    made = stabilize(request(ask, system=(LINE, "You are Claude Code.", PROMPT)))
+    made = normalize_prompt(request(ask, system=(LINE, "You are Claude Code.", PROMPT)))
     assert made.system == (TextBlock("You are Claude Code."), TextBlock(PROMPT))
     assert made.turns == (ask,)
 
@@ -52,26 +52,26 @@ def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
 def test_it_goes_from_inline_system_turns_too() -> None:
     asks = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
     inline = Turn("system", (TextBlock(LINE), TextBlock(LINE + "\nBe kind.")))
-    assert stabilize(request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])).turns == (
+    assert normalize_prompt(request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])).turns == (
         asks[0],
         asks[1],
     )
-    assert stabilize(request(asks[0], inline)).turns[1] == Turn("system", (TextBlock("Be kind."),))
+    assert normalize_prompt(request(asks[0], inline)).turns[1] == Turn("system", (TextBlock("Be kind."),))
 
 
 def test_a_user_who_quotes_it_is_not_touched() -> None:
     asked = request(Turn("user", (TextBlock(LINE + "\nwhat is this?"),)))
-    assert stabilize(asked) is asked
+    assert normalize_prompt(asked) is asked
 
 
 def test_it_stays_when_it_is_asked_to() -> None:
     asked = request(Turn("user", (TextBlock("hi"),)), system=(LINE, PROMPT))
-    assert stabilize(asked, Stability(strip_preamble=False)) is asked
+    assert normalize_prompt(asked, NormalizationOptions(strip_preamble=False)) is asked
 
 
 def test_two_sessions_with_other_lines_get_the_same_system() -> None:
     lines = ["cc_version=1.2; cc_entrypoint=cli;", "cc_version=1.2; cc_entrypoint=sdk; cch=1;"]
     ask = Turn("user", (TextBlock("hi"),))
     heads = [f"x-anthropic-billing-header: {line}" for line in lines]
-    first, second = (stabilize(request(ask, system=(head, PROMPT))) for head in heads)
+    first, second = (normalize_prompt(request(ask, system=(head, PROMPT))) for head in heads)
     assert first == second

@@ -85,7 +85,7 @@ def test_silence_about_thinking_means_what_the_turn_before_was_asked() -> None:
         agent.thinking_type = None
         silent = await player.prepare(agent)
         assert closed(silent.prompt.ids)
-        assert (silent.prompt.how, silent.diagnosis.reason) == ("grown", None)
+        assert (silent.prompt.origin, silent.diagnosis.reason) == ("grown", None)
         beside = Switching(agent.session)
         beside.thinking_type = None
         beside.ask("A title, please.")
@@ -121,12 +121,12 @@ def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -
     renderers = Renderers(served)
     usual = renderers.of(True, served.switches)
     assert usual is renderers.usual
-    assert not usual.keeps(True)
-    kept = renderers.of(True, {**served.switches, **usual.facts.keep_switches})
+    assert not usual.keeps_history(True)
+    kept = renderers.of(True, {**served.switches, **usual.profile.keep_switches})
     assert kept is not usual
-    assert kept.keeps(True)
+    assert kept.keeps_history(True)
     assert renderers.of(True, {**served.switches, "unread": 1}) is usual
-    assert renderers.of(True, {**served.switches, **usual.facts.keep_switches}) is kept
+    assert renderers.of(True, {**served.switches, **usual.profile.keep_switches}) is kept
 
 
 def test_keep_all_keeps_the_thoughts_of_a_finished_loop() -> None:
@@ -141,9 +141,9 @@ def test_keep_all_keeps_the_thoughts_of_a_finished_loop() -> None:
             agent.ask("On.")
             made = await player.prepare(agent)
             assert (made.prompt.ids[: len(last.whole)] == last.whole) is kept
-            assert made.prompt.how == ("grown" if kept else "resumed")
+            assert made.prompt.origin == ("grown" if kept else "resumed")
             assert made.diagnosis.reason == (None if kept else "policy")
-            assert made.prompt.dropped is not kept
+            assert made.prompt.reasoning_dropped is not kept
 
     _run(main())
 
@@ -153,11 +153,11 @@ def test_a_tool_step_is_grown_and_tells_so() -> None:
         player, agent = _player(_model("Qwen3")), ClaudeCode()
         agent.ask("Go.")
         first = await player.prepare(agent)
-        assert (first.diagnosis.reason, first.prompt.how) == ("first", "cold")
+        assert (first.diagnosis.reason, first.prompt.origin) == ("first", "cold")
         played = await _step(player, agent, THINK, CALL)
         made = await player.prepare(agent)
-        assert (made.prompt.how, set(made.prompt.exact)) == ("grown", {1})
-        assert made.prompt.reused == len(played.whole) == made.diagnosis.common
+        assert (made.prompt.origin, set(made.prompt.exact_turns)) == ("grown", {1})
+        assert made.prompt.reused_tokens == len(played.whole) == made.diagnosis.common_tokens
         assert made.diagnosis.reason is None
         assert made.prompt.ids[: len(played.whole)] == played.whole
 
@@ -183,8 +183,8 @@ def test_the_doctor_names_the_change(change: Callable[[Any], Any], reason: str |
         change(agent)
         made = await player.prepare(agent)
         assert made.diagnosis.reason == reason
-        assert made.prompt.how == ("grown" if reason is None else "iterated")
-        assert made.prompt.exact == ({3} if reason is None else {1, 3})
+        assert made.prompt.origin == ("grown" if reason is None else "iterated")
+        assert made.prompt.exact_turns == ({3} if reason is None else {1, 3})
 
     _run(main())
 
@@ -209,7 +209,7 @@ def test_thinking_turned_off_costs_nothing_where_only_the_end_of_the_prompt_tell
         agent.thinking_type = "disabled"
         made = await player.prepare(agent)
         assert made.prompt.ids[: len(last.whole)] == last.whole
-        assert (made.diagnosis.reason, set(made.prompt.exact)) == (None, {1, 3})
+        assert (made.diagnosis.reason, set(made.prompt.exact_turns)) == (None, {1, 3})
 
     _run(main())
 
@@ -226,10 +226,10 @@ def test_tenants_do_not_share_turns() -> None:
         identity = Identity(tenant="other", session=request.identity.session)
         changed = Request("m", request.turns, request.system, request.tools, identity=identity)
         theirs = await player.preparer.prepare(changed)
-        assert ours.prompt.how == "grown"
-        assert theirs.prompt.how != "grown"
+        assert ours.prompt.origin == "grown"
+        assert theirs.prompt.origin != "grown"
         assert theirs.diagnosis.reason == "first"
-        assert theirs.diagnosis.shared == 0
+        assert theirs.diagnosis.shared_tokens == 0
         assert "seal_foreign" in theirs.prompt.notes
 
     _run(main())
@@ -257,10 +257,10 @@ def test_thoughts_of_finished_loops_are_cleared_once_when_a_session_comes_back_l
         await _step(player, agent, ReasoningBlock("Running."), CALL)
         clock.now += 3599
         soon = await player.prepare(agent)
-        assert (soon.prompt.how, soon.diagnosis.reason) == ("grown", None)
+        assert (soon.prompt.origin, soon.diagnosis.reason) == ("grown", None)
         clock.now += 1
         late = await player.prepare(agent)
-        assert (late.prompt.how, late.diagnosis.reason) == ("iterated", "resume")
+        assert (late.prompt.origin, late.diagnosis.reason) == ("iterated", "resume")
         text = served.tokenizer.decode(late.prompt.ids)
         assert "Let me look." not in text
         assert "Old." not in text
@@ -268,7 +268,7 @@ def test_thoughts_of_finished_loops_are_cleared_once_when_a_session_comes_back_l
         played = await _step(player, agent, ReasoningBlock("Again."), CALL)
         assert played.prepared.prompt.ids == late.prompt.ids
         after = await player.prepare(agent)
-        assert (after.prompt.how, after.diagnosis.reason) == ("grown", None)
+        assert (after.prompt.origin, after.diagnosis.reason) == ("grown", None)
         assert after.prompt.ids[: len(played.whole)] == played.whole
 
     _run(main())
@@ -285,7 +285,7 @@ def test_nothing_is_cleared_where_there_are_no_thoughts_or_it_is_off() -> None:
             agent.ask("Go.")
             await _step(player, agent, *blocks)
             clock.now += 1e9
-            assert (await player.prepare(agent)).prompt.how == "grown"
+            assert (await player.prepare(agent)).prompt.origin == "grown"
 
     _run(main())
 
@@ -326,7 +326,7 @@ def test_a_template_without_tools_carries_a_tool_loop() -> None:
             played = await _step(player, agent, TextBlock("I look."), CALL)
             assert [call.name for call in played.heard] == ["run_command"]
             made = await player.prepare(agent)
-            assert (made.prompt.how, set(made.prompt.exact)) == ("grown", {1})
+            assert (made.prompt.origin, set(made.prompt.exact_turns)) == ("grown", {1})
             assert made.prompt.ids[: len(played.whole)] == played.whole
             suffix = served.tokenizer.decode(made.prompt.ids[len(played.whole) :])
             assert "a file" in suffix

@@ -8,7 +8,7 @@ from models_at_hand import TEMPLATES
 
 from dovetail.models.files import CHATML
 from dovetail.models.template_probe import probe
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
@@ -19,7 +19,7 @@ SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
 
 
-def _probed(name: str, switches: dict[str, Any] = THINKING) -> Facts:
+def _probed(name: str, switches: dict[str, Any] = THINKING) -> TemplateProfile:
     return probe(ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches)
 
 

@@ -15,8 +15,8 @@ from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.registry import Relayed, Service
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -87,7 +87,7 @@ def offered(upstream: Upstream) -> Service:
     relayed = Relayed(
         names=(NAME,),
         engine=upstream,
-        stabilizer=Stabilizer(Stability()),
+        stabilizer=PromptNormalizer(NormalizationOptions()),
         sealer=Sealer(Keyring([bytes(32)])),
         defaults=Sampling(temperature=0.3),
     )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from dovetail.models.files import CHATML
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.renderer import Renderer
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
@@ -17,9 +17,9 @@ FIELDS = ("reasoning_content",)
 
 
 def _renderer(
-    facts: Facts, *, template: str = CHATML, reasoning_parser: str | None = "qwen3"
-) -> Renderer:
-    return Renderer(
+    facts: TemplateProfile, *, template: str = CHATML, reasoning_parser: str | None = "qwen3"
+) -> PromptRenderer:
+    return PromptRenderer(
         ChatTemplate(template),
         facts,
         TOKENIZER,
@@ -33,7 +33,7 @@ def _renderer(
 class Case:
     """Facts of a template, and whether it keeps turns with and without tools."""
 
-    facts: Facts
+    facts: TemplateProfile
     with_tools: bool
     without: bool
     template: str = CHATML
@@ -41,24 +41,24 @@ class Case:
 
 
 CASES = {
-    "rewrites any history": Case(Facts(keeps_plain=False, keeps_at_user=True), False, False),
-    "has no thoughts": Case(Facts(), True, True, reasoning_parser=None),
-    "has no field for thoughts": Case(Facts(), True, True),
-    "takes them out of the text": Case(Facts(), False, False, STRIPS),
+    "rewrites any history": Case(TemplateProfile(keeps_plain=False, keeps_at_user=True), False, False),
+    "has no thoughts": Case(TemplateProfile(), True, True, reasoning_parser=None),
+    "has no field for thoughts": Case(TemplateProfile(), True, True),
+    "takes them out of the text": Case(TemplateProfile(), False, False, STRIPS),
     "keeps": Case(
-        Facts(reasoning_fields=FIELDS, keeps_at_user=True, keeps_without_tools=True), True, True
+        TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True, keeps_without_tools=True), True, True
     ),
-    "keeps with tools": Case(Facts(reasoning_fields=FIELDS, keeps_at_user=True), True, False),
-    "keeps without": Case(Facts(reasoning_fields=FIELDS, keeps_without_tools=True), False, True),
-    "drops": Case(Facts(reasoning_fields=FIELDS, keeps_in_loop=True), False, False),
-    "drops parts": Case(Facts(thinking_parts=True), False, False),
+    "keeps with tools": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True), True, False),
+    "keeps without": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_without_tools=True), False, True),
+    "drops": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_in_loop=True), False, False),
+    "drops parts": Case(TemplateProfile(thinking_parts=True), False, False),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_what_is_kept(case: Case) -> None:
     renderer = _renderer(case.facts, template=case.template, reasoning_parser=case.reasoning_parser)
-    assert (renderer.keeps(True), renderer.keeps(False)) == (case.with_tools, case.without)
+    assert (renderer.keeps_history(True), renderer.keeps_history(False)) == (case.with_tools, case.without)
 
 
 USER, SYSTEM = Turn("user", (TextBlock("Go."),)), Turn("system", (TextBlock("Mind."),))
@@ -78,58 +78,58 @@ SAID, RESULT = Turn("assistant", (TextBlock("Yes."),)), Turn("tool", ())
     ],
 )
 def test_where_turns_begin_to_be_kept(turns: tuple[Turn, ...], start: int) -> None:
-    dropping = _renderer(Facts(reasoning_fields=FIELDS))
-    assert dropping.start(turns, True) == start
-    keeping = _renderer(Facts(reasoning_fields=FIELDS, keeps_at_user=True))
-    assert keeping.start(turns, True) == 0
+    dropping = _renderer(TemplateProfile(reasoning_fields=FIELDS))
+    assert dropping.replay_start(turns, True) == start
+    keeping = _renderer(TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True))
+    assert keeping.replay_start(turns, True) == 0
 
 
 def test_heads_are_told_apart_by_what_they_say() -> None:
     """Objects come and go, and their addresses are used again."""
-    renderer = _renderer(Facts())
+    renderer = _renderer(TemplateProfile())
     seen = {
-        renderer.head(Request("m", (), (TextBlock(str(n)),), (ToolSpec(f"f{n}"),)), {})
+        renderer.digest_head(Request("m", (), (TextBlock(str(n)),), (ToolSpec(f"f{n}"),)), {})
         for n in range(3000)
     }
     assert len({head.system for head in seen}) == len({head.tools for head in seen}) == 3000
-    again = renderer.head(Request("m", (), (TextBlock("7"),), (ToolSpec("f7"),)), {})
+    again = renderer.digest_head(Request("m", (), (TextBlock("7"),), (ToolSpec("f7"),)), {})
     assert again in seen
 
 
 def test_only_switches_that_are_read_count() -> None:
-    renderer = _renderer(Facts(), template=CHATML + "{{ mood }}")
-    plain = renderer.head(Request("m"), {})
-    assert renderer.head(Request("m"), {"unread": 1}) == plain
-    moody = renderer.head(Request("m"), {"mood": "good"})
+    renderer = _renderer(TemplateProfile(), template=CHATML + "{{ mood }}")
+    plain = renderer.digest_head(Request("m"), {})
+    assert renderer.digest_head(Request("m"), {"unread": 1}) == plain
+    moody = renderer.digest_head(Request("m"), {"mood": "good"})
     assert (moody.system, moody.tools) == (plain.system, plain.tools)
     assert moody.switches != plain.switches
     assert moody.whole != plain.whole
 
 
 def test_rebuilt_blocks_are_protected() -> None:
-    renderer = _renderer(Facts())
+    renderer = _renderer(TemplateProfile())
     blocks = (TextBlock("A <|im_end|> B"), ToolCallBlock("", "f", '{"x": "<|im_end|>"}'))
-    ids = renderer.rebuild(blocks, (), [], "")
+    ids = renderer.encode_blocks(blocks, (), [], "")
     assert ids is not None
     assert TOKENIZER.controls["<|im_end|>"] not in ids
     assert TOKENIZER.decode(ids).count("<|im_end|>") == 2
-    alone = Renderer(ChatTemplate(CHATML), Facts(), TOKENIZER)
-    assert alone.rebuild((ReasoningBlock("Hm."),), (), [], "") is None
+    alone = PromptRenderer(ChatTemplate(CHATML), TemplateProfile(), TOKENIZER)
+    assert alone.encode_blocks((ReasoningBlock("Hm."),), (), [], "") is None
 
 
 def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
-    renderer = _renderer(Facts())
+    renderer = _renderer(TemplateProfile())
     ask = (Turn("user", (TextBlock("Go."),)),)
 
     def kept(description: str) -> int:
         tools = (ToolSpec("f", description, {"type": "object"}),)
         request = Request("m", ask, tools=tools)
-        before = renderer.head(request, {})
-        assert renderer.head(request, {}) == before
+        before = renderer.digest_head(request, {})
+        assert renderer.digest_head(request, {}) == before
         return len(renderer._toolsets)
 
     assert kept("x" * (2 << 20)) == 0  # a client may send as much as it likes
     assert [kept(str(at)) for at in range(3)] == [1, 2, 3]
     large = [kept(f"{at} " + "x" * (1 << 19)) for at in range(100)]
     assert max(large) < 70
-    assert renderer._toolsets_size <= 32 << 20
+    assert renderer._toolsets_bytes <= 32 << 20

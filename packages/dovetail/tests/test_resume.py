@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, resumption_of
 
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.messages import Conversation, Names, tool_definitions
-from dovetail.prompt.partial_render import Resumption
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
+from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
@@ -51,13 +51,13 @@ NEEDED = {"functions": "[]", "datetime": "noon"}
 @at_hand
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_can_be_taken_up(name: str) -> None:
-    assert resumption_of(name).possible
+    assert resumption_of(name).supported
 
 
 @at_hand
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_cannot_be_taken_up(name: str) -> None:
-    assert not resumption_of(name).possible
+    assert not resumption_of(name).supported
 
 
 def _turn(role: Any, *blocks: Any) -> Turn:
@@ -89,7 +89,7 @@ SECOND = (
 )
 LAST = _turn("user", TextBlock("Three?"))
 WHAT = {"type": "string", "description": "What."}
-TOOLS = tool_definitions(
+TOOLS = format_tools(
     [ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str
 )
 
@@ -99,21 +99,21 @@ TOOLS = tool_definitions(
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in EXCUSED])
 def test_taken_up_is_the_same_as_from_the_start(name: str, how: str) -> None:
     resumption, template, facts = resumption_of(name), chat_template(name), facts_of(name)
-    if not resumption.possible:
+    if not resumption.supported:
         return
     switches = {**NEEDED, **SWITCHES[how]}
     whole, known = (
         template.render(
-            Conversation(facts, str, Names(())).messages((TextBlock("Be brief."),), turns),
+            MessageBuilder(facts, str, ToolNames(())).build((TextBlock("Be brief."),), turns),
             TOOLS if facts.renders_tools else (),
             switches=switches,
         )
         for turns in ((*FIRST, *SECOND, LAST), (*FIRST, SECOND[0]))
     )
-    later = Conversation(facts, str, Names(()), calls_before=1)
-    messages = later.fitted([m for turn in (*SECOND[1:], LAST) for m in later.turn(turn)])
-    opening = resumption.behind_user([], True, switches)
-    rest = resumption.behind_user(messages, True, switches)
+    later = MessageBuilder(facts, str, ToolNames(()), calls_before=1)
+    messages = later.adapt([m for turn in (*SECOND[1:], LAST) for m in later.build_turn(turn)])
+    opening = resumption.render_after_user([], True, switches)
+    rest = resumption.render_after_user(messages, True, switches)
     assert opening
     assert rest is not None
     assert known.endswith(opening)
@@ -139,7 +139,7 @@ def test_taken_up_is_the_same_as_from_the_start(name: str, how: str) -> None:
     ids=["plain", "places", "the first are lost", "the text is cut", "no opening", "refuses"],
 )
 def test_made_up_templates(template: str, possible: bool) -> None:
-    assert Resumption(ChatTemplate(template), Facts()).possible is possible
+    assert PartialRenderer(ChatTemplate(template), TemplateProfile()).supported is possible
 
 
 def test_thoughts_are_tried_too() -> None:
@@ -148,13 +148,13 @@ def test_thoughts_are_tried_too() -> None:
         "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content if loop.index > 3 }}"
         "{{ m.content }}|{% endfor %}<assistant>"
     )
-    assert Resumption(ChatTemplate(text), Facts()).possible
-    thinking = Facts(reasoning_fields=("reasoning_content",))
-    assert not Resumption(ChatTemplate(text), thinking).possible
+    assert PartialRenderer(ChatTemplate(text), TemplateProfile()).supported
+    thinking = TemplateProfile(reasoning_fields=("reasoning_content",))
+    assert not PartialRenderer(ChatTemplate(text), thinking).supported
 
 
 def test_a_refusal_is_nothing() -> None:
     text = "{% if tools %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}>"
-    resumption = Resumption(ChatTemplate(text), Facts())
-    assert resumption.behind_user([], True, THINKING) is None
-    assert resumption.behind_user([], False, THINKING) == ">"
+    resumption = PartialRenderer(ChatTemplate(text), TemplateProfile())
+    assert resumption.render_after_user([], True, THINKING) is None
+    assert resumption.render_after_user([], False, THINKING) == ">"

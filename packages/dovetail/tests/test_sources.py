@@ -9,12 +9,12 @@ from models_at_hand import TEMPLATES
 
 from dovetail.models.files import CHATML, SourceError, folder_source, gguf_source
 from dovetail.models.template_probe import probe
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.tool_fallback import (
-    as_plain_messages,
-    fallback_calls,
-    fallback_tools,
+    to_plain_messages,
+    format_fallback_calls,
+    format_fallback_tools,
     needs_fallback,
 )
 from dovetail_parsers import parse
@@ -126,46 +126,46 @@ TALK: list[dict[str, Any]] = [
 
 def test_the_offer_asks_for_what_its_parser_reads() -> None:
     for parser in ("hermes", "deepseek_v3", "llama3_json", "mistral"):
-        offer = fallback_tools([TOOL], parser)
+        offer = format_fallback_tools([TOOL], parser)
         assert json.dumps(TOOL) in offer
-        written = fallback_calls([("look", {"at": 'é "x"'}), ("look", '{"at": 1}')], parser)
+        written = format_fallback_calls([("look", {"at": 'é "x"'}), ("look", '{"at": 1}')], parser)
         calls = [b for b in parse(written, tool_parser=parser).blocks if b.type == "tool_call"]
         assert [json.loads(c.arguments) for c in calls] == [{"at": 'é "x"'}, {"at": 1}]
-        assert fallback_calls([("function_name", {"argument": "value"})], parser) in offer
-    assert fallback_tools([]) == ""
+        assert format_fallback_calls([("function_name", {"argument": "value"})], parser) in offer
+    assert format_fallback_tools([]) == ""
 
 
 def test_a_conversation_as_text() -> None:
-    bare = Facts(renders_tools=False, renders_calls=False, renders_results=False)
-    user, said, results = as_plain_messages(TALK, [], bare)
+    bare = TemplateProfile(renders_tools=False, renders_calls=False, renders_results=False)
+    user, said, results = to_plain_messages(TALK, [], bare)
     assert user == TALK[0]
     assert said["content"].startswith("I will.\n<tool_call>")
     assert "tool_calls" not in said
     assert results["role"] == "user"
     assert results["content"].count("<tool_response>") == 2
-    system, *rest = as_plain_messages([{"role": "system", "content": "Be."}, *TALK], [TOOL], bare)
+    system, *rest = to_plain_messages([{"role": "system", "content": "Be."}, *TALK], [TOOL], bare)
     assert system["content"].startswith("Be.\n\nYou may call")
     assert len(rest) == 3
 
 
 def test_the_offer_without_a_place_for_a_system_message() -> None:
-    bare = Facts(renders_tools=False, system="refused")
-    first = as_plain_messages(TALK, [TOOL], bare)[0]
+    bare = TemplateProfile(renders_tools=False, system="refused")
+    first = to_plain_messages(TALK, [TOOL], bare)[0]
     assert first["role"] == "user"
     assert first["content"].endswith("Look.")
 
 
 def test_what_a_template_shows_is_left_to_it() -> None:
-    assert as_plain_messages(TALK, [TOOL], Facts()) == TALK
-    assert not needs_fallback(Facts())
-    only_tools = Facts(renders_tools=False)
+    assert to_plain_messages(TALK, [TOOL], TemplateProfile()) == TALK
+    assert not needs_fallback(TemplateProfile())
+    only_tools = TemplateProfile(renders_tools=False)
     assert needs_fallback(only_tools)
-    assert as_plain_messages(TALK, [TOOL], only_tools)[1:] == TALK
+    assert to_plain_messages(TALK, [TOOL], only_tools)[1:] == TALK
 
 
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="no folder of chat templates at hand")
 @pytest.mark.parametrize("name", ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"])
 def test_templates_without_tools_render_it(name: str) -> None:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), {"bos_token": "<BOS>"})
-    text = template.render(as_plain_messages(TALK, [TOOL], probe(template)))
+    text = template.render(to_plain_messages(TALK, [TOOL], probe(template)))
     assert all(part in text for part in ("<tools>", "<tool_call>", "a tree", "a bush"))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
 
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.messages import Conversation, Message, Names, tool_definitions
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.messages import MessageBuilder, ChatMessage, ToolNames, format_tools
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.splice import Follower, Seam, Shape, Splicer, Stops, thinned
+from dovetail.prompt.splice import FollowingRole, SplicePoint, SpliceShape, Splicer, StopTokenMatcher, keep_calls_only
 from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
-CALLED, SAID = Shape(True, "tool"), Shape(False, "user")
+CALLED, SAID = SpliceShape(True, "tool"), SpliceShape(False, "user")
 END = "<|im_end|>"
 SENTENCE = "<｜end▁of▁sentence｜>"
 
@@ -51,17 +51,17 @@ EXCUSED = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_seams(name: str) -> None:
     behind_calls, behind_text, stand_in, hangs_on = KNOWN[name]
-    seams = splicer_of(name).seams
+    seams = splicer_of(name).points
     assert seams[CALLED].stop == behind_calls
     assert seams[SAID].stop == behind_text
-    assert (seams[CALLED].stand_in, seams[CALLED].hangs_on) == (stand_in, hangs_on)
-    assert seams[SAID].stand_in == "content"
+    assert (seams[CALLED].placeholder, seams[CALLED].depends_on) == (stand_in, hangs_on)
+    assert seams[SAID].placeholder == "content"
 
 
 @at_hand
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_can_be_spliced(name: str) -> None:
-    seams, facts = splicer_of(name).seams, facts_of(name)
+    seams, facts = splicer_of(name).points, facts_of(name)
     wanted = {SAID}
     if facts.renders_calls and facts.renders_results:
         wanted.add(CALLED)
@@ -72,7 +72,7 @@ def test_every_template_can_be_spliced(name: str) -> None:
 
 
 WHAT = {"type": "string", "description": "What."}
-TOOLS = tool_definitions(
+TOOLS = format_tools(
     [ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str
 )
 
@@ -130,9 +130,9 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
             continue
         if turn is ONE and behind == (AGAIN,) and not facts.consecutive_users:
             continue  # where roles must alternate, a call without a result gets one
-        seam = splicer.seams.get(_shape(turn, behind[0]))
+        seam = splicer.points.get(_shape(turn, behind[0]))
         system = (TextBlock("Be brief."),)
-        messages = Conversation(facts, str, Names(())).messages(system, (*history, turn, *behind))
+        messages = MessageBuilder(facts, str, ToolNames(())).build(system, (*history, turn, *behind))
         try:
             tools = TOOLS if facts.renders_tools else []
             natural = template.render(messages, tools, switches=THINKING)
@@ -145,29 +145,29 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
         assert natural.endswith(suffix), label
         assert suffix.startswith(seam.stop)
         tried += 1
-    assert tried or name in EXCUSED or not splicer.seams
+    assert tried or name in EXCUSED or not splicer.points
 
 
-def _shape(turn: Turn, following: Turn) -> Shape:
-    follower: Follower = "tool" if following.role == "tool" else "user"
-    return Shape(any(isinstance(b, ToolCallBlock) for b in turn.blocks), follower)
+def _shape(turn: Turn, following: Turn) -> SpliceShape:
+    follower: FollowingRole = "tool" if following.role == "tool" else "user"
+    return SpliceShape(any(isinstance(b, ToolCallBlock) for b in turn.blocks), follower)
 
 
 def _suffix(
-    splicer: Splicer, seam: Seam, facts: Facts, case: tuple[Any, Turn, tuple[Turn, ...]]
+    splicer: Splicer, seam: SplicePoint, facts: TemplateProfile, case: tuple[Any, Turn, tuple[Turn, ...]]
 ) -> str | None:
     history, turn, behind = case
-    before: list[Message] = []
-    conversation = Conversation(facts, str, Names(()))
-    messages = conversation.messages((TextBlock("Be brief."),), history)
-    if seam.hangs_on == "history":
+    before: list[ChatMessage] = []
+    conversation = MessageBuilder(facts, str, ToolNames(()))
+    messages = conversation.build((TextBlock("Be brief."),), history)
+    if seam.depends_on == "history":
         before = messages
-    elif seam.hangs_on == "calls":
-        before = thinned(messages)
+    elif seam.depends_on == "calls":
+        before = keep_calls_only(messages)
     calls = conversation.number_calls(turn)
-    following = [m for later in behind for m in conversation.turn(later)]
+    following = [m for later in behind for m in conversation.build_turn(later)]
     tools = TOOLS if facts.renders_tools else []
-    return splicer.tail(seam, calls, before, conversation.fitted(following), tools, THINKING)
+    return splicer.render_suffix(seam, calls, before, conversation.adapt(following), tools, THINKING)
 
 
 @at_hand
@@ -175,29 +175,29 @@ def _suffix(
 @pytest.mark.parametrize("called", ["f", "call", "tool", "a", "t", "function", "arg", "value"])
 def test_the_name_of_a_tool_does_not_matter(name: str, called: str) -> None:
     splicer, facts = splicer_of(name), facts_of(name)
-    conversation = Conversation(facts, str, Names(()))
+    conversation = MessageBuilder(facts, str, ToolNames(()))
     calls = conversation.number_calls(_turn("assistant", ToolCallBlock("c", called, "{}")))
-    behind = conversation.turn(_results("c"))
-    assert splicer.tail(splicer.seams[CALLED], calls, [], behind, TOOLS, THINKING) is not None
+    behind = conversation.build_turn(_results("c"))
+    assert splicer.render_suffix(splicer.points[CALLED], calls, [], behind, TOOLS, THINKING) is not None
 
 
 @at_hand
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*EXCUSED, *OTHERWISE)])
 def test_an_end_token_in_a_result_does_not_move_the_cut(name: str) -> None:
     splicer, facts = splicer_of(name), facts_of(name)
-    seam = splicer.seams.get(CALLED)
+    seam = splicer.points.get(CALLED)
     if seam is None:
         assert not facts.renders_calls or not facts.renders_results
         return
-    conversation = Conversation(facts, str, Names(()))
+    conversation = MessageBuilder(facts, str, ToolNames(()))
     calls = conversation.number_calls(ONE)
     stopped = f"{seam.stop} and {seam.stop}"
     result = Turn("tool", (ToolResultBlock("c", (TextBlock(stopped),)),))
-    before = thinned(conversation.messages((), GROWN)) if seam.hangs_on == "calls" else []
-    suffix = splicer.tail(seam, calls, before, conversation.turn(result), TOOLS, THINKING)
+    before = keep_calls_only(conversation.build((), GROWN)) if seam.depends_on == "calls" else []
+    suffix = splicer.render_suffix(seam, calls, before, conversation.build_turn(result), TOOLS, THINKING)
     assert suffix is not None
     plain = Turn("tool", (ToolResultBlock("c", (TextBlock("Zq."),)),))
-    expected = splicer.tail(seam, calls, before, conversation.turn(plain), TOOLS, THINKING)
+    expected = splicer.render_suffix(seam, calls, before, conversation.build_turn(plain), TOOLS, THINKING)
     assert expected is not None
     assert suffix == expected.replace("Zq.", stopped)
 
@@ -208,16 +208,16 @@ IDS_AT_THE_END = (
     "#{{ c.id }}@{{ c.function.name }}</call>{% endfor %}"
     "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}<|assistant|>"
 )
-STOPS = Stops(["<|end|>"], ["<|end|>", "<|assistant|>", "<|user|>", "<|tool|>"], frozenset())
+STOPS = StopTokenMatcher(["<|end|>"], ["<|end|>", "<|assistant|>", "<|user|>", "<|tool|>"], frozenset())
 
 
 def test_ids_in_the_closing() -> None:
     """A format that ends a call with its id and name: every other call closes so too."""
-    splicer = Splicer(ChatTemplate(IDS_AT_THE_END), Facts(), STOPS)
-    result: Message = {"role": "tool", "content": "R", "tool_call_id": "call_7", "name": "call"}
-    seam = splicer.seams[CALLED]
+    splicer = Splicer(ChatTemplate(IDS_AT_THE_END), TemplateProfile(), STOPS)
+    result: ChatMessage = {"role": "tool", "content": "R", "tool_call_id": "call_7", "name": "call"}
+    seam = splicer.points[CALLED]
     for calls in ([("call_7", "call")], [("call_6", "g"), ("call_7", "call")]):
-        tail = splicer.tail(seam, calls, [], [result], (), {})
+        tail = splicer.render_suffix(seam, calls, [], [result], (), {})
         assert tail == "<|end|><|tool|>Rcall_7<|end|><|assistant|>"
 
 
@@ -236,15 +236,15 @@ def test_ids_in_the_closing() -> None:
     ],
 )
 def test_no_seam_where_the_stand_in_does_not_behave(template: str, why: str) -> None:
-    assert not Splicer(ChatTemplate(template), Facts(), STOPS).seams, why
+    assert not Splicer(ChatTemplate(template), TemplateProfile(), STOPS).points, why
 
 
 def test_a_template_that_writes_something_new_is_not_spliced() -> None:
     text = "{% for m in messages %}{{ m.content }}{{ extra }}<|end|>{% endfor %}"
-    splicer = Splicer(ChatTemplate(text), Facts(), STOPS)
-    behind: list[Message] = [{"role": "user", "content": "On."}]
-    assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
-    assert splicer.tail(splicer.seams[SAID], [], [], behind, (), {"extra": "?"}) is None
+    splicer = Splicer(ChatTemplate(text), TemplateProfile(), STOPS)
+    behind: list[ChatMessage] = [{"role": "user", "content": "On."}]
+    assert splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
+    assert splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {"extra": "?"}) is None
 
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -265,14 +265,14 @@ RESULTS = "{{ messages | selectattr('role', 'equalto', 'tool') | map(attribute='
     ids=["nothing", "the number of calls", "results", "messages", "system text", "tools"],
 )
 def test_what_a_suffix_hangs_on(ending: str, hangs_on: str) -> None:
-    splicer = Splicer(ChatTemplate(TURNS + ending + "<|assistant|>"), Facts(), STOPS)
-    assert splicer.seams[SAID].hangs_on == hangs_on
+    splicer = Splicer(ChatTemplate(TURNS + ending + "<|assistant|>"), TemplateProfile(), STOPS)
+    assert splicer.points[SAID].depends_on == hangs_on
 
 
 def test_the_longest_of_two_ends_that_begin_alike() -> None:
-    stops = Stops(["<|end", "<|end|>"], [], frozenset())
-    assert stops.first("said<|end|>next", "next") == "<|end|>"
+    stops = StopTokenMatcher(["<|end", "<|end|>"], [], frozenset())
+    assert stops.find_first("said<|end|>next", "next") == "<|end|>"
 
 
 def test_an_end_behind_what_must_come_behind_it_is_none() -> None:
-    assert STOPS.first("said next<|end|>", "next") is None
+    assert STOPS.find_first("said next<|end|>", "next") is None

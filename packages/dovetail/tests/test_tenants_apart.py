@@ -13,8 +13,8 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Offered, Relayed, Served
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Event,
@@ -90,7 +90,7 @@ def test_each_tenant_has_a_cache_of_its_own() -> None:
 def test_a_sealed_thought_opens_for_its_tenant_only() -> None:
     upstream = Both()
     sealer = Sealer(Keyring([b"k" * 32]))
-    served = Relayed(("m",), upstream, Stabilizer(Stability()), sealer)
+    served = Relayed(("m",), upstream, PromptNormalizer(NormalizationOptions()), sealer)
     (end,) = [event for event in _play(served, _of("one")) if isinstance(event, SpanEnd)]
     carried = Turn("assistant", (ReasoningBlock("", end.seal), TextBlock("It is.")))
     _play(served, *(_of(tenant, ASKS, carried, ASKS) for tenant in ("one", "two")))

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.models.thinking import USUAL, merged, switches
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail_model import Thinking
 
-MODE = Facts(
+MODE = TemplateProfile(
     thinking_switches={True: {"thinking_mode": "on"}, False: {"thinking_mode": "off"}},
     keep_switches={"clear_thinking": False},
     effort_switch="thinking_effort",
@@ -21,7 +21,7 @@ ON = {"enable_thinking": True, "thinking_mode": "on"}
 OFF = {"enable_thinking": False, "thinking_mode": "off"}
 
 
-def _switches(thinking: Thinking = Thinking(), facts: Facts = MODE, **more: Any) -> dict[str, Any]:  # noqa: B008
+def _switches(thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any) -> dict[str, Any]:  # noqa: B008
     return switches(thinking, facts, **more)
 
 
@@ -73,7 +73,7 @@ def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str
     ],
 )
 def test_effort_is_what_the_template_knows(asked: str, known: tuple[str, ...], given: str) -> None:
-    facts = Facts(effort_switch="thinking_effort", efforts=known)
+    facts = TemplateProfile(effort_switch="thinking_effort", efforts=known)
     found = _switches(Thinking(effort=asked), facts)
     assert found == {"reasoning_effort": given, "thinking_effort": given}
 
@@ -83,7 +83,7 @@ def test_no_effort_is_no_level() -> None:
 
 
 def test_a_switch_that_is_an_effort() -> None:
-    facts = Facts(
+    facts = TemplateProfile(
         thinking_switches={True: {"reasoning_effort": "high"}, False: {"reasoning_effort": "no"}},
         effort_switch="reasoning_effort",
         efforts=("low", "high"),

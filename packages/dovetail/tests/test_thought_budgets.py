@@ -156,7 +156,7 @@ async def _check(pair: Pair, budget: int, most: int) -> None:
     turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
     prompt = (await told.preparer.prepare(Request("m", turns))).prompt
     assert prompt.ids[: len(whole)].tolist() == whole
-    assert prompt.exact == {1}
+    assert prompt.exact_turns == {1}
 
 
 @pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
@@ -219,7 +219,7 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
         turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
         asked = msgspec.structs.replace(told.request, turns=turns)
         prepared = await told.preparer.prepare(asked)
-        assert not prepared.prompt.exact
+        assert not prepared.prompt.exact_turns
         assert prepared.diagnosis.reason == "policy"
 
     for most in (13, 20, 30):

@@ -164,7 +164,7 @@ def _ours(template: ChatTemplate, case: Case) -> str | None:
     messages = CONVERSATIONS[case.conversation]
     try:
         return template.render(
-            messages, case.tools, generation=case.generation, switches=case.switches
+            messages, case.tools, add_generation_prompt=case.generation, switches=case.switches
         )
     except RenderError:
         return None

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.normalization import Stabilizer
-from dovetail.prompt.stability_init import stabilize
-from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, BadPattern, Volatile
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.stability_init import normalize_prompt
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, InvalidPatternError, VolatilePatterns
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 COUNTERS = [
@@ -20,7 +20,7 @@ COUNTERS = [
     "Context left: 12%",
     "Remaining tokens: 5",
 ]
-VOLATILE = Volatile()
+VOLATILE = VolatilePatterns()
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -28,7 +28,7 @@ def test_a_counter_leaves_system_text_as_if_it_had_never_been(counter: str) -> N
     for around in ("{}", "Be kind.\n{}", "{}\nBe kind.", "Be kind.\n{}\nAlways."):
         text = around.format(counter)
         without = "\n".join(line for line in text.split("\n") if line != counter)
-        assert VOLATILE.from_system(text) == without
+        assert VOLATILE.strip_system(text) == without
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -36,10 +36,10 @@ def test_a_counter_leaves_reminders_in_user_text(counter: str) -> None:
     alone = f"<system-reminder>\n{counter}\n</system-reminder>"
     warning = f"<system_warning>{counter}</system_warning>"
     beside = f"<system-reminder>\nUse the list.\n{counter}\n</system-reminder>"
-    assert VOLATILE.from_user(alone) == ""
-    assert VOLATILE.from_user(warning) == ""
-    assert VOLATILE.from_user(f"Go on.\n{alone}\nNow.") == "Go on.\nNow."
-    assert VOLATILE.from_user(beside) == "<system-reminder>\nUse the list.\n</system-reminder>"
+    assert VOLATILE.strip_user(alone) == ""
+    assert VOLATILE.strip_user(warning) == ""
+    assert VOLATILE.strip_user(f"Go on.\n{alone}\nNow.") == "Go on.\nNow."
+    assert VOLATILE.strip_user(beside) == "<system-reminder>\nUse the list.\n</system-reminder>"
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -50,7 +50,7 @@ def test_a_user_who_writes_one_is_not_touched(counter: str) -> None:
         f"He wrote: <system-reminder>{counter}</system-reminder>",
         f"<system-reminder>x</system-reminder>\n{counter}",
     ):
-        assert VOLATILE.from_user(text) is text
+        assert VOLATILE.strip_user(text) is text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_user_who_writes_one_is_not_touched(counter: str) -> None:
     ],
 )
 def test_system_prose_about_counters_stays(text: str) -> None:
-    assert VOLATILE.from_system(text) is text
+    assert VOLATILE.strip_system(text) is text
 
 
 def test_what_a_tool_returned_is_data() -> None:
@@ -71,22 +71,22 @@ def test_what_a_tool_returned_is_data() -> None:
     call = Turn("assistant", (ToolCallBlock("c1", "read", "{}"),))
     result = Turn("tool", (ToolResultBlock("c1", (TextBlock(text),)),))
     asked = Request("m", turns=(Turn("user", (TextBlock("go"),)), call, result))
-    assert stabilize(asked) is asked
+    assert normalize_prompt(asked) is asked
 
 
 def test_the_operators_own_pattern() -> None:
-    options = Stability(volatile=(*DEFAULT_PATTERNS, r"^Now: .*$", r" \(seed \d+\)"))
+    options = NormalizationOptions(volatile=(*DEFAULT_PATTERNS, r"^Now: .*$", r" \(seed \d+\)"))
     system = (TextBlock("Be kind (seed 17).\nNow: 12:31\nToken usage: 1/2; 1 remaining"),)
     user = Turn("user", (TextBlock("Now: what?\n<system-reminder>\nNow: 1\n</system-reminder>"),))
-    made = stabilize(Request("m", turns=(user,), system=system), options)
+    made = normalize_prompt(Request("m", turns=(user,), system=system), options)
     assert made.system == (TextBlock("Be kind."),)
     assert made.turns[0].blocks == (TextBlock("Now: what?\n<system-reminder>\n</system-reminder>"),)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "x*", "", "(?P<n>a)|^", "[z-a]"])
 def test_a_bad_pattern_is_refused_at_load_by_name(pattern: str) -> None:
-    with pytest.raises(BadPattern) as refused:
-        Stabilizer(Stability(volatile=(pattern,)))
+    with pytest.raises(InvalidPatternError) as refused:
+        PromptNormalizer(NormalizationOptions(volatile=(pattern,)))
     assert repr(pattern) in str(refused.value)
 
 
@@ -96,10 +96,10 @@ LINES = st.lists(st.sampled_from([*COUNTERS, "Be kind.", "", "x", " y "]), max_s
 @given(LINES)
 def test_lines_of_counters_go_wherever_they_stand(lines: list[str]) -> None:
     kept = [line for line in lines if line not in COUNTERS]
-    assert VOLATILE.from_system("\n".join(lines)) == "\n".join(kept)
+    assert VOLATILE.strip_system("\n".join(lines)) == "\n".join(kept)
 
 
 @given(st.text(alphabet="ab<>/\nsytem-rindr 12:;", max_size=60))
 def test_other_text_is_the_same_object(text: str) -> None:
-    assert VOLATILE.from_user(text) is text
-    assert VOLATILE.from_system(text) is text
+    assert VOLATILE.strip_user(text) is text
+    assert VOLATILE.strip_system(text) is text

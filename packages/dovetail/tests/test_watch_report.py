@@ -17,7 +17,7 @@ from watch_stage import endpoint, plain_server
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
-from dovetail.prompt.arrange import arrange
+from dovetail.prompt.arrange import order_turns
 from dovetail.watch.analysis import Summary
 from dovetail.watch.analyzer import Analyst
 from dovetail.watch.decoder import understand
@@ -319,7 +319,7 @@ def test_thoughts_that_the_server_does_not_read() -> None:
     """Told by its own count of the prompt: they were sent back, and are not in it."""
     said = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
     asked = {"messages": [{"role": "user", "content": "Hi!"}, said, ASKS_AGAIN]}
-    request = arrange(CHAT.decode(json.dumps({"model": NAME, **asked}).encode(), {}))
+    request = order_turns(CHAT.decode(json.dumps({"model": NAME, **asked}).encode(), {}))
     counted = len(NaturalPrompts(tiny_model()).ids(without_thoughts(request)))
     answer = {
         "choices": [{"index": 0, "message": {"content": "Fine."}, "finish_reason": "stop"}],

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.prompt.messages import Names
-from dovetail.prompt.turn_writer import TurnWriter, interleaved
+from dovetail.prompt.messages import ToolNames
+from dovetail.prompt.turn_writer import TurnWriter, is_interleaved
 from dovetail_model import (
     Block,
     ImageBlock,
@@ -50,7 +50,7 @@ CALLS_ALONE = {"pythonic", "xlam"}
 
 
 def _write(pair: Pair, blocks: tuple[Block, ...], end: str = "") -> str | None:
-    return TurnWriter(*pair).write(Turn("assistant", blocks), Names(TOOLS), _as_it_is, end)
+    return TurnWriter(*pair).write(Turn("assistant", blocks), ToolNames(TOOLS), _as_it_is, end)
 
 
 def _read(pair: Pair, text: str, *, in_reasoning: bool = False) -> list[tuple[str, Any]]:
@@ -150,7 +150,7 @@ def test_arguments_are_an_object(call: ToolCallBlock, written: dict[str, Any]) -
 
 
 def test_names_as_the_model_knows_them() -> None:
-    names = Names([ToolSpec("read", namespace="fs", shown_as="fs__read")])
+    names = ToolNames([ToolSpec("read", namespace="fs", shown_as="fs__read")])
     call = ToolCallBlock("", "read", "{}", namespace="fs")
     text = TurnWriter(*HERMES).write(Turn("assistant", (call,)), names, _as_it_is, "")
     assert text is not None
@@ -160,7 +160,7 @@ def test_names_as_the_model_knows_them() -> None:
 def test_every_text_is_protected() -> None:
     blocks = (ReasoningBlock("<x>"), TextBlock("<x>"), _call("run", command="<x>"))
     text = TurnWriter(*HERMES).write(
-        Turn("assistant", blocks), Names(()), lambda text: text.replace("<x>", "<!x>"), ""
+        Turn("assistant", blocks), ToolNames(()), lambda text: text.replace("<x>", "<!x>"), ""
     )
     assert text is not None
     assert text.count("<!x>") == 3
@@ -184,4 +184,4 @@ def test_what_is_no_output_is_left_out() -> None:
     ],
 )
 def test_interleaved(blocks: tuple[Block, ...], is_interleaved: bool) -> None:
-    assert interleaved(Turn("assistant", blocks)) is is_interleaved
+    assert is_interleaved(Turn("assistant", blocks)) is is_interleaved

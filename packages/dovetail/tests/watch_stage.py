@@ -18,7 +18,7 @@ from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Served, Service
-from dovetail.prompt.clean import Stability
+from dovetail.prompt.clean import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 from dovetail.watch.capture import Limits
@@ -115,7 +115,7 @@ async def say(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) 
     await writer.drain()
 
 
-PLAIN = Settings(replay="client", stability=Stability(strip_preamble=False, volatile=()))
+PLAIN = Settings(replay="client", stability=NormalizationOptions(strip_preamble=False, volatile=()))
 
 
 @asynccontextmanager

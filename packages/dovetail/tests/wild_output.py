@@ -24,7 +24,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import Prepared, Preparer
-from dovetail.prompt.messages import Names
+from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import markers
@@ -116,7 +116,7 @@ class WildModel:
     def _proper(self) -> list[int]:
         """A turn in the model's notation, in an odd spelling."""
         turn = Turn("assistant", tuple(self._blocks()))
-        text = self._writer.write(turn, Names(()), lambda text: text, "")
+        text = self._writer.write(turn, ToolNames(()), lambda text: text, "")
         return self._spelled(text or "Sure.")
 
     def _blocks(self) -> list[OutputBlock]:
@@ -205,13 +205,13 @@ class Tally:
         """One more. `whole` says that the last turn has no cut call: some clients drop those."""
         prompt = prepared.prompt
         self.turns += 1
-        self.hows[prompt.how] += 1
-        self.exact += len(prompt.exact | prompt.kept)
+        self.hows[prompt.origin] += 1
+        self.exact += len(prompt.exact_turns | prompt.unchanged_turns)
         self.notes.update(prompt.notes)
         roles = [turn.role for turn in prepared.request.turns]
         said = [at for at, role in enumerate(roles) if role == "assistant"]
-        if whole and said and said[-1] not in prompt.exact | prompt.kept:
-            self.missed += not prompt.dropped or set(roles[said[-1] + 1 :]) == {"tool"}
+        if whole and said and said[-1] not in prompt.exact_turns | prompt.unchanged_turns:
+            self.missed += not prompt.reasoning_dropped or set(roles[said[-1] + 1 :]) == {"tool"}
 
 
 class Mismatch(AssertionError):
@@ -264,14 +264,14 @@ class WildSession:
 def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
     """Each turn that is said to stand in a prompt with its own tokens does, and in its place."""
     prompt = prepared.prompt
-    if prompt.how == "grown":
-        anchor = prompt.recalled.parent
+    if prompt.origin == "grown":
+        anchor = prompt.history.parent
         whole = by_entry[anchor.id].whole if anchor is not None else array("I")
         if anchor is None or prompt.ids[: len(whole)] != whole:
             raise Mismatch("grown, and not what was there before")
     packed, done = prompt.ids.tobytes(), 0
-    for at in sorted(prompt.exact):
-        entry = prompt.recalled.entries[at]
+    for at in sorted(prompt.exact_turns):
+        entry = prompt.history.entries[at]
         said = by_entry[entry.id].generation.ids
         if entry.chain:
             same = unpack_ids(entry.generated) == said

@@ -15,7 +15,7 @@ from dovetail.cli.loading import load
 from dovetail.models.loader import CatalogError, Model
 from dovetail.models.self_test import Outcome
 from dovetail.models.weights import WeightsError
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 
 
 def inspect(
@@ -89,7 +89,7 @@ def report(model: Model) -> dict[str, Any]:
     }
 
 
-def _plain(facts: Facts) -> dict[str, Any]:
+def _plain(facts: TemplateProfile) -> dict[str, Any]:
     plain = dataclasses.asdict(facts)
     on_off = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
     return {**plain, "thinking_switches": on_off}
@@ -128,7 +128,7 @@ def _files(model: Model) -> dict[str, str]:
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def _probe(facts: Facts) -> dict[str, str]:
+def _probe(facts: TemplateProfile) -> dict[str, str]:
     return {
         "shows": _list(
             {
@@ -155,13 +155,13 @@ def _probe(facts: Facts) -> dict[str, str]:
     }
 
 
-def _thoughts(facts: Facts) -> str:
+def _thoughts(facts: TemplateProfile) -> str:
     if facts.thinking_parts:
         return "as parts of the content"
     return "field " + " or ".join(facts.reasoning_fields) if facts.reasoning_fields else "no field"
 
 
-def _on_off(facts: Facts) -> str:
+def _on_off(facts: TemplateProfile) -> str:
     if not facts.thinking_switches:
         return "no switch"
     return " / ".join(_switches(facts.thinking_switches[on]) for on in (True, False))

@@ -82,10 +82,10 @@ def _as_json(model: Model, prepared: Prepared) -> dict[str, object]:
     return {
         "text": model.tokenizer.decode(prompt.ids),
         "ids": prompt.ids.tolist(),
-        "how": prompt.how,
-        "reused_tokens": prompt.reused,
-        "exact_turns": sorted(prompt.exact | prompt.kept),
-        "written_turns": sorted(prompt.written),
+        "how": prompt.origin,
+        "reused_tokens": prompt.reused_tokens,
+        "exact_turns": sorted(prompt.exact_turns | prompt.unchanged_turns),
+        "written_turns": sorted(prompt.rewritten_turns),
         "thought_open": prompt.in_reasoning,
         "notes": list(prompt.notes),
     }
@@ -96,8 +96,8 @@ def _print(model: Model, prepared: Prepared, ids: bool) -> None:
     prompt, tokenizer = prepared.prompt, model.tokenizer
     shown = Text()
     for part, style in (
-        (prompt.ids[: prompt.reused], "underline"),
-        (prompt.ids[prompt.reused :], ""),
+        (prompt.ids[: prompt.reused_tokens], "underline"),
+        (prompt.ids[prompt.reused_tokens :], ""),
     ):
         start = 0
         for at, id in enumerate(part):
@@ -111,7 +111,7 @@ def _print(model: Model, prepared: Prepared, ids: bool) -> None:
     if ids:
         console.print(" ".join(map(str, prompt.ids)))
     told = (
-        f"{len(prompt.ids)} tokens, {prompt.reused} of them as the ledger has them ({prompt.how})"
+        f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them ({prompt.origin})"
     )
     if prompt.in_reasoning:
         told += "; ends inside an open thought"

@@ -85,7 +85,7 @@ def _tell(console: Console, prepared: Prepared, message: Message, exact: bool, b
     if before:
         kept = "[green]exact[/]" if exact else "[red]not exact[/]"
         console.print(
-            f"[dim]the last turn and its prompt, {before} tokens:[/] {kept} ({prompt.how})"
+            f"[dim]the last turn and its prompt, {before} tokens:[/] {kept} ({prompt.origin})"
         )
 
 

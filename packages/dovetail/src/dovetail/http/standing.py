@@ -41,10 +41,10 @@ def prefix_of(prepared: Prepared) -> PrefixStats:
     diagnosis = prepared.diagnosis
     begins = all(turn.role != "assistant" for turn in prepared.request.turns)
     return PrefixStats(
-        common=diagnosis.common,
-        total=diagnosis.total,
-        lost=0 if begins else diagnosis.lost,  # of a sub-agent beside its caller nothing is
-        reused=diagnosis.reused,
+        common=diagnosis.common_tokens,
+        total=diagnosis.total_tokens,
+        lost=0 if begins else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
+        reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
         turns=_turns(prepared),
     )
@@ -53,8 +53,8 @@ def prefix_of(prepared: Prepared) -> PrefixStats:
 def _turns(prepared: Prepared) -> dict[str, int]:
     """How the assistant turns stand in the prompt, from the first that was not there before."""
     prompt, turns = prepared.prompt, prepared.request.turns
-    start = prompt.recalled.anchor_index or 0
+    start = prompt.history.anchor_index or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
     spoken = sum(turns[at].role == "assistant" for at in range(start, end))
-    exact, written = len(prompt.exact | prompt.kept), len(prompt.written)
+    exact, written = len(prompt.exact_turns | prompt.unchanged_turns), len(prompt.rewritten_turns)
     return {"exact": exact, "written": written, "natural": max(0, spoken - exact - written)}

@@ -15,7 +15,7 @@ from dovetail.http.standing import results_of, short, short_or_none, traceparent
 from dovetail.pipeline.execution import Watch
 from dovetail.pipeline.preparation import Prepared
 from dovetail.pipeline.registry import Offered
-from dovetail.prompt.diagnosis import describe, headers
+from dovetail.prompt.diagnosis import describe_prefix, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
 from dovetail.telemetry.record import RequestContents, RequestRecorder, RequestRecord
@@ -198,7 +198,7 @@ class Account:
         """What the client asked to be told about its request."""
         found: list[tuple[str, str]] = []
         if self.prepared is not None and self._exchange.wants("prefix"):
-            found += headers(self.prepared.diagnosis)
+            found += prefix_headers(self.prepared.diagnosis)
         notes = [*self._course.notes, *(self._notes() if self._exchange.wants("notes") else ())]
         if notes or self._exchange.wants("notes"):
             found.append(("x-dovetail-diagnostics", ", ".join(notes)))
@@ -314,7 +314,7 @@ class Account:
     def _prefix_line(self) -> str | None:
         if self.prepared is None or not self._log_prefix:
             return None
-        return describe(self.prepared.diagnosis)
+        return describe_prefix(self.prepared.diagnosis)
 
     def _finish(self) -> str | None:
         """Why the answer ended; of several choices, the first one's reason."""

@@ -20,9 +20,9 @@ from dovetail.models.self_test import Pairing, SelfTest, self_test
 from dovetail.models.stop_tokens import terminators
 from dovetail.models.template_probe import probe
 from dovetail.models.thinking import switches as thinking_switches
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.tool_fallback import TOOL_PARSER
+from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import Sampling, Thinking
 from dovetail_parsers import markers, resolve
@@ -47,7 +47,7 @@ class Speech:
     """A template and what its probe found."""
 
     template: ChatTemplate
-    facts: Facts
+    facts: TemplateProfile
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Model:
         return self.parsers.reasoning
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> TemplateProfile:
         """The facts that hold in an agent's session."""
         return self.tool_speech.facts
 
@@ -113,7 +113,7 @@ class Model:
         if self.reasoning_parser is None:
             return ()
         writer = TurnWriter(self.tool_parser, self.reasoning_parser)
-        return tuple(self.tokenizer.encode(writer.thought_closing()))
+        return tuple(self.tokenizer.encode(writer.reasoning_end()))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -148,14 +148,14 @@ def load_model(
     except (SourceError, ValueError, OSError, ImportError) as error:
         raise CatalogError(f"{where}: {error}") from error
     usual = thinking_switches(
-        Thinking(), Facts(), reasoning_parser=parsers.reasoning, server_switches=switches
+        Thinking(), TemplateProfile(), reasoning_parser=parsers.reasoning, server_switches=switches
     )
     speech = _speech(files.source.default, files.source, usual)
     tool_speech = speech
     if files.source.for_tools != files.source.default:
         tool_speech = _speech(files.source.for_tools, files.source, usual)
     if parsers.tool is None and tool_parser is None and not tool_speech.facts.renders_tools:
-        parsers = Parsers(TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
+        parsers = Parsers(FALLBACK_TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
     stops, stop_ids = _stops(files, tokenizer, tool_speech, parsers)
     return Model(
         name=files.name,

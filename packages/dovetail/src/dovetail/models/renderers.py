@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.models.loader import Model, Speech
 from dovetail.models.template_probe import probe
 from dovetail.models.template_probe.switches import SWITCHES
-from dovetail.prompt.renderer import Renderer
+from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.rendering_template import RenderError
 
 _MOST = 32  # settings that are remembered
@@ -24,10 +24,10 @@ class Renderers:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._made: OrderedDict[tuple[bool, str], Renderer] = OrderedDict()
+        self._made: OrderedDict[tuple[bool, str], PromptRenderer] = OrderedDict()
         self.usual = self.of(True, model.switches)
 
-    def of(self, tools: bool, switches: Mapping[str, Any]) -> Renderer:
+    def of(self, tools: bool, switches: Mapping[str, Any]) -> PromptRenderer:
         """The renderer for requests with or without tools, under these switches."""
         model = self._model
         speech = model.tool_speech if tools else model.speech
@@ -41,13 +41,13 @@ class Renderers:
         self._made.move_to_end(key)
         return known
 
-    def _make(self, speech: Speech, switches: Mapping[str, Any], setting: str) -> Renderer:
+    def _make(self, speech: Speech, switches: Mapping[str, Any], setting: str) -> PromptRenderer:
         model, facts = self._model, speech.facts
         if setting != _setting(speech, model.switches):
             # A setting that the template refuses: the request itself will tell its client so.
             with suppress(RenderError):
                 facts = probe(speech.template, switches)
-        return Renderer(
+        return PromptRenderer(
             speech.template,
             facts,
             model.tokenizer,
@@ -60,7 +60,7 @@ class Renderers:
 
 def _setting(speech: Speech, switches: Mapping[str, Any]) -> str:
     """The switches that the template reads. Numbers and words of others set no policy."""
-    read = {k: v for k, v in switches.items() if k in speech.template.reads}
+    read = {k: v for k, v in switches.items() if k in speech.template.variables}
     plain = {k: v if _counts(k, v) else type(v).__name__ for k, v in read.items()}
     return json.dumps(plain, sort_keys=True, default=str)
 

@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import Any
 
 from dovetail.models.template_probe.context import shared, with_thought
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.tool_fallback import as_plain_messages, needs_fallback
+from dovetail.prompt.tool_fallback import to_plain_messages, needs_fallback
 from dovetail_model import Message as Answer
 from dovetail_parsers import markers, opens_thought, parse
 
@@ -22,7 +22,7 @@ class Pairing:
     """A template and its parsers."""
 
     template: ChatTemplate
-    facts: Facts
+    facts: TemplateProfile
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     switches: Mapping[str, Any] | None = None
@@ -157,7 +157,7 @@ def _turn(pairing: Pairing, text: bool, calls: int, thought: bool = True) -> Mes
     return said
 
 
-def _call(facts: Facts, place: int) -> Message:
+def _call(facts: TemplateProfile, place: int) -> Message:
     values = _CALLS[place]
     given = json.dumps(values, ensure_ascii=False) if facts.arguments == "string" else values
     ids = {"kimi": f"functions.get_weather:{place}"}
@@ -171,13 +171,13 @@ def _render(pairing: Pairing, turns: list[Message]) -> tuple[str, str]:
     ask: Message = {"role": "user", "content": _content(pairing.facts, _ASK)}
     messages, tools = [ask, *turns], [_TOOL]
     if needs_fallback(pairing.facts):
-        messages = as_plain_messages(messages, tools, pairing.facts, pairing.tool_parser)
+        messages = to_plain_messages(messages, tools, pairing.facts, pairing.tool_parser)
         tools = tools if pairing.facts.renders_tools else []
     template, switches = pairing.template, pairing.switches
     asking = messages[: len(messages) - len(turns)]
-    prompt = template.render(asking, tools, generation=True, switches=switches)
-    text = template.render(messages, tools, generation=False, switches=switches)
-    if prompt == template.render(asking, tools, generation=False, switches=switches):
+    prompt = template.render(asking, tools, add_generation_prompt=True, switches=switches)
+    text = template.render(messages, tools, add_generation_prompt=False, switches=switches)
+    if prompt == template.render(asking, tools, add_generation_prompt=False, switches=switches):
         text = _without_shared_end(text, prompt)  # it asks for a turn whether told to or not
     return prompt, text
 
@@ -188,7 +188,7 @@ def _without_shared_end(text: str, prompt: str) -> str:
     return text[: len(text) - same]
 
 
-def _content(facts: Facts, text: str) -> str | list[Message]:
+def _content(facts: TemplateProfile, text: str) -> str | list[Message]:
     return text if facts.content == "string" else [{"type": "text", "text": text}]
 
 

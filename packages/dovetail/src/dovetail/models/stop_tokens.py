@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from dovetail.models.template_probe.context import bench
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 
 #: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
@@ -38,7 +38,7 @@ KNOWN = frozenset(
 
 def terminators(
     template: ChatTemplate,
-    facts: Facts,
+    facts: TemplateProfile,
     controls: Mapping[str, int],
     named: Iterable[str],
     markers: Collection[str] = (),
@@ -53,7 +53,7 @@ def terminators(
     return frozenset(found & controls.keys())
 
 
-def _shown(template: ChatTemplate, facts: Facts, controls: Mapping[str, int]) -> set[str]:
+def _shown(template: ChatTemplate, facts: TemplateProfile, controls: Mapping[str, int]) -> set[str]:
     """The control token behind an answer, unless it stands between thought and answer too."""
     table = bench(template, {})
     said = table.says("answer")

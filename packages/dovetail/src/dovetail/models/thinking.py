@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail_model import Thinking
 
 #: With a reasoning parser, and unless the client wants no thoughts.
@@ -20,7 +20,7 @@ _LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 def switches(
     thinking: Thinking,
-    facts: Facts,
+    facts: TemplateProfile,
     *,
     reasoning_parser: str | None = None,
     default_mode: Literal["enabled", "disabled"] | None = None,
@@ -61,12 +61,12 @@ def merged(before: Thinking | None, now: Thinking) -> Thinking:
     return msgspec.structs.replace(now, **unsaid)
 
 
-def _turned(on: bool, facts: Facts) -> dict[str, Any]:
+def _turned(on: bool, facts: TemplateProfile) -> dict[str, Any]:
     """The common switch, harmless where it is not read, and the template's own."""
     return {"enable_thinking": on, **facts.thinking_switches.get(on, {})}
 
 
-def _measured(thinking: Thinking, facts: Facts) -> dict[str, Any]:
+def _measured(thinking: Thinking, facts: TemplateProfile) -> dict[str, Any]:
     """How hard and how long to think."""
     chosen: dict[str, Any] = {}
     effort = (thinking.effort or "").lower()

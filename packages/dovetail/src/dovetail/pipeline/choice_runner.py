@@ -343,7 +343,7 @@ def _only_read(
 
 def _session(prepared: Prepared) -> str | None:
     """What a conversation is told by: its session, else how it began. Never another tenant's."""
-    identity, begun = prepared.request.identity, prepared.prompt.recalled.digests
+    identity, begun = prepared.request.identity, prepared.prompt.history.digests
     if identity.session is None:
         return (prepared.prompt.head.whole + begun[0]).hex() if begun else None
     return _own_session(identity)

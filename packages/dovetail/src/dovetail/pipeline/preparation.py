@@ -22,13 +22,13 @@ from dovetail.models.renderers import Renderers
 from dovetail.models.thinking import merged, switches
 from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.diagnosis import Diagnosis
-from dovetail.prompt.normalization import Stabilizer
-from dovetail.prompt.prefix import common_ids
-from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.diagnosis import PrefixReport
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.prefix import count_common_ids
+from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 from dovetail.prompt.prompt import Prompt
-from dovetail.prompt.renderer import loop_start
+from dovetail.prompt.renderer import find_loop_start
 from dovetail.prompt.rendering_template import RenderError
 from dovetail_model import (
     Block,
@@ -52,7 +52,7 @@ class Settings:
     """What an operator decides about prompts."""
 
     replay: ReplayPolicy = "auto"
-    stability: Stability = field(default_factory=Stability)
+    stability: NormalizationOptions = field(default_factory=NormalizationOptions)
     default_thinking: Literal["enabled", "disabled"] | None = None
     template_switches: Mapping[str, Any] = field(default_factory=dict)
     resume_drop_thinking: float | None = None
@@ -66,8 +66,8 @@ class Prepared:
     request: Request
     prompt: Prompt
     owner: Owner
-    sighting: Sighting
-    diagnosis: Diagnosis
+    sighting: PromptObservation
+    diagnosis: PrefixReport
 
 
 class Prepares(Protocol):
@@ -114,9 +114,9 @@ class Preparer:
         self._settings = settings or Settings()
         self._clock = clock
         self._sealer = Sealer(keyring)
-        self._stabilizer = Stabilizer(self._settings.stability)
+        self._stabilizer = PromptNormalizer(self._settings.stability)
         self._renderers = Renderers(model)
-        restorer = SealRestorer(self._sealer, self._renderers.usual.rebuild)
+        restorer = SealRestorer(self._sealer, self._renderers.usual.encode_blocks)
         self._recaller = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
         self._voice = Voice(
             model.tokenizer,
@@ -126,7 +126,7 @@ class Preparer:
             model.fingerprint,
         )
         self._owners: dict[str, Owner] = {}
-        self._doctor = Doctor(decode=model.tokenizer.decode)
+        self._doctor = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     @property
     def records_first(self) -> bool:
@@ -136,7 +136,7 @@ class Preparer:
         """The request as the model gets it. `harness` names the client, for comparisons."""
         request, prompt, owner, cleared = await self._render(request)
         sighting = _sighting(request, prompt, harness, deliberate=cleared)
-        return Prepared(request, prompt, owner, sighting, self._doctor.examine(sighting))
+        return Prepared(request, prompt, owner, sighting, self._doctor.compare(sighting))
 
     async def count(self, request: Request) -> int:
         """The number of tokens of a request's prompt. Leaves no trace.
@@ -153,7 +153,7 @@ class Preparer:
         return self._switches(thinking, tools=True)
 
     async def _render(self, request: Request) -> tuple[Request, Prompt, Owner, bool]:
-        request = self._stabilizer.stabilize(request)
+        request = self._stabilizer.normalize(request)
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()
@@ -174,16 +174,16 @@ class Preparer:
         request = _thinking_on(request, await self._recaller.find_last_entry(walk, scope))
         steering = self._switches(request.thinking, tools=bool(request.tools))
         renderer = self._renderers.of(bool(request.tools), steering)
-        head = renderer.head(request, steering).whole
-        start = renderer.start(request.turns, bool(request.tools))
+        head = renderer.digest_head(request, steering).whole
+        start = renderer.replay_start(request.turns, bool(request.tools))
         recalled = await self._recaller.resolve(walk, replace(scope, head=head, start=start))
         loop = 0
         if self._settings.resume_drop_thinking is not None:
-            loop = loop_start(request.turns)
+            loop = find_loop_start(request.turns)
         clears = self._clears_thoughts(request, recalled, loop)
         if clears:
             request, recalled = _without_thoughts(request, loop), recalled.without_entries(loop)
-        new = renderer.new_characters(request, recalled)
+        new = renderer.count_new_chars(request, recalled)
         try:
             prompt = await beside(new, lambda: renderer.render(request, recalled, steering))
         except RenderError as error:
@@ -206,7 +206,7 @@ class Preparer:
         """Keeps the turn that was generated."""
         entry = generation.entry(self._clock())
         seen = prepared.sighting
-        self._doctor.generated(seen.session, generation.ids, turn=entry.chain, prompt=seen)
+        self._doctor.record_output(seen.session, generation.ids, turn=entry.chain, prompt=seen)
         await self._ledger.record(entry, prepared.prompt.ids)
 
     async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
@@ -217,7 +217,7 @@ class Preparer:
         """
         turns = (*prepared.request.turns, Turn("assistant", generation.message().blocks))
         ids = await self.opening(msgspec.structs.replace(prepared.request, turns=turns))
-        known = common_ids(ids, prepared.prompt.ids + generation.ids)
+        known = count_common_ids(ids, prepared.prompt.ids + generation.ids)
         return ids if len(ids) - known >= WORTH_WARMING else None
 
     async def opening(self, request: Request) -> "array[int]":
@@ -228,7 +228,7 @@ class Preparer:
         shared: array[int] | None = None
         for asked in _continued(request):
             _, prompt, _, _ = await self._render(asked)
-            shared = prompt.ids if shared is None else shared[: common_ids(shared, prompt.ids)]
+            shared = prompt.ids if shared is None else shared[: count_common_ids(shared, prompt.ids)]
         assert shared is not None
         return shared
 
@@ -287,20 +287,20 @@ def _without_thoughts(request: Request, until: int) -> Request:
     return msgspec.structs.replace(request, turns=(*cleared, *request.turns[until:]))
 
 
-def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> Sighting:
+def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> PromptObservation:
     """What the doctor needs to know. Tenants are never set beside each other."""
     identity, head = request.identity, prompt.head
-    return Sighting(
+    return PromptObservation(
         session=f"{identity.tenant}\0{identity.session}" if identity.session else None,
         harness=f"{identity.tenant}\0{harness}",
         ids=prompt.ids,
         system=head.system,
         tools=head.tools,
         switches=head.switches,
-        turns=prompt.recalled.digests,
-        reused=prompt.reused,
-        policy_dropped=prompt.dropped,
-        deliberate=deliberate,
+        turns=prompt.history.digests,
+        reused_tokens=prompt.reused_tokens,
+        policy_dropped=prompt.reasoning_dropped,
+        reasoning_cleared=deliberate,
     )
 
 

@@ -15,13 +15,13 @@ from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.pipeline.preparation import CallIds, Prepared
 from dovetail.pipeline.registry import Served
-from dovetail.prompt.diagnosis import Diagnosis
-from dovetail.prompt.prefix_diagnostics import Sighting
-from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.diagnosis import PrefixReport
+from dovetail.prompt.prefix_diagnostics import PromptObservation
+from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 
-_HEAD = Head(b"", b"", b"", b"")
+_HEAD = HeadDigests(b"", b"", b"", b"")
 
 
 def raw(served: Served) -> Served:
@@ -45,8 +45,8 @@ class RawPreparer:
             request=request,
             prompt=Prompt(ids, "cold", False, _HEAD, RecognizedHistory()),
             owner=Owner(request.identity.tenant, b""),
-            sighting=Sighting(None, harness, ids),
-            diagnosis=Diagnosis(common=0, total=len(ids), again=len(ids)),
+            sighting=PromptObservation(None, harness, ids),
+            diagnosis=PrefixReport(common_tokens=0, total_tokens=len(ids), prefill_tokens=len(ids)),
         )
 
     async def count(self, request: Request) -> int:

@@ -14,7 +14,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.pipeline.guided_decoding import Demand, Guidance, Place
 from dovetail.pipeline.preparation import Prepared, Prepares
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
@@ -91,7 +91,7 @@ class Relayed:
 
     names: tuple[str, ...]
     engine: UpstreamEngine
-    stabilizer: Stabilizer
+    stabilizer: PromptNormalizer
     sealer: Sealer
     max_context: int | None = None
     defaults: Sampling = field(default_factory=Sampling)

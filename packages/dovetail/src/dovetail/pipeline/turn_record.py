@@ -10,7 +10,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import SealPayload, PreviousTurnTail
 from dovetail.ledger.turn_digest import extend_chain, digest_turn
 from dovetail.pipeline.block_offsets import Extents
-from dovetail.prompt.prefix import common_ids
+from dovetail.prompt.prefix import count_common_ids
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
 
@@ -79,7 +79,7 @@ class TurnRecord:
         spans = self._spans(blocks)
         shown = digest_turn(Turn("assistant", blocks))
         kept = self._kept(spans, over)
-        before = prompt.recalled.chain
+        before = prompt.history.chain
         return LedgerEntry(
             id=origin.entry_id,
             tenant=origin.owner.tenant,
@@ -95,7 +95,7 @@ class TurnRecord:
             head=prompt.head.whole,
             finish=message.finish if over else FINISH_INTERRUPTED,
             created=created,
-            line=prompt.recalled.lineage,
+            line=prompt.history.lineage,
             opening=prompt.opening,
             thinking=origin.thinking,
             session=self._session(),
@@ -111,7 +111,7 @@ class TurnRecord:
         self._thoughts += 1
         if origin.owner.sealer is None:
             return None
-        recalled = prompt.recalled
+        recalled = prompt.history
         blocks = fold.message().blocks
         ids, spans = self._sealed
         reach = self._extents.reach[-1]
@@ -132,7 +132,7 @@ class TurnRecord:
 
     def _session(self) -> str:
         """The session that the client names, else the one that the turn goes on with."""
-        named, parent = self._origin.identity.session, self._origin.prompt.recalled.parent
+        named, parent = self._origin.identity.session, self._origin.prompt.history.parent
         if named:
             return normalize_session_name(named)
         return (parent.session if parent is not None else "") or self._origin.entry_id
@@ -195,12 +195,12 @@ class TurnRecord:
 
 def _growth(prompt: Prompt) -> tuple[str | None, int, bytes]:
     """The prompt as what it adds to the parent's whole."""
-    ids, recalled = prompt.ids, prompt.recalled
+    ids, recalled = prompt.ids, prompt.history
     if recalled.parent is None or recalled.parent_token_ids is None:
         return None, 0, ids.tobytes()
     keep = len(recalled.parent_token_ids)
-    if prompt.how != "grown":
-        keep = common_ids(recalled.parent_token_ids, ids)
+    if prompt.origin != "grown":
+        keep = count_common_ids(recalled.parent_token_ids, ids)
     return recalled.parent.id, keep, ids[keep:].tobytes()
 
 

@@ -119,7 +119,7 @@ class Relay:
 
 def _as_sent(served: Relayed, request: Request, choice: int) -> Request:
     """The request as the upstream gets it: stable, with every thought that the client carried."""
-    request = served.stabilizer.stabilize(request)
+    request = served.stabilizer.normalize(request)
     turns = tuple(_restored(served, request, turn) for turn in request.turns)
     sampling = msgspec.structs.replace(served.sampling(request.sampling), n=1)
     if sampling.seed is not None:

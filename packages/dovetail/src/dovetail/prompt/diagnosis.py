@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Reason = Literal[
+DivergenceReason = Literal[
     "first", "header", "tools", "switches", "history", "policy", "resume", "retokenization"
 ]
 """Why a prompt does not go on from the last one. A small closed set: it labels a counter."""
 
-REASONS: tuple[str, ...] = get_args(Reason)
+DIVERGENCE_REASONS: tuple[str, ...] = get_args(DivergenceReason)
 
-Part = Literal["header", "tools", "switches", "history"]
+PromptPart = Literal["header", "tools", "switches", "history"]
 """Which part of two prompts differs first."""
 
-_MEANING: dict[Reason, str] = {
+_REASON_TEXT: dict[DivergenceReason, str] = {
     "first": "first prompt of the session",
     "header": "the system text changed",
     "tools": "the tool list changed",
@@ -26,7 +26,7 @@ _MEANING: dict[Reason, str] = {
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class PrefixReport:
     """A prompt beside the last one of its session.
 
     `common` leading tokens are those of the last prompt and what was generated on it, `again` of
@@ -39,50 +39,50 @@ class Diagnosis:
     recent prompt of another session of the same harness, and `shared_differs` what differs there.
     """
 
-    common: int
-    total: int
-    again: int
-    lost: int = 0
-    reason: Reason | None = None
-    at: int | None = None
+    common_tokens: int
+    total_tokens: int
+    prefill_tokens: int
+    reprefilled_tokens: int = 0
+    reason: DivergenceReason | None = None
+    diverged_at: int | None = None
     turn: int | None = None
-    before: str = ""
-    was: str = ""
-    now: str = ""
-    reused: int = 0
-    shared: int = 0
-    shared_differs: Part | None = None
+    text_before: str = ""
+    old_text: str = ""
+    new_text: str = ""
+    reused_tokens: int = 0
+    shared_tokens: int = 0
+    shared_difference: PromptPart | None = None
 
 
-def describe(diagnosis: Diagnosis, *, payload: bool = False) -> str:
+def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
     """A line for people. With `payload` a second one shows the text around the divergence."""
-    one = diagnosis
-    kept = f"{one.common} of {one.total} tokens kept, {one.again} to prefill"
+    one = report
+    kept = f"{one.common_tokens} of {one.total_tokens} tokens kept, {one.prefill_tokens} to prefill"
     if one.reason is None:
         return f"prefix: {kept}"
-    meaning = _MEANING[one.reason]
+    meaning = _REASON_TEXT[one.reason]
     if one.reason == "first":
-        line = f"prefix: {meaning}, {one.again} tokens to prefill"
-        line += f"; {one.shared} shared with other sessions" if one.shared else ""
-        line += f", then the {one.shared_differs} differs" if one.shared_differs else ""
+        line = f"prefix: {meaning}, {one.prefill_tokens} tokens to prefill"
+        line += f"; {one.shared_tokens} shared with other sessions" if one.shared_tokens else ""
+        line += f", then the {one.shared_difference} differs" if one.shared_difference else ""
     else:
-        at = "" if one.at is None else f" at token {one.at}"
+        at = "" if one.diverged_at is None else f" at token {one.diverged_at}"
         turn = "" if one.turn is None else f", turn {one.turn}"
         why = f"{one.reason}: {meaning}"
-        line = f"prefix: broken{at}{turn} ({why}): {kept}, {one.lost} lost"
-    if payload and one.at is not None:
-        line += f"\n  after {one.before!r}: was {one.was!r}, now {one.now!r}"
+        line = f"prefix: broken{at}{turn} ({why}): {kept}, {one.reprefilled_tokens} lost"
+    if payload and one.diverged_at is not None:
+        line += f"\n  after {one.text_before!r}: was {one.old_text!r}, now {one.new_text!r}"
     return line
 
 
-def headers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+def prefix_headers(report: PrefixReport) -> list[tuple[str, str]]:
     """Response headers. Nothing in them tells about other sessions, or any text."""
     values = {
-        "common": diagnosis.common,
-        "total": diagnosis.total,
-        "again": diagnosis.again,
-        "reason": diagnosis.reason,
-        "turn": diagnosis.turn,
+        "common": report.common_tokens,
+        "total": report.total_tokens,
+        "again": report.prefill_tokens,
+        "reason": report.reason,
+        "turn": report.turn,
     }
     return [
         (f"x-dovetail-prefix-{name}", str(value))

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kept = Literal["kept", "dropped", "refused"]
+MessageHandling = Literal["kept", "dropped", "refused"]
 
 
 @dataclass(frozen=True)
-class Facts:
+class TemplateProfile:
     """What a template accepts and what it does with a history, under the switches of the probe.
 
     What it shows: `renders_*`, `many_calls`, `text_with_calls` (both, in one turn), `trims` (white
@@ -41,9 +41,9 @@ class Facts:
     trims: bool = False
     reasoning_fields: tuple[str, ...] = ()
     thinking_parts: bool = False
-    system: Kept = "kept"
-    system_inside: Kept = "kept"
-    developer: Kept = "refused"
+    system: MessageHandling = "kept"
+    system_inside: MessageHandling = "kept"
+    developer: MessageHandling = "refused"
     consecutive_users: bool = True
     call_ids: Literal["any", "nine", "kimi"] = "any"
     shows_ids: bool = False

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.ledger.store import make_call_key
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.template import Written
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import CachedJsonObject
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -24,110 +24,110 @@ from dovetail_model import (
     Turn,
 )
 
-Message = dict[str, Any]
-NO_RESULT = "[no result]"
-NO_WORDS = "[no words]"  # of a user whom a greeting answers, where a user must come first
+ChatMessage = dict[str, Any]
+MISSING_RESULT_TEXT = "[no result]"
+MISSING_USER_TEXT = "[no words]"  # of a user whom a greeting answers, where a user must come first
 
 
-class Protect(Protocol):
+class TextEscaper(Protocol):
     """Breaks the spellings of control tokens in a text."""
 
     def __call__(self, text: str, /) -> str: ...
 
 
-class Names:
+class ToolNames:
     """What tools are called in the prompt, by the names that clients use."""
 
-    __slots__ = ("_shown",)
+    __slots__ = ("_prompt_names",)
 
     def __init__(self, tools: Iterable[ToolSpec]) -> None:
-        self._shown = {(tool.namespace, tool.name): tool.model_name for tool in tools}
+        self._prompt_names = {(tool.namespace, tool.name): tool.model_name for tool in tools}
 
-    def of(self, call: ToolCallBlock) -> str:
-        shown = self._shown.get((call.namespace, call.name))
+    def get(self, call: ToolCallBlock) -> str:
+        shown = self._prompt_names.get((call.namespace, call.name))
         if shown is not None:
             return shown
         return f"{call.namespace}{call.name}" if call.namespace else call.name
 
 
-class Conversation:
+class MessageBuilder:
     """Writes turns as messages, one after the other: ids are numbered through the history."""
 
-    def __init__(self, facts: Facts, protect: Protect, names: Names, calls_before: int = 0) -> None:
-        self._facts = facts
+    def __init__(self, profile: TemplateProfile, protect: TextEscaper, names: ToolNames, calls_before: int = 0) -> None:
+        self._profile = profile
         self._protect = protect
         self._names = names
-        self._calls = calls_before
-        self._open: dict[str, tuple[str, str]] = {}  # outward call id -> id and name in the prompt
+        self._call_count = calls_before
+        self._open_calls: dict[str, tuple[str, str]] = {}  # outward call id -> id and name in the prompt
 
-    def head(self, system: Sequence[Block]) -> list[Message]:
+    def build_head(self, system: Sequence[Block]) -> list[ChatMessage]:
         """The system message, if there is anything to say and the template has a place for it."""
         text = self._text(system)
-        if not text or self._facts.system != "kept":
+        if not text or self._profile.system != "kept":
             return []
         return [self._message("system", text)]
 
-    def messages(self, system: Sequence[Block], turns: Sequence[Turn]) -> list[Message]:
+    def build(self, system: Sequence[Block], turns: Sequence[Turn]) -> list[ChatMessage]:
         """A whole conversation."""
-        messages = self.head(system)
-        written = [message for turn in turns for message in self.turn(turn)]
-        if self._facts.system != "kept" and (text := self._text(system)):
+        messages = self.build_head(system)
+        written = [message for turn in turns for message in self.build_turn(turn)]
+        if self._profile.system != "kept" and (text := self._text(system)):
             written.insert(0, self._message("user", text))
-        if written and written[0]["role"] == "assistant" and not self._facts.consecutive_users:
-            written.insert(0, self._message("user", NO_WORDS))
-        return messages + self.fitted(written)
+        if written and written[0]["role"] == "assistant" and not self._profile.consecutive_users:
+            written.insert(0, self._message("user", MISSING_USER_TEXT))
+        return messages + self.adapt(written)
 
-    def turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[Message]:
+    def build_turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[ChatMessage]:
         """The messages of one turn. `own_ids` are the ids the model itself gave its calls."""
         match turn.role:
             case "assistant":
-                message = self._assistant(turn, own_ids)
-                return [message] if _says_something(message) else []
+                message = self._assistant_message(turn, own_ids)
+                return [message] if _has_content(message) else []
             case "tool":
                 results = [b for b in turn.blocks if isinstance(b, ToolResultBlock)]
-                return [self._result(result) for result in results]
-            case "system" | "developer" if self._facts.system_inside == "kept":
+                return [self._result_message(result) for result in results]
+            case "system" | "developer" if self._profile.system_inside == "kept":
                 return [self._message("system", self._text(turn.blocks))]
             case _:
                 return [self._message("user", self._text(turn.blocks))]
 
-    def fitted(self, messages: list[Message]) -> list[Message]:
+    def adapt(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """The messages with what the template cannot take put in a way that it can."""
-        if not self._facts.many_calls:
-            messages = _one_call_each(messages)
-        if self._facts.consecutive_users:
+        if not self._profile.many_calls:
+            messages = _split_parallel_calls(messages)
+        if self._profile.consecutive_users:
             return messages
-        return self._joined(self._answered(messages))
+        return self._merge_user_messages(self._add_missing_results(messages))
 
-    def _answered(self, messages: list[Message]) -> list[Message]:
+    def _add_missing_results(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """Every call with a result: where roles must alternate, no user may follow a call.
 
         What the user said instead of a result stands with it, as reminders in a loop do.
         """
         answers = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
-        complete: list[Message] = []
-        open_calls: list[Message] = []
+        complete: list[ChatMessage] = []
+        open_calls: list[ChatMessage] = []
         for message in messages:
             if open_calls and message["role"] == "user":
-                text = f"{NO_RESULT}\n\n{_plain(message['content'])}"
+                text = f"{MISSING_RESULT_TEXT}\n\n{_content_text(message['content'])}"
                 complete[-1] = {**open_calls[-1], **self._message("tool", text)}
                 open_calls = []
                 continue
             complete.append(message)
             open_calls = [
-                {**self._message("tool", NO_RESULT), "tool_call_id": id, "name": name}
-                for id, name in map(_called, message.get("tool_calls", ()))
+                {**self._message("tool", MISSING_RESULT_TEXT), "tool_call_id": id, "name": name}
+                for id, name in map(_call_id_and_name, message.get("tool_calls", ()))
                 if id not in answers
             ]
             complete += open_calls
         return complete
 
-    def _joined(self, messages: list[Message]) -> list[Message]:
+    def _merge_user_messages(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """Users that follow each other as one."""
-        kept: list[Message] = []
+        kept: list[ChatMessage] = []
         for message in messages:
             if kept and message["role"] == kept[-1]["role"] == "user":
-                text = f"{_plain(kept[-1]['content'])}\n\n{_plain(message['content'])}"
+                text = f"{_content_text(kept[-1]['content'])}\n\n{_content_text(message['content'])}"
                 kept[-1] = self._message("user", text)
             else:
                 kept.append(message)
@@ -137,137 +137,137 @@ class Conversation:
         """Ids and names of a turn's calls as the prompt has them; results find them by these."""
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
         numbered = []
-        self._open = {}
+        self._open_calls = {}
         for at, call in enumerate(calls):
-            name = self._protect(self._names.of(call))
+            name = self._protect(self._names.get(call))
             own = own_ids[at] if at < len(own_ids) else None
             id = self._protect(own) if own else self._call_id(name)
-            self._calls += 1
-            self._open[make_call_key(call.id)] = (id, name)
+            self._call_count += 1
+            self._open_calls[make_call_key(call.id)] = (id, name)
             numbered.append((id, name))
         return numbered
 
-    def arguments(self, call: ToolCallBlock) -> Any:
+    def format_arguments(self, call: ToolCallBlock) -> Any:
         """A call's arguments in the form that the template wants, an object or its JSON text."""
-        value = call_object(call, self._protect)
-        return json.dumps(value, ensure_ascii=False) if self._facts.arguments == "string" else value
+        value = parse_arguments(call, self._protect)
+        return json.dumps(value, ensure_ascii=False) if self._profile.arguments == "string" else value
 
-    def _assistant(self, turn: Turn, own_ids: Sequence[str | None]) -> Message:
+    def _assistant_message(self, turn: Turn, own_ids: Sequence[str | None]) -> ChatMessage:
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
         thoughts = [b.text for b in turn.blocks if isinstance(b, ReasoningBlock) and b.text]
         text = self._text(turn.blocks)
-        if calls and thoughts and text and not self._facts.text_beside_thought:
+        if calls and thoughts and text and not self._profile.text_beside_thought:
             thoughts, text = [*thoughts, text], ""
         message = self._message("assistant", text)
         if calls:
-            if self._facts.wants_null and not text:
+            if self._profile.wants_null and not text:
                 message["content"] = None
             numbered = self.number_calls(turn, own_ids)
             message["tool_calls"] = [
-                tool_call(id, name, self.arguments(call))
+                format_tool_call(id, name, self.format_arguments(call))
                 for (id, name), call in zip(numbered, calls, strict=True)
             ]
-        return self._thinking(message, self._protect("\n".join(thoughts)))
+        return self._add_reasoning(message, self._protect("\n".join(thoughts)))
 
-    def _thinking(self, message: Message, thought: str) -> Message:
+    def _add_reasoning(self, message: ChatMessage, reasoning: str) -> ChatMessage:
         """The message with a thought where the template looks for one."""
-        if thought and self._facts.thinking_parts:
+        if reasoning and self._profile.thinking_parts:
             text = message["content"]
             parts = [{"type": "text", "text": text}] if isinstance(text, str) else text or []
-            return {**message, "content": [{"type": "thinking", "thinking": thought}, *parts]}
-        if thought:
-            message |= dict.fromkeys(self._facts.reasoning_fields, thought)
+            return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+        if reasoning:
+            message |= dict.fromkeys(self._profile.reasoning_fields, reasoning)
         return message
 
-    def _result(self, result: ToolResultBlock) -> Message:
-        call = self._open.get(make_call_key(result.call_id))
+    def _result_message(self, result: ToolResultBlock) -> ChatMessage:
+        call = self._open_calls.get(make_call_key(result.call_id))
         text = self._text(result.blocks)
         if call is None:  # its call was cut off the history: templates refuse it, or drop it
             return self._message("user", text)
         return {**self._message("tool", text), "tool_call_id": call[0], "name": call[1]}
 
-    def _message(self, role: str, text: str) -> Message:
-        return {"role": role, "content": content_of(self._facts, text)}
+    def _message(self, role: str, text: str) -> ChatMessage:
+        return {"role": role, "content": format_content(self._profile, text)}
 
     def _text(self, blocks: Sequence[Block]) -> str:
-        texts = [told for block in blocks if (told := _told(block))]
+        texts = [told for block in blocks if (told := _block_text(block))]
         return self._protect("\n".join(texts))
 
     def _call_id(self, name: str) -> str:
-        match self._facts.call_ids:
+        match self._profile.call_ids:
             case "kimi":
-                return f"functions.{name}:{self._calls}"
+                return f"functions.{name}:{self._call_count}"
             case "nine":
-                return f"call{self._calls:05d}"[-9:]
+                return f"call{self._call_count:05d}"[-9:]
             case _:
-                return f"call_{self._calls}"
+                return f"call_{self._call_count}"
 
 
-def content_of(facts: Facts, text: str) -> Any:
+def format_content(profile: TemplateProfile, text: str) -> Any:
     """A message's content in the form that the template takes."""
-    return [{"type": "text", "text": text}] if facts.content == "parts" else text
+    return [{"type": "text", "text": text}] if profile.content == "parts" else text
 
 
-def tool_call(id: str, name: str, arguments: Any) -> Message:
+def format_tool_call(id: str, name: str, arguments: Any) -> ChatMessage:
     """A call as templates know it."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tool_definitions(tools: Iterable[ToolSpec], protect: Protect) -> list[Message]:
+def format_tools(tools: Iterable[ToolSpec], protect: TextEscaper) -> list[ChatMessage]:
     """The tools as templates know them. A custom tool is shown as a function of one string."""
     return [
-        Written(
+        CachedJsonObject(
             type="function",
-            function=Written(
+            function=CachedJsonObject(
                 name=protect(tool.model_name),
                 description=protect(tool.description),
-                parameters=protected(_parameters(tool), protect),
+                parameters=escape_strings(_tool_parameters(tool), protect),
             ),
         )
         for tool in tools
     ]
 
 
-def protected(value: Any, protect: Protect) -> Any:
+def escape_strings(value: Any, protect: TextEscaper) -> Any:
     """A JSON value with every string in it protected, keys too."""
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, Mapping):
-        return {protect(str(key)): protected(item, protect) for key, item in value.items()}
+        return {protect(str(key)): escape_strings(item, protect) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [protected(item, protect) for item in value]
+        return [escape_strings(item, protect) for item in value]
     return value
 
 
-def call_object(call: ToolCallBlock, protect: Protect) -> dict[str, Any]:
+def parse_arguments(call: ToolCallBlock, protect: TextEscaper) -> dict[str, Any]:
     """A call's arguments, protected. Free text, and what is no object, stands as `input`."""
     if not call.custom:
         try:
             value = json.loads(call.arguments or "{}")
             if isinstance(value, dict):
-                return dict(protected(value, protect))
+                return dict(escape_strings(value, protect))
         except (ValueError, RecursionError):
             pass  # a call that was cut, or one nested deeper than any tool takes it
     return {"input": protect(call.arguments)}
 
 
-def _says_something(message: Message) -> bool:
+def _has_content(message: ChatMessage) -> bool:
     """Whether anything is left of a turn whose cut call its client has dropped."""
     return any(value for key, value in message.items() if key != "role")
 
 
-def _called(call: Message) -> tuple[str, str]:
+def _call_id_and_name(call: ChatMessage) -> tuple[str, str]:
     return call["id"], call["function"]["name"]
 
 
-def _one_call_each(messages: list[Message]) -> list[Message]:
+def _split_parallel_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
     """Turns of several calls as several turns, each followed by its own results."""
     many = {c["id"] for m in messages if len(m.get("tool_calls", ())) > 1 for c in m["tool_calls"]}
-    results: dict[str, list[Message]] = {}
+    results: dict[str, list[ChatMessage]] = {}
     for message in messages:
         if message["role"] == "tool" and message["tool_call_id"] in many:
             results.setdefault(message["tool_call_id"], []).append(message)
-    split: list[Message] = []
+    split: list[ChatMessage] = []
     for message in messages:
         if message["role"] == "tool" and message["tool_call_id"] in many:
             continue
@@ -281,18 +281,18 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
     return split
 
 
-def _parameters(tool: ToolSpec) -> Mapping[str, Any]:
+def _tool_parameters(tool: ToolSpec) -> Mapping[str, Any]:
     schema = tool.model_parameters
     if schema.get("type") == "object" and "properties" not in schema:
         return {**schema, "properties": {}}  # templates look for it
     return schema
 
 
-def _plain(content: Any) -> str:
+def _content_text(content: Any) -> str:
     return content if isinstance(content, str) else content[0]["text"]
 
 
-def _told(block: Block) -> str:
+def _block_text(block: Block) -> str:
     match block:
         case TextBlock(text=text):
             return text
@@ -303,6 +303,6 @@ def _told(block: Block) -> str:
         case DocumentBlock(title=title):
             return f"[document {title}]" if title else "[document]"
         case ToolResultBlock(blocks=blocks):
-            return "\n".join(filter(None, map(_told, blocks)))
+            return "\n".join(filter(None, map(_block_text, blocks)))
         case _:
             return ""

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dovetail.prompt.arrange import (
-    Arrangement,
-    LateResult,
-    leading,
-    with_turns,
-    without_blanks,
+    TurnSequencer,
+    LateResultError,
+    split_leading_system,
+    replace_turns,
+    drop_blank_text,
 )
-from dovetail.prompt.clean import Cleaner, Stability
+from dovetail.prompt.clean import TextCleaner, NormalizationOptions
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -30,104 +30,104 @@ from dovetail_model import (
     Turn,
 )
 
-_Mark = tuple[int, str]
+_HistoryKey = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class _Known:
+class _NormalizedHistory:
     """The closed part of a conversation: the turns as given, and what they became."""
 
-    given: tuple[Turn, ...]
+    original_turns: tuple[Turn, ...]
     system: tuple[Block, ...]
     turns: tuple[Turn, ...]
     call_ids: frozenset[str]
-    size: int
+    chars: int
 
 
-_NOTHING = _Known((), (), (), frozenset(), 0)
+_EMPTY_HISTORY = _NormalizedHistory((), (), (), frozenset(), 0)
 
 
-class Stabilizer:
+class PromptNormalizer:
     """Pure in what it gives; what it remembers is bounded by `max_chars` of text.
 
     Not for use by several threads at once.
     """
 
-    __slots__ = ("_clean", "_known", "_max_chars", "_size")
+    __slots__ = ("_cleaner", "_histories", "_max_chars", "_cached_chars")
 
-    def __init__(self, options: Stability | None = None, *, max_chars: int = 64 << 20) -> None:
-        self._clean = Cleaner(options or Stability())
-        self._known: OrderedDict[_Mark, _Known] = OrderedDict()
+    def __init__(self, options: NormalizationOptions | None = None, *, max_chars: int = 64 << 20) -> None:
+        self._cleaner = TextCleaner(options or NormalizationOptions())
+        self._histories: OrderedDict[_HistoryKey, _NormalizedHistory] = OrderedDict()
         self._max_chars = max_chars
-        self._size = 0
+        self._cached_chars = 0
 
-    def stabilize(self, request: Request) -> Request:
+    def normalize(self, request: Request) -> Request:
         """The request without what must not reach the token prefix, its turns in one order."""
-        mark, known = self._recall(request.turns)
+        mark, known = self._find_longest(request.turns)
         try:
             system, turns = self._extend(request.turns, mark, known)
-        except LateResult:
-            system, turns = self._extend(request.turns, None, _NOTHING)
-        own = without_blanks(self._clean.system(request.system))
-        return with_turns(request, (*own, *system), turns)
+        except LateResultError:
+            system, turns = self._extend(request.turns, None, _EMPTY_HISTORY)
+        own = drop_blank_text(self._cleaner.clean_system(request.system))
+        return replace_turns(request, (*own, *system), turns)
 
     def _extend(
-        self, given: tuple[Turn, ...], mark: _Mark | None, known: _Known
+        self, given: tuple[Turn, ...], mark: _HistoryKey | None, known: _NormalizedHistory
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
         """System blocks and turns of a history that begins with what is known."""
-        clean = self._clean.turn
-        system, begin = (known.system, len(known.given)) if mark else leading(given, clean)
-        arrangement = Arrangement(begin, known.call_ids)
+        clean = self._cleaner.clean_turn
+        system, begin = (known.system, len(known.original_turns)) if mark else split_leading_system(given, clean)
+        arrangement = TurnSequencer(begin, known.call_ids)
         for at in range(begin, len(given)):
             arrangement.add(at, clean(given[at]))
         done, at, last = arrangement.split()
         turns = (*known.turns, *done)
-        if done and not arrangement.late:  # else what is closed depends on turns behind it
+        if done and not arrangement.has_late_result:  # else what is closed depends on turns behind it
             ids = known.call_ids | arrangement.call_ids()
-            size = known.size + sum(map(_size, given[len(known.given) : at]))
-            self._remember(mark, given, _Known(given[:at], system, turns, ids, size))
+            size = known.chars + sum(map(_turn_chars, given[len(known.original_turns) : at]))
+            self._remember(mark, given, _NormalizedHistory(given[:at], system, turns, ids, size))
         return system, (*turns, *last)
 
-    def _recall(self, given: tuple[Turn, ...]) -> tuple[_Mark | None, _Known]:
+    def _find_longest(self, given: tuple[Turn, ...]) -> tuple[_HistoryKey | None, _NormalizedHistory]:
         """The longest remembered beginning of this history, and its mark."""
         for at in range(len(given) - 1, 0, -1):
             if given[at].role == "assistant":
-                mark = _mark(at, given[at])
-                known = self._known.get(mark)
-                if known is not None and known.given == given[:at]:
-                    self._known.move_to_end(mark)
+                mark = _history_key(at, given[at])
+                known = self._histories.get(mark)
+                if known is not None and known.original_turns == given[:at]:
+                    self._histories.move_to_end(mark)
                     return mark, known
-        return None, _NOTHING
+        return None, _EMPTY_HISTORY
 
-    def _remember(self, old: _Mark | None, given: tuple[Turn, ...], known: _Known) -> None:
+    def _remember(self, old: _HistoryKey | None, given: tuple[Turn, ...], known: _NormalizedHistory) -> None:
         """Keeps it in place of what it grew from."""
-        at = len(known.given)
-        mark = _mark(at, given[at])
+        at = len(known.original_turns)
+        mark = _history_key(at, given[at])
         for gone in (old, mark):
             if gone is not None:
-                self._size -= self._known.pop(gone, _NOTHING).size
-        self._known[mark] = known
-        self._size += known.size
-        while self._size > self._max_chars:
-            self._size -= self._known.popitem(last=False)[1].size
+                self._cached_chars -= self._histories.pop(gone, _EMPTY_HISTORY).chars
+        self._histories[mark] = known
+        self._cached_chars += known.chars
+        while self._cached_chars > self._max_chars:
+            self._cached_chars -= self._histories.popitem(last=False)[1].chars
 
 
-def _mark(at: int, turn: Turn) -> _Mark:
+def _history_key(index: int, turn: Turn) -> _HistoryKey:
     """A key for the history before this assistant turn. Equality decides, so it may collide."""
     said = ""
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
-            return at, block.id
+            return index, block.id
         if isinstance(block, TextBlock | ReasoningBlock):
             said = said or block.text[:64]
-    return at, said
+    return index, said
 
 
-def _size(turn: Turn) -> int:
-    return _chars(turn.blocks)
+def _turn_chars(turn: Turn) -> int:
+    return _count_chars(turn.blocks)
 
 
-def _chars(blocks: Iterable[Block]) -> int:
+def _count_chars(blocks: Iterable[Block]) -> int:
     """Characters held by these blocks, and something for the objects themselves."""
     total = 0
     for block in blocks:
@@ -141,6 +141,6 @@ def _chars(blocks: Iterable[Block]) -> int:
             case DocumentBlock(data=data, text=text):
                 total += len(data or "") + len(text or "")
             case ToolResultBlock(blocks=inner):
-                total += _chars(inner)
+                total += _count_chars(inner)
         total += 200
     return total

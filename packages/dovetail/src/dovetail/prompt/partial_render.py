@@ -9,30 +9,30 @@ the user's text.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.messages import Message, content_of, tool_call
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.messages import ChatMessage, format_content, format_tool_call
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.splice import STUB_TOOL, nonce
+from dovetail.prompt.splice import STUB_TOOL, create_nonce
 
 
-class Resumption:
+class PartialRenderer:
     """Renders from a user turn on, for templates that allow it."""
 
     def __init__(
-        self, template: ChatTemplate, facts: Facts, switches: Mapping[str, Any] | None = None
+        self, template: ChatTemplate, profile: TemplateProfile, switches: Mapping[str, Any] | None = None
     ) -> None:
         self._template = template
         self._switches = switches or {}
-        self._tools = STUB_TOOL if facts.renders_tools else []
-        self._facts = facts
-        self._nonce = nonce()
-        self.possible = all(self._agrees(thoughts) for thoughts in (True, False))
+        self._tools = STUB_TOOL if profile.renders_tools else []
+        self._profile = profile
+        self._nonce = create_nonce()
+        self.supported = all(self._matches_full_render(thoughts) for thoughts in (True, False))
 
-    def behind_user(
-        self, messages: Sequence[Message], tools: bool, switches: Mapping[str, Any]
+    def render_after_user(
+        self, messages: Sequence[ChatMessage], tools: bool, switches: Mapping[str, Any]
     ) -> str | None:
         """What follows a user's text when these messages come behind it."""
-        user = {"role": "user", "content": content_of(self._facts, self._nonce)}
+        user = {"role": "user", "content": format_content(self._profile, self._nonce)}
         try:
             text = self._template.render(
                 [user, *messages], self._tools if tools else (), switches=switches
@@ -42,43 +42,43 @@ class Resumption:
         _, found, tail = text.partition(self._nonce)
         return tail if found else None
 
-    def _agrees(self, thoughts: bool) -> bool:
+    def _matches_full_render(self, with_reasoning: bool) -> bool:
         """Whether two loops rendered whole are the same as taken up again at the second."""
-        first, second = self._loop(thoughts, "a"), self._loop(thoughts, "b")
-        new = {"role": "user", "content": content_of(self._facts, "Last.")}
+        first, second = self._sample_loop(with_reasoning, "a"), self._sample_loop(with_reasoning, "b")
+        new = {"role": "user", "content": format_content(self._profile, "Last.")}
         try:
             known = self._render([*first, second[0]])
             whole = self._render([*first, *second, new])
         except RenderError:
             return False
-        opening = self.behind_user([], True, self._switches)
-        rest = self.behind_user([*second[1:], new], True, self._switches)
+        opening = self.render_after_user([], True, self._switches)
+        rest = self.render_after_user([*second[1:], new], True, self._switches)
         if not opening or rest is None or not known.endswith(opening):
             return False
         return known.removesuffix(opening) + rest == whole
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
         return self._template.render(messages, self._tools, switches=self._switches)
 
-    def _loop(self, thoughts: bool, mark: str) -> list[Message]:
+    def _sample_loop(self, with_reasoning: bool, mark: str) -> list[ChatMessage]:
         """A question, a call, its result and an answer."""
-        facts = self._facts
+        facts = self._profile
         arguments: Any = '{"x": 1}' if facts.arguments == "string" else {"x": 1}
-        call = tool_call(f"call0000{ord(mark) % 10}", "f", arguments)
-        calls: Message = {
+        call = format_tool_call(f"call0000{ord(mark) % 10}", "f", arguments)
+        calls: ChatMessage = {
             "role": "assistant",
-            "content": None if facts.wants_null else content_of(facts, ""),
+            "content": None if facts.wants_null else format_content(facts, ""),
             "tool_calls": [call],
         }
-        answer: Message = {"role": "assistant", "content": content_of(facts, f"Answer {mark}.")}
-        if thoughts:
+        answer: ChatMessage = {"role": "assistant", "content": format_content(facts, f"Answer {mark}.")}
+        if with_reasoning:
             calls |= dict.fromkeys(facts.reasoning_fields, f"Thought {mark}.")
             answer |= dict.fromkeys(facts.reasoning_fields, f"Second thought {mark}.")
         result = {
             "role": "tool",
-            "content": content_of(facts, f"Result {mark}."),
+            "content": format_content(facts, f"Result {mark}."),
             "tool_call_id": call["id"],
             "name": "f",
         }
-        user = {"role": "user", "content": content_of(facts, f"Question {mark}?")}
+        user = {"role": "user", "content": format_content(facts, f"Question {mark}?")}
         return [user, calls, result, answer]

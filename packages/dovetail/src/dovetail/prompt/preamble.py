@@ -9,10 +9,10 @@ that quotes it elsewhere stays as it is.
 
 import re
 
-_MARK = "x-anthropic-billing-header:"
+_BILLING_HEADER = "x-anthropic-billing-header:"
 
 # `key=value;` any number of times. A last field that ends the line may lack its semicolon.
-_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\n]*;)+(?:[ \t]*[\w.-]+=\S*[ \t]*\r?$)?", re.M)
+_BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\n]*;)+(?:[ \t]*[\w.-]+=\S*[ \t]*\r?$)?", re.M)
 
 
 def strip_preamble(text: str) -> str:
@@ -20,9 +20,9 @@ def strip_preamble(text: str) -> str:
 
     What follows the last field on the same line is kept, and so is everything behind the line.
     """
-    if not text.startswith(_MARK):
+    if not text.startswith(_BILLING_HEADER):
         return text
-    fields = _FIELDS.match(text, len(_MARK))
+    fields = _BILLING_FIELDS.match(text, len(_BILLING_HEADER))
     if fields is not None:
         return text[fields.end() :].lstrip()
     _, _, rest = text.partition("\n")

@@ -2,10 +2,10 @@
 
 from array import array
 
-_BLOCK = 1 << 16  # bytes compared at once
+_BLOCK_BYTES = 1 << 16  # bytes compared at once
 
 
-def common_bytes(left: bytes | bytearray, right: memoryview) -> int:
+def count_common_bytes(left: bytes | bytearray, right: memoryview) -> int:
     """How many leading bytes are the same: blocks first, then halves of the one that differs.
 
     `startswith` compares with memcmp and copies nothing; memoryviews compare item by item.
@@ -13,7 +13,7 @@ def common_bytes(left: bytes | bytearray, right: memoryview) -> int:
     end = min(len(left), len(right))
     begin = 0
     while begin < end:
-        stop = min(begin + _BLOCK, end)
+        stop = min(begin + _BLOCK_BYTES, end)
         if not left.startswith(right[begin:stop], begin):
             break
         begin = stop
@@ -28,6 +28,6 @@ def common_bytes(left: bytes | bytearray, right: memoryview) -> int:
     return begin
 
 
-def common_ids(left: "array[int]", right: "array[int]") -> int:
+def count_common_ids(left: "array[int]", right: "array[int]") -> int:
     """How many leading ids are the same."""
-    return common_bytes(left.tobytes(), memoryview(right).cast("B")) // left.itemsize
+    return count_common_bytes(left.tobytes(), memoryview(right).cast("B")) // left.itemsize

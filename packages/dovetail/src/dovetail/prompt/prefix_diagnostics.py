@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dovetail.prompt.diagnosis import Diagnosis, Part, Reason
-from dovetail.prompt.prefix import common_bytes
+from dovetail.prompt.diagnosis import PrefixReport, PromptPart, DivergenceReason
+from dovetail.prompt.prefix import count_common_bytes
 
-_LINES = 16  # kept of one session: an agent with its sub-agents
-_OTHERS = 8  # sessions that a first prompt is compared with
-_AROUND = 24  # tokens of text shown on each side of a divergence
-_WIDTH = array("I").itemsize
-_DIGEST = 64  # bytes that the digest of a turn takes up
-_OVERHEAD = 1024  # of a line, besides its tokens and digests
+_MAX_BRANCHES = 16  # kept of one session: an agent with its sub-agents
+_MAX_OTHER_SESSIONS = 8  # sessions that a first prompt is compared with
+_EXCERPT_TOKENS = 24  # tokens of text shown on each side of a divergence
+_TOKEN_ID_BYTES = array("I").itemsize
+_DIGEST_BYTES = 64  # bytes that the digest of a turn takes up
+_BRANCH_OVERHEAD_BYTES = 1024  # of a line, besides its tokens and digests
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
-class Sighting:
+class PromptObservation:
     """What is known of a prompt.
 
     `session` and `harness` are compared as they are: where tenants must not be set beside each
@@ -42,46 +42,46 @@ class Sighting:
     tools: bytes = b""
     switches: bytes = b""
     turns: tuple[bytes, ...] = ()
-    reused: int = 0
+    reused_tokens: int = 0
     policy_dropped: bool = False
-    deliberate: bool = False
+    reasoning_cleared: bool = False
 
 
-class _Line:
+class _Branch:
     """The last prompt of one line of a session, with what was generated on it.
 
     It grows in place: a prompt that goes on from it costs a comparison and what is new.
     """
 
-    __slots__ = ("_digests", "_prompt", "harness", "switches", "system", "tools", "turns", "whole")
+    __slots__ = ("_prompt_turns", "_prompt_bytes", "harness", "switches", "system", "tools", "turns", "token_bytes")
 
-    def __init__(self, seen: Sighting) -> None:
-        self.whole = bytearray()
-        self.go_on(seen, 0)
+    def __init__(self, seen: PromptObservation) -> None:
+        self.token_bytes = bytearray()
+        self.extend(seen, 0)
 
     @property
     def size(self) -> int:
-        return len(self.whole) + len(self.turns) * _DIGEST + _OVERHEAD
+        return len(self.token_bytes) + len(self.turns) * _DIGEST_BYTES + _BRANCH_OVERHEAD_BYTES
 
-    def go_on(self, seen: Sighting, common: int) -> None:
+    def extend(self, seen: PromptObservation, common: int) -> None:
         """The prompt is the line's last from now on. It shares this many tokens with it."""
         self.harness = seen.harness
         self.system, self.tools, self.switches = seen.system, seen.tools, seen.switches
-        self.turns = self._digests = seen.turns
-        del self.whole[common * _WIDTH :]
-        self.whole += _packed(seen)[common * _WIDTH :]
-        self._prompt = len(self.whole)
+        self.turns = self._prompt_turns = seen.turns
+        del self.token_bytes[common * _TOKEN_ID_BYTES :]
+        self.token_bytes += _id_bytes(seen)[common * _TOKEN_ID_BYTES :]
+        self._prompt_bytes = len(self.token_bytes)
 
-    def is_of(self, seen: Sighting) -> bool:
+    def ends_with(self, seen: PromptObservation) -> bool:
         """Whether this is the prompt that the line ends in."""
-        own = (self._prompt // _WIDTH, self._digests, self.system, self.tools)
+        own = (self._prompt_bytes // _TOKEN_ID_BYTES, self._prompt_turns, self.system, self.tools)
         return own == (len(seen.ids), seen.turns, seen.system, seen.tools)
 
-    def say(self, ids: bytes, turn: bytes | None) -> None:
-        self.whole[self._prompt :] = ids
-        self.turns = self._digests if turn is None else (*self._digests, turn)
+    def set_output(self, ids: bytes, turn: bytes | None) -> None:
+        self.token_bytes[self._prompt_bytes :] = ids
+        self.turns = self._prompt_turns if turn is None else (*self._prompt_turns, turn)
 
-    def differs(self, seen: Sighting) -> Part | None:
+    def find_difference(self, seen: PromptObservation) -> PromptPart | None:
         """The part that is not the same. None where the prompt goes on from this line."""
         if self.system != seen.system:
             return "header"
@@ -91,7 +91,7 @@ class _Line:
             return "switches"
         return None if self.turns == seen.turns[: len(self.turns)] else "history"
 
-    def is_stranger(self, seen: Sighting) -> bool:
+    def is_unrelated(self, seen: PromptObservation) -> bool:
         """Whether the prompt has nothing to do with this line: a title request beside a session.
 
         A conversation whose head changed all over is still itself: its turns go on.
@@ -101,33 +101,33 @@ class _Line:
         return len(self.turns) < 2 or self.turns[:2] != seen.turns[:2]
 
 
-class Doctor:
+class PrefixDiagnostics:
     """Remembers prompts and says what became of their prefix. `decode` makes text of ids."""
 
-    __slots__ = ("_decode", "_max_bytes", "_nameless", "_sessions", "_size")
+    __slots__ = ("_decode", "_max_bytes", "_anonymous_count", "_sessions", "_held_bytes")
 
     def __init__(self, *, max_bytes: int = 64 << 20, decode: Decode) -> None:
         self._max_bytes = max_bytes
         self._decode = decode
-        self._sessions: OrderedDict[str, list[_Line]] = OrderedDict()  # the newest last
-        self._size = 0
-        self._nameless = 0
+        self._sessions: OrderedDict[str, list[_Branch]] = OrderedDict()  # the newest last
+        self._held_bytes = 0
+        self._anonymous_count = 0
 
-    def examine(self, sighting: Sighting) -> Diagnosis:
+    def compare(self, observation: PromptObservation) -> PrefixReport:
         """The prompt beside the last one of its session. It is the last one from now on."""
-        line, common = self._nearest(self._lines(sighting), sighting)
-        found = self._first(sighting) if line is None else self._compare(line, sighting, common)
+        line, common = self._nearest(self._session_branches(observation), observation)
+        found = self._report_first(observation) if line is None else self._compare_branch(line, observation, common)
         forked = found.reason in ("header", "tools", "switches", "history")
-        self._remember(sighting, None if forked else line, common)
+        self._remember(observation, None if forked else line, common)
         return found
 
-    def generated(
+    def record_output(
         self,
         session: str | None,
         ids: Sequence[int],
         *,
         turn: bytes | None = None,
-        prompt: Sighting | None = None,
+        prompt: PromptObservation | None = None,
     ) -> None:
         """What the model said then, without the token that ended it.
 
@@ -136,128 +136,128 @@ class Doctor:
         if not given.
         """
         lines = reversed(self._sessions.get(session, ())) if session is not None else ()
-        line = next((one for one in lines if prompt is None or one.is_of(prompt)), None)
+        line = next((one for one in lines if prompt is None or one.ends_with(prompt)), None)
         if line is None:  # forgotten already
             return
-        self._size -= line.size
-        line.say(array("I", ids).tobytes(), turn)
-        self._size += line.size
-        self._shrink()
+        self._held_bytes -= line.size
+        line.set_output(array("I", ids).tobytes(), turn)
+        self._held_bytes += line.size
+        self._evict()
 
-    def _compare(self, line: _Line, seen: Sighting, common: int) -> Diagnosis:
-        total, length = len(seen.ids), len(line.whole) // _WIDTH
+    def _compare_branch(self, line: _Branch, seen: PromptObservation, common: int) -> PrefixReport:
+        total, length = len(seen.ids), len(line.token_bytes) // _TOKEN_ID_BYTES
         if common in (total, length):
-            return Diagnosis(common, total, total - common, length - common, reused=seen.reused)
-        before, was, now = self._texts(line, seen, common)
-        reason = _reason(line, seen)
-        return Diagnosis(
+            return PrefixReport(common, total, total - common, length - common, reused_tokens=seen.reused_tokens)
+        before, was, now = self._decode_around(line, seen, common)
+        reason = _find_reason(line, seen)
+        return PrefixReport(
             common,
             total,
-            again=total - common,
-            lost=length - common,
+            prefill_tokens=total - common,
+            reprefilled_tokens=length - common,
             reason=reason,
-            at=common,
-            turn=_turn(line.turns, seen.turns) if reason == "history" else None,
-            before=before,
-            was=was,
-            now=now,
-            reused=seen.reused,
+            diverged_at=common,
+            turn=_first_changed_turn(line.turns, seen.turns) if reason == "history" else None,
+            text_before=before,
+            old_text=was,
+            new_text=now,
+            reused_tokens=seen.reused_tokens,
         )
 
-    def _first(self, seen: Sighting) -> Diagnosis:
+    def _report_first(self, seen: PromptObservation) -> PrefixReport:
         """A prompt without a past: what it shares with other sessions of the harness."""
         total = len(seen.ids)
-        if seen.reused:  # the ledger knows its past, which was forgotten here
-            reason: Reason | None = "policy" if seen.policy_dropped else None
-            again = total - seen.reused
-            return Diagnosis(seen.reused, total, again, reason=reason, reused=seen.reused)
-        line, shared = self._nearest(self._others(seen), seen)
+        if seen.reused_tokens:  # the ledger knows its past, which was forgotten here
+            reason: DivergenceReason | None = "policy" if seen.policy_dropped else None
+            again = total - seen.reused_tokens
+            return PrefixReport(seen.reused_tokens, total, again, reason=reason, reused_tokens=seen.reused_tokens)
+        line, shared = self._nearest(self._other_sessions(seen), seen)
         if line is None:
-            return Diagnosis(0, total, total, reason="first", reused=seen.reused)
-        diverged = shared not in (total, len(line.whole) // _WIDTH)
-        before, was, now = self._texts(line, seen, shared) if diverged else ("", "", "")
-        return Diagnosis(
+            return PrefixReport(0, total, total, reason="first", reused_tokens=seen.reused_tokens)
+        diverged = shared not in (total, len(line.token_bytes) // _TOKEN_ID_BYTES)
+        before, was, now = self._decode_around(line, seen, shared) if diverged else ("", "", "")
+        return PrefixReport(
             0,
             total,
-            again=total,
+            prefill_tokens=total,
             reason="first",
-            at=shared if diverged else None,
-            before=before,
-            was=was,
-            now=now,
-            shared=shared,
-            shared_differs=line.differs(seen) if diverged else None,
-            reused=seen.reused,
+            diverged_at=shared if diverged else None,
+            text_before=before,
+            old_text=was,
+            new_text=now,
+            shared_tokens=shared,
+            shared_difference=line.find_difference(seen) if diverged else None,
+            reused_tokens=seen.reused_tokens,
         )
 
-    def _nearest(self, lines: Iterable[_Line], seen: Sighting) -> tuple[_Line | None, int]:
+    def _nearest(self, lines: Iterable[_Branch], seen: PromptObservation) -> tuple[_Branch | None, int]:
         """The line that shares most, the first of equals, and how many tokens it shares."""
-        best, most, whole = None, -1, _packed(seen)
+        best, most, whole = None, -1, _id_bytes(seen)
         for line in lines:
-            common = common_bytes(line.whole, whole) // _WIDTH
+            common = count_common_bytes(line.token_bytes, whole) // _TOKEN_ID_BYTES
             if common > most:
                 best, most = line, common
         return best, most
 
-    def _lines(self, seen: Sighting) -> Iterator[_Line]:
+    def _session_branches(self, seen: PromptObservation) -> Iterator[_Branch]:
         """The lines of its session that it may go on from, the newest first."""
         lines = self._sessions.get(seen.session, ()) if seen.session is not None else ()
-        return (line for line in reversed(lines) if not line.is_stranger(seen))
+        return (line for line in reversed(lines) if not line.is_unrelated(seen))
 
-    def _others(self, seen: Sighting) -> Iterator[_Line]:
+    def _other_sessions(self, seen: PromptObservation) -> Iterator[_Branch]:
         """The newest line of recent sessions of the same harness."""
         newest = (
             lines[-1]
-            for session, lines in islice(reversed(self._sessions.items()), 8 * _OTHERS)
+            for session, lines in islice(reversed(self._sessions.items()), 8 * _MAX_OTHER_SESSIONS)
             if session != seen.session
         )
-        return islice((line for line in newest if line.harness == seen.harness), _OTHERS)
+        return islice((line for line in newest if line.harness == seen.harness), _MAX_OTHER_SESSIONS)
 
-    def _texts(self, line: _Line, seen: Sighting, at: int) -> tuple[str, str, str]:
+    def _decode_around(self, line: _Branch, seen: PromptObservation, index: int) -> tuple[str, str, str]:
         """Text before the divergence, and behind it as it was and as it is."""
         was = array("I")
-        was.frombytes(line.whole[at * _WIDTH : (at + _AROUND) * _WIDTH])
-        runs = (seen.ids[max(0, at - _AROUND) : at], was, seen.ids[at : at + _AROUND])
+        was.frombytes(line.token_bytes[index * _TOKEN_ID_BYTES : (index + _EXCERPT_TOKENS) * _TOKEN_ID_BYTES])
+        runs = (seen.ids[max(0, index - _EXCERPT_TOKENS) : index], was, seen.ids[index : index + _EXCERPT_TOKENS])
         before, old, new = (self._decode(run.tolist()) for run in runs)
         return before, old, new
 
-    def _remember(self, seen: Sighting, line: _Line | None, common: int) -> None:
+    def _remember(self, seen: PromptObservation, line: _Branch | None, common: int) -> None:
         """Keeps the prompt, in the line that it goes on from or in one of its own."""
         session = seen.session
         if session is None:  # a name that no client can send
-            self._nameless += 1
-            session = f"\0{self._nameless}"
+            self._anonymous_count += 1
+            session = f"\0{self._anonymous_count}"
         lines = [one for one in self._sessions.pop(session, ()) if one is not line]
         if line is None:
-            line = _Line(seen)
+            line = _Branch(seen)
         else:
-            self._size -= line.size
-            line.go_on(seen, common)
+            self._held_bytes -= line.size
+            line.extend(seen, common)
         lines.append(line)
-        self._sessions[session] = lines[-_LINES:]
-        self._size += line.size - sum(one.size for one in lines[:-_LINES])
-        self._shrink()
+        self._sessions[session] = lines[-_MAX_BRANCHES:]
+        self._held_bytes += line.size - sum(one.size for one in lines[:-_MAX_BRANCHES])
+        self._evict()
 
-    def _shrink(self) -> None:
-        while self._size > self._max_bytes:
+    def _evict(self) -> None:
+        while self._held_bytes > self._max_bytes:
             _, lines = self._sessions.popitem(last=False)
-            self._size -= sum(line.size for line in lines)
+            self._held_bytes -= sum(line.size for line in lines)
 
 
-def _packed(seen: Sighting) -> memoryview:
+def _id_bytes(seen: PromptObservation) -> memoryview:
     return memoryview(seen.ids).cast("B")
 
 
-def _reason(line: _Line, seen: Sighting) -> Reason:
-    part = line.differs(seen)
-    if seen.deliberate and part in (None, "switches"):
+def _find_reason(line: _Branch, seen: PromptObservation) -> DivergenceReason:
+    part = line.find_difference(seen)
+    if seen.reasoning_cleared and part in (None, "switches"):
         return "resume"
     if part is not None:
         return part
     return "policy" if seen.policy_dropped else "retokenization"
 
 
-def _turn(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> int:
+def _first_changed_turn(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> int:
     """The first turn that is not the same, or not there."""
     same = (at for at, (was, now) in enumerate(zip(old, new, strict=False)) if was != now)
     return next(same, min(len(old), len(new)))

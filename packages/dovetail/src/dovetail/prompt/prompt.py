@@ -6,11 +6,11 @@ from typing import Literal
 
 from dovetail.ledger.recognition import RecognizedHistory
 
-How = Literal["grown", "resumed", "iterated", "cold"]
+PromptOrigin = Literal["grown", "resumed", "iterated", "cold"]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadDigests:
     """Digests of what stands before the first turn and of what steers the template."""
 
     system: bytes
@@ -34,14 +34,14 @@ class Prompt:
     """
 
     ids: "array[int]"
-    how: How
+    origin: PromptOrigin
     in_reasoning: bool
-    head: Head
-    recalled: RecognizedHistory
-    exact: frozenset[int] = frozenset()
-    kept: frozenset[int] = frozenset()
-    written: frozenset[int] = frozenset()
-    reused: int = 0
-    dropped: bool = False
+    head: HeadDigests
+    history: RecognizedHistory
+    exact_turns: frozenset[int] = frozenset()
+    unchanged_turns: frozenset[int] = frozenset()
+    rewritten_turns: frozenset[int] = frozenset()
+    reused_tokens: int = 0
+    reasoning_dropped: bool = False
     opening: str | None = None
     notes: tuple[str, ...] = ()

@@ -10,13 +10,13 @@ import msgspec
 
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
-from dovetail.prompt.builder import Assembly, Kit, Tools
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.messages import Names, protected
-from dovetail.prompt.partial_render import Resumption
-from dovetail.prompt.prompt import Head, Prompt
+from dovetail.prompt.builder import PromptBuilder, RenderContext, PromptTools
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.messages import ToolNames, escape_strings
+from dovetail.prompt.partial_render import PartialRenderer
+from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.splice import Splicer, Stops, nonce
+from dovetail.prompt.splice import Splicer, StopTokenMatcher, create_nonce
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,
@@ -33,18 +33,18 @@ from dovetail_model import (
 from dovetail_parsers import markers, opens_thought
 from dovetail_tokenizers import Guard, Tokenizer
 
-_LARGEST = 1 << 20  # bytes, or characters: what is larger is not remembered
-_MOST = 32 << 20  # bytes of all tools that are remembered
-_MOST_TOOLSETS = 512
+_MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: what is larger is not remembered
+_MAX_TOOLSETS_BYTES = 32 << 20  # bytes of all tools that are remembered
+_MAX_TOOLSETS = 512
 
 
-class Renderer:
+class PromptRenderer:
     """Renders requests for one model."""
 
     def __init__(  # noqa: PLR0913 - all parts of a model that a prompt depends on
         self,
         template: ChatTemplate,
-        facts: Facts,
+        profile: TemplateProfile,
         tokenizer: Tokenizer,
         *,
         stops: Sequence[str] = (),
@@ -52,77 +52,77 @@ class Renderer:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
-        self.facts = facts
+        self.profile = profile
         self._tokenizer = tokenizer
         known = markers(tool_parser, reasoning_parser)
         controls = tuple(tokenizer.controls)
-        self._kit = Kit(
+        self._context = RenderContext(
             template=template,
-            facts=facts,
+            profile=profile,
             guard=Guard(tokenizer),
-            splicer=Splicer(template, facts, Stops(stops, controls, known), switches),
-            resumption=Resumption(template, facts, switches),
+            splicer=Splicer(template, profile, StopTokenMatcher(stops, controls, known), switches),
+            partial_renderer=PartialRenderer(template, profile, switches),
             writer=TurnWriter(tool_parser, reasoning_parser),
-            opens=lru_cache(256)(lambda end: opens_thought(end, tool_parser, reasoning_parser)),
-            roles=_any_of([c for c in controls if not any(c in marker for marker in known)]),
+            opens_reasoning=lru_cache(256)(lambda end: opens_thought(end, tool_parser, reasoning_parser)),
+            role_tokens=_compile_alternatives([c for c in controls if not any(c in marker for marker in known)]),
         )
-        self._thinks = reasoning_parser is not None
-        self._strips = self._thinks and _strips_thoughts(self._kit)
+        self._has_reasoning = reasoning_parser is not None
+        self._strips_reasoning = self._has_reasoning and _template_strips_reasoning(self._context)
         self._toolsets: dict[int, _Toolset] = {}
-        self._toolsets_size = 0  # bytes of all of them
+        self._toolsets_bytes = 0  # bytes of all of them
 
     @property
     def splicer(self) -> Splicer:
-        return self._kit.splicer
+        return self._context.splicer
 
-    def keeps(self, tools: bool) -> bool:
+    def keeps_history(self, tools: bool) -> bool:
         """Whether turns before a user's new one stay as they were, thoughts and all."""
-        facts = self.facts
+        facts = self.profile
         if not facts.keeps_plain:
             return False
-        if not self._thinks:
+        if not self._has_reasoning:
             return True
         if not facts.reasoning_fields and not facts.thinking_parts:
-            return not self._strips
+            return not self._strips_reasoning
         return facts.keeps_at_user if tools else facts.keeps_without_tools
 
-    def start(self, turns: Sequence[Turn], tools: bool) -> int:
+    def replay_start(self, turns: Sequence[Turn], tools: bool) -> int:
         """The place from which turns keep their tokens: all, or those behind the last user turn."""
-        if self.keeps(tools):
+        if self.keeps_history(tools):
             return 0
-        return loop_start(turns)
+        return find_loop_start(turns)
 
-    def head(self, request: Request, switches: Mapping[str, Any]) -> Head:
+    def digest_head(self, request: Request, switches: Mapping[str, Any]) -> HeadDigests:
         """The digests of a request's head."""
-        system = _digest_of(request.system)
+        system = _digest_system(request.system)
         tools = self._toolset(request.tools).digest
-        read = {k: v for k, v in switches.items() if k in self._kit.template.reads}
+        read = {k: v for k, v in switches.items() if k in self._context.template.variables}
         steering = compute_digest(json.dumps(read, sort_keys=True, default=str))
-        return Head(system, tools, steering, compute_digest(system, tools, steering))
+        return HeadDigests(system, tools, steering, compute_digest(system, tools, steering))
 
-    def new_characters(self, request: Request, recalled: RecognizedHistory) -> int:
+    def count_new_chars(self, request: Request, history: RecognizedHistory) -> int:
         """How many characters may have to be encoded for a prompt."""
-        start = recalled.anchor_index or 0
-        if recalled.base_prompt is not None and self._kit.resumption.possible:
-            start = recalled.base_prompt[0]
-        new = sum(_characters(block) for turn in request.turns[start:] for block in turn.blocks)
+        start = history.anchor_index or 0
+        if history.base_prompt is not None and self._context.partial_renderer.supported:
+            start = history.base_prompt[0]
+        new = sum(_count_chars(block) for turn in request.turns[start:] for block in turn.blocks)
         if start:
             return new
         tools = self._toolset(request.tools).size
-        return new + tools + sum(map(_characters, request.system))
+        return new + tools + sum(map(_count_chars, request.system))
 
-    def render(self, request: Request, recalled: RecognizedHistory, switches: Mapping[str, Any]) -> Prompt:
+    def render(self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]) -> Prompt:
         """The prompt. `request` is stabilized, `recalled` what is known of its turns.
 
         Threads may share a renderer.
         """
-        start = recalled.start
-        switches = protected(switches, self._kit.guard.protect)  # their words are a client's, too
-        tools = self._toolset(request.tools).shown
-        assembly = Assembly(self._kit, request, recalled, tools, switches, start)
-        return assembly.prompt(self.head(request, switches))
+        start = history.start
+        switches = escape_strings(switches, self._context.guard.protect)  # their words are a client's, too
+        tools = self._toolset(request.tools).prompt_tools
+        assembly = PromptBuilder(self._context, request, history, tools, switches, start)
+        return assembly.build(self.digest_head(request, switches))
 
-    def rebuild(
+    def encode_blocks(
         self,
         blocks: Sequence[OutputBlock],
         tools: Sequence[ToolSpec],
@@ -133,16 +133,16 @@ class Renderer:
 
         What of that text the ids do not spell comes first, then what the notation has between.
         """
-        text = self._kit.writer.write(
-            Turn("assistant", tuple(blocks)), Names(tools), self._kit.guard.protect, ""
+        text = self._context.writer.write(
+            Turn("assistant", tuple(blocks)), ToolNames(tools), self._context.guard.protect, ""
         )
         if text is None:
             return None
         spelled = self._tokenizer.decode(ids)
         left = raw.removeprefix(spelled) if raw.startswith(spelled) else ""
-        closing = self._kit.writer.thought_closing()
+        closing = self._context.writer.reasoning_end()
         between = closing[len(closing.rstrip()) :]
-        return self._kit.encode_written(left + between + text)
+        return self._context.encode_turn(left + between + text)
 
     def _toolset(self, tools: tuple[ToolSpec, ...]) -> "_Toolset":
         """What was made of tools that the decoder hands out again and again.
@@ -152,12 +152,12 @@ class Renderer:
         known = self._toolsets.get(id(tools))
         if known is not None and known.tools is tools:
             return known
-        made = _Toolset(tools, self._kit.guard.protect)
-        if made.size > _LARGEST:
+        made = _Toolset(tools, self._context.guard.protect)
+        if made.size > _MAX_CACHED_ITEM_BYTES:
             return made
-        self._toolsets_size += made.size
-        if self._toolsets_size > _MOST or len(self._toolsets) > _MOST_TOOLSETS:
-            self._toolsets, self._toolsets_size = {}, made.size
+        self._toolsets_bytes += made.size
+        if self._toolsets_bytes > _MAX_TOOLSETS_BYTES or len(self._toolsets) > _MAX_TOOLSETS:
+            self._toolsets, self._toolsets_bytes = {}, made.size
         self._toolsets[id(tools)] = made
         return made
 
@@ -173,25 +173,25 @@ class _Toolset:
         self._protect = protect
 
     @cached_property
-    def shown(self) -> Tools:
+    def prompt_tools(self) -> PromptTools:
         """As the template is shown them."""
-        return Tools(self.tools, self._protect)
+        return PromptTools(self.tools, self._protect)
 
 
-def _digest_of(system: tuple[Block, ...]) -> bytes:
+def _digest_system(system: tuple[Block, ...]) -> bytes:
     """The digest of a system text, which is the same in many sessions."""
-    known = _known_digest if sum(map(_characters, system)) <= _LARGEST else _digest
+    known = _cached_system_digest if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES else _compute_system_digest
     return known(system)
 
 
-def _digest(system: tuple[Block, ...]) -> bytes:
+def _compute_system_digest(system: tuple[Block, ...]) -> bytes:
     return compute_digest(msgspec.json.encode(system))
 
 
-_known_digest = lru_cache(32)(_digest)
+_cached_system_digest = lru_cache(32)(_compute_system_digest)
 
 
-def _characters(block: Block) -> int:
+def _count_chars(block: Block) -> int:
     """How much a block says."""
     match block:
         case TextBlock(text=text) | ReasoningBlock(text=text) | ToolCallBlock(arguments=text):
@@ -199,11 +199,11 @@ def _characters(block: Block) -> int:
         case DocumentBlock(text=str(text)):
             return len(text)
         case ToolResultBlock(blocks=blocks):
-            return sum(map(_characters, blocks))
+            return sum(map(_count_chars, blocks))
     return 0
 
 
-def loop_start(turns: Sequence[Turn]) -> int:
+def find_loop_start(turns: Sequence[Turn]) -> int:
     """Where the loop that is running began: the last turn of neither the model nor a tool."""
     for at in range(len(turns) - 1, -1, -1):
         if turns[at].role not in ("assistant", "tool"):
@@ -211,15 +211,15 @@ def loop_start(turns: Sequence[Turn]) -> int:
     return 0
 
 
-def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:
+def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
 
-def _strips_thoughts(kit: Kit) -> bool:
+def _template_strips_reasoning(context: RenderContext) -> bool:
     """Whether the template takes thoughts out of the text of earlier turns."""
-    mark = nonce()
+    mark = create_nonce()
     thought = Turn("assistant", (ReasoningBlock(mark), TextBlock("Sure.")))
-    text = kit.writer.write(thought, Names(()), lambda text: text, "")
+    text = context.writer.write(thought, ToolNames(()), lambda text: text, "")
     if text is None:
         return False
     messages = [
@@ -228,6 +228,6 @@ def _strips_thoughts(kit: Kit) -> bool:
         {"role": "user", "content": "Two."},
     ]
     try:
-        return mark not in kit.template.render(messages)
+        return mark not in context.template.render(messages)
     except RenderError:
         return False

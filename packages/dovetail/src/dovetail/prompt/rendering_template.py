@@ -6,9 +6,9 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, meta
 
-from dovetail.prompt.template import Clock, compile_template, environment
+from dovetail.prompt.template import Clock, compile_template, create_environment
 
-Messages = Sequence[Mapping[str, Any]]
+ChatMessages = Sequence[Mapping[str, Any]]
 
 
 class RenderError(Exception):
@@ -21,33 +21,33 @@ class ChatTemplate:
     `reads` are the variables that it looks at; any other switch changes nothing.
     """
 
-    __slots__ = ("_compiled", "reads", "specials", "text")
+    __slots__ = ("_compiled", "variables", "special_tokens", "text")
 
     def __init__(
-        self, text: str, specials: Mapping[str, str] | None = None, clock: Clock = datetime.now
+        self, text: str, special_tokens: Mapping[str, str] | None = None, clock: Clock = datetime.now
     ) -> None:
         self.text = text
-        self.specials = dict(specials or {})
+        self.special_tokens = dict(special_tokens or {})
         self._compiled: Template = compile_template(text, clock)
-        self.reads = frozenset(meta.find_undeclared_variables(environment().parse(text)))
+        self.variables = frozenset(meta.find_undeclared_variables(create_environment().parse(text)))
 
     def render(
         self,
-        messages: Messages,
+        messages: ChatMessages,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        generation: bool = True,
+        add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt as text. `switches` are the template's own variables (`enable_thinking`)."""
-        values: dict[str, Any] = {**self.specials, **(switches or {})}
+        values: dict[str, Any] = {**self.special_tokens, **(switches or {})}
         try:
             return self._compiled.render(
                 messages=messages,
                 tools=tools or None,
                 documents=None,
-                add_generation_prompt=generation,
-                **{k: v for k, v in values.items() if k not in _OWN},
+                add_generation_prompt=add_generation_prompt,
+                **{k: v for k, v in values.items() if k not in _RESERVED_VARIABLES},
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as e:
             raise RenderError(f"{type(e).__name__}: {e}") from e
@@ -55,4 +55,4 @@ class ChatTemplate:
             raise RenderError(f"{type(e).__name__}: {e}") from e
 
 
-_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

@@ -16,24 +16,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.facts import Facts
-from dovetail.prompt.messages import Message, content_of, tool_call
+from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.messages import ChatMessage, format_content, format_tool_call
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 
-Follower = Literal["tool", "user", "system"]
-HangsOn = Literal["nothing", "calls", "history"]
+FollowingRole = Literal["tool", "user", "system"]
+ContextDependency = Literal["nothing", "calls", "history"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class SpliceShape:
     """Where a splice stands: behind a turn with or without calls, before a result or a user."""
 
     calls: bool
-    follower: Follower
+    following_role: FollowingRole
 
 
 @dataclass(frozen=True)
-class Seam:
+class SplicePoint:
     """How turns of a shape end: the end token, the closings before it, and the stand-in's form.
 
     `hangs_on` says what of the messages before the turn changes what follows it: nothing, or the
@@ -42,22 +42,22 @@ class Seam:
 
     stop: str
     closings: frozenset[str]
-    stand_in: Literal["calls", "one call", "content"]
-    hangs_on: HangsOn
+    placeholder: Literal["calls", "one call", "content"]
+    depends_on: ContextDependency
 
 
-class Stops:
+class StopTokenMatcher:
     """The spellings that may end a turn, surest first."""
 
     def __init__(self, ends: Sequence[str], controls: Sequence[str], markers: frozenset[str]):
         inner = [c for c in controls if any(c in marker for marker in markers)]
         outer = [c for c in controls if c not in inner]
-        self._ranks = [_any_of(ends), _any_of(outer), _any_of(controls)]
+        self._patterns = [_compile_alternatives(ends), _compile_alternatives(outer), _compile_alternatives(controls)]
 
-    def first(self, tail: str, before: str) -> str | None:
+    def find_first(self, tail: str, before: str) -> str | None:
         """The first end token in a tail, in front of the text that must come behind it."""
         limit = tail.find(before)
-        for pattern in self._ranks:
+        for pattern in self._patterns:
             found = pattern.search(tail) if pattern is not None else None
             if found is not None and (limit < 0 or found.end() <= limit):
                 return found[0]
@@ -70,138 +70,138 @@ class Splicer:
     def __init__(
         self,
         template: ChatTemplate,
-        facts: Facts,
-        stops: Stops,
+        profile: TemplateProfile,
+        stops: StopTokenMatcher,
         switches: Mapping[str, Any] | None = None,
     ) -> None:
         self._template = template
-        self._facts = facts
+        self._profile = profile
         self.switches = switches or {}
-        self.tools = STUB_TOOL if facts.renders_tools else []
-        self._nonce = nonce()
-        self._stub = _before(facts, _STUB)
-        self.seams: dict[Shape, Seam] = {}
+        self.tools = STUB_TOOL if profile.renders_tools else []
+        self._nonce = create_nonce()
+        self._stub_history = _adapt_history(profile, _STUB_HISTORY)
+        self.points: dict[SpliceShape, SplicePoint] = {}
         for calls in (False, True):
             for follower in ("tool", "user", "system"):
-                shape = Shape(calls, follower)
-                seam = _learn(self, shape, stops)
+                shape = SpliceShape(calls, follower)
+                seam = _find_point(self, shape, stops)
                 if seam is not None:
-                    self.seams[shape] = seam
+                    self.points[shape] = seam
 
     @property
-    def ends(self) -> frozenset[str]:
+    def stop_tokens(self) -> frozenset[str]:
         """The tokens that end turns of any shape."""
-        return frozenset(seam.stop for seam in self.seams.values())
+        return frozenset(seam.stop for seam in self.points.values())
 
     @property
-    def strongest(self) -> HangsOn:
+    def strongest_dependency(self) -> ContextDependency:
         """What a suffix hangs on that holds whole turns: as much as any seam does."""
-        orders: tuple[HangsOn, ...] = ("history", "calls", "nothing")
-        found = {seam.hangs_on for seam in self.seams.values()}
+        orders: tuple[ContextDependency, ...] = ("history", "calls", "nothing")
+        found = {seam.depends_on for seam in self.points.values()}
         return next((one for one in orders if one in found), "nothing")
 
     @property
-    def facts(self) -> Facts:
-        return self._facts
+    def profile(self) -> TemplateProfile:
+        return self._profile
 
-    def tail(
+    def render_suffix(
         self,
-        seam: Seam,
+        point: SplicePoint,
         calls: Sequence[tuple[str, str]],
-        before: Sequence[Message],
-        behind: Sequence[Message],
-        tools: Sequence[Message],
+        before: Sequence[ChatMessage],
+        after: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
         """The end token and all that follows it; None where the template did as never before.
 
         `before` is only what the seam hangs on.
         """
-        previous = [*self._stub, *before] if seam.hangs_on != "history" else before
-        shown = tools if seam.hangs_on == "history" else self.tools if tools else ()
-        tail = self.behind_nonce(seam.stand_in, calls, previous, behind, shown, switches)
+        previous = [*self._stub_history, *before] if point.depends_on != "history" else before
+        shown = tools if point.depends_on == "history" else self.tools if tools else ()
+        tail = self.render_after_nonce(point.placeholder, calls, previous, after, shown, switches)
         if tail is None:
             return None
-        cut = tail.find(seam.stop)
-        if cut < 0 or tail[:cut] not in closings(seam, calls):
+        cut = tail.find(point.stop)
+        if cut < 0 or tail[:cut] not in format_closings(point, calls):
             return None
         return tail[cut:]
 
-    def behind_nonce(
+    def render_after_nonce(
         self,
         form: str,
         calls: Sequence[tuple[str, str]],
-        before: Sequence[Message],
-        behind: Sequence[Message],
-        tools: Sequence[Message],
+        before: Sequence[ChatMessage],
+        after: Sequence[ChatMessage],
+        tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
         """What the template writes behind the stand-in's last nonce."""
-        stand_in = self._stand_in(form, calls)
+        stand_in = self._placeholder_turn(form, calls)
         try:
             text = self._template.render(
-                [*before, stand_in, *behind], tools, generation=True, switches=switches
+                [*before, stand_in, *after], tools, add_generation_prompt=True, switches=switches
             )
         except RenderError:
             return None
         _, found, tail = text.rpartition(self._nonce)
         return tail if found else None
 
-    def ends_so(
+    def is_natural_suffix(
         self,
         form: str,
         calls: Sequence[tuple[str, str]],
-        before: Sequence[Message],
-        behind: Sequence[Message],
+        before: Sequence[ChatMessage],
+        after: Sequence[ChatMessage],
         suffix: str,
     ) -> bool:
         """Whether a natural turn, too, ends with this suffix."""
-        natural = self._stand_in(form, calls)
+        natural = self._placeholder_turn(form, calls)
         for call in natural.get("tool_calls", ()):
             arguments = {"city": "Oslo", "days": 2}
-            as_text = self._facts.arguments == "string"
+            as_text = self._profile.arguments == "string"
             call["function"]["arguments"] = json.dumps(arguments) if as_text else arguments
         if not natural.get("tool_calls"):
-            natural["content"] = content_of(self._facts, "Sure.")
+            natural["content"] = format_content(self._profile, "Sure.")
         try:
             text = self._template.render(
-                [*before, natural, *behind], self.tools, switches=self.switches
+                [*before, natural, *after], self.tools, switches=self.switches
             )
         except RenderError:
             return False
         return text.endswith(suffix)
 
-    def _stand_in(self, form: str, calls: Sequence[tuple[str, str]]) -> Message:
+    def _placeholder_turn(self, form: str, calls: Sequence[tuple[str, str]]) -> ChatMessage:
         if form == "content" or not calls:
-            return {"role": "assistant", "content": content_of(self._facts, self._nonce)}
+            return {"role": "assistant", "content": format_content(self._profile, self._nonce)}
         argument: Any = {"x": self._nonce}
-        if self._facts.arguments == "string":
+        if self._profile.arguments == "string":
             argument = f'{{"x": "{self._nonce}"}}'
         kept = calls[:1] if form == "one call" else calls
-        made = [tool_call(id, name, argument) for id, name in kept]
-        nothing = None if self._facts.wants_null else content_of(self._facts, "")
+        made = [format_tool_call(id, name, argument) for id, name in kept]
+        nothing = None if self._profile.wants_null else format_content(self._profile, "")
         return {"role": "assistant", "content": nothing, "tool_calls": made}
 
 
-def closings(seam: Seam, calls: Sequence[tuple[str, str]]) -> set[str]:
+def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set[str]:
     """How a turn with these calls may close. A few formats end with the last call's id."""
     id, name = calls[-1] if calls else ("", "")
-    return {text.replace(_ID, id).replace(_CALLED, name) for text in seam.closings}
+    return {text.replace(_ID_PLACEHOLDER, id).replace(_NAME_PLACEHOLDER, name) for text in point.closings}
 
 
-def nonce() -> str:
+def create_nonce() -> str:
     """Letters and digits only: several templates escape anything else."""
     return "Q" + secrets.token_hex(8) + "z"
 
 
-_STUB: list[Message] = [{"role": "user", "content": "x"}]
-_ID, _CALLED = "\0id", "\0name"  # in a closing, for the last call's
-_NAME = "read_x7q"  # of the probes' tool; found nowhere else in what a template writes
-STUB_TOOL: list[Message] = [
+_STUB_HISTORY: list[ChatMessage] = [{"role": "user", "content": "x"}]
+_ID_PLACEHOLDER, _NAME_PLACEHOLDER = "\0id", "\0name"  # in a closing, for the last call's
+_STUB_TOOL_NAME = "read_x7q"  # of the probes' tool; found nowhere else in what a template writes
+STUB_TOOL: list[ChatMessage] = [
     {
         "type": "function",
         "function": {
-            "name": _NAME,
+            "name": _STUB_TOOL_NAME,
             "description": "",
             "parameters": {
                 "type": "object",
@@ -211,65 +211,65 @@ STUB_TOOL: list[Message] = [
         },
     }
 ]
-_LONG: list[Message] = [
+_LONG_HISTORY: list[ChatMessage] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "One."},
     {"role": "assistant", "content": "Two."},
     {"role": "user", "content": "Three."},
 ]
-_FORMS: tuple[Literal["calls", "one call", "content"], ...] = ("calls", "one call", "content")
+_PLACEHOLDER_FORMS: tuple[Literal["calls", "one call", "content"], ...] = ("calls", "one call", "content")
 
 
-def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:
+def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
     longest_first = sorted(filter(None, spellings), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _nameless(text: str, calls: Sequence[tuple[str, str]]) -> str:
+def _generalize_closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
     """A closing whatever its last call is named. The probe's names stand nowhere else."""
     for id, name in calls[-1:]:
-        text = text.replace(id, _ID).replace(name, _CALLED)
+        text = text.replace(id, _ID_PLACEHOLDER).replace(name, _NAME_PLACEHOLDER)
     return text
 
 
-def _learn(splicer: Splicer, shape: Shape, stops: Stops) -> Seam | None:
+def _find_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher) -> SplicePoint | None:
     """The seam of a shape, if the template has one."""
-    forms = _FORMS if shape.calls else _FORMS[2:]
-    return next((s for form in forms if (s := _seam(splicer, shape, stops, form))), None)
+    forms = _PLACEHOLDER_FORMS if shape.calls else _PLACEHOLDER_FORMS[2:]
+    return next((s for form in forms if (s := _try_point(splicer, shape, stops, form))), None)
 
 
-def _seam(splicer: Splicer, shape: Shape, stops: Stops, form: Any) -> Seam | None:
-    mark = nonce()
+def _try_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher, form: Any) -> SplicePoint | None:
+    mark = create_nonce()
     counts = (1, 2) if form == "calls" else (1,)
-    before = _before(splicer.facts, _STUB)
+    before = _adapt_history(splicer.profile, _STUB_HISTORY)
     found: dict[str, str] = {}
     for count in counts if shape.calls else (0,):
-        calls = _numbered(splicer.facts, count)
-        behind = _behind(splicer.facts, shape, calls, mark)
-        tail = splicer.behind_nonce(form, calls, before, behind, splicer.tools, splicer.switches)
-        stop = stops.first(tail, mark) if tail is not None else None
+        calls = _sample_calls(splicer.profile, count)
+        behind = _following_messages(splicer.profile, shape, calls, mark)
+        tail = splicer.render_after_nonce(form, calls, before, behind, splicer.tools, splicer.switches)
+        stop = stops.find_first(tail, mark) if tail is not None else None
         if tail is None or stop is None or mark not in tail:
             return None
         suffix = tail[tail.find(stop) :]
-        if not splicer.ends_so(form, calls, before, behind, suffix):
+        if not splicer.is_natural_suffix(form, calls, before, behind, suffix):
             return None
-        found[_nameless(tail[: tail.find(stop)], calls)] = stop
+        found[_generalize_closing(tail[: tail.find(stop)], calls)] = stop
     stops_found = set(found.values())
     if len(stops_found) != 1:
         return None
-    return Seam(stops_found.pop(), frozenset(found), form, _hangs_on(splicer, shape, form))
+    return SplicePoint(stops_found.pop(), frozenset(found), form, _find_dependency(splicer, shape, form))
 
 
-def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> HangsOn:
+def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> ContextDependency:
     """What of a longer history, with a loop of calls in it and other tools, changes the suffix."""
-    facts, mark = splicer.facts, nonce()
-    calls = _numbered(facts, 1 if shape.calls else 0)
-    behind = _behind(facts, shape, calls, mark)
-    looped = [*_LONG, *_loop(facts)]
-    histories = [(_STUB, 1), (_LONG, 2), (looped, 1), ([*_STUB, *thinned(looped)], 1)]
+    facts, mark = splicer.profile, create_nonce()
+    calls = _sample_calls(facts, 1 if shape.calls else 0)
+    behind = _following_messages(facts, shape, calls, mark)
+    looped = [*_LONG_HISTORY, *_sample_loop(facts)]
+    histories = [(_STUB_HISTORY, 1), (_LONG_HISTORY, 2), (looped, 1), ([*_STUB_HISTORY, *keep_calls_only(looped)], 1)]
     alone, longer, with_calls, thin = (
-        splicer.behind_nonce(
-            form, calls, _before(facts, before), behind, splicer.tools * tools, splicer.switches
+        splicer.render_after_nonce(
+            form, calls, _adapt_history(facts, before), behind, splicer.tools * tools, splicer.switches
         )
         for before, tools in histories
     )
@@ -280,7 +280,7 @@ def _hangs_on(splicer: Splicer, shape: Shape, form: str) -> HangsOn:
     return "calls" if with_calls == thin else "history"
 
 
-def thinned(messages: Sequence[Message]) -> list[Message]:
+def keep_calls_only(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Only the calls and results of a history, with nothing in them."""
     return [
         {**message, "content": ""}
@@ -289,33 +289,33 @@ def thinned(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _loop(facts: Facts) -> list[Message]:
+def _sample_loop(profile: TemplateProfile) -> list[ChatMessage]:
     """A call, its result, an answer and another question."""
-    arguments: Any = '{"x": 1}' if facts.arguments == "string" else {"x": 1}
-    id, name = _numbered(facts, 8)[7]
+    arguments: Any = '{"x": 1}' if profile.arguments == "string" else {"x": 1}
+    id, name = _sample_calls(profile, 8)[7]
     return [
-        {"role": "assistant", "content": "", "tool_calls": [tool_call(id, name, arguments)]},
+        {"role": "assistant", "content": "", "tool_calls": [format_tool_call(id, name, arguments)]},
         {"role": "tool", "content": "four", "tool_call_id": id, "name": name},
         {"role": "assistant", "content": "Five."},
         {"role": "user", "content": "Six."},
     ]
 
 
-def _before(facts: Facts, messages: list[Message]) -> list[Message]:
-    kept = [m for m in messages if m["role"] != "system" or facts.system == "kept"]
-    return [{**m, "content": content_of(facts, m["content"])} for m in kept]
+def _adapt_history(profile: TemplateProfile, messages: list[ChatMessage]) -> list[ChatMessage]:
+    kept = [m for m in messages if m["role"] != "system" or profile.system == "kept"]
+    return [{**m, "content": format_content(profile, m["content"])} for m in kept]
 
 
-def _numbered(facts: Facts, count: int) -> list[tuple[str, str]]:
-    styles = {"kimi": f"functions.{_NAME}:{{}}", "nine": "call0000{}", "any": "call_{}"}
-    return [(styles[facts.call_ids].format(at), _NAME) for at in range(count)]
+def _sample_calls(profile: TemplateProfile, count: int) -> list[tuple[str, str]]:
+    styles = {"kimi": f"functions.{_STUB_TOOL_NAME}:{{}}", "nine": "call0000{}", "any": "call_{}"}
+    return [(styles[profile.call_ids].format(at), _STUB_TOOL_NAME) for at in range(count)]
 
 
-def _behind(facts: Facts, shape: Shape, calls: list[tuple[str, str]], mark: str) -> list[Message]:
-    content = content_of(facts, mark)
-    if shape.follower != "tool":
-        return [{"role": shape.follower, "content": content}]
-    answered = calls or [("call00000", _NAME)]
+def _following_messages(profile: TemplateProfile, shape: SpliceShape, calls: list[tuple[str, str]], mark: str) -> list[ChatMessage]:
+    content = format_content(profile, mark)
+    if shape.following_role != "tool":
+        return [{"role": shape.following_role, "content": content}]
+    answered = calls or [("call00000", _STUB_TOOL_NAME)]
     return [
         {"role": "tool", "content": content, "tool_call_id": id, "name": name}
         for id, name in answered

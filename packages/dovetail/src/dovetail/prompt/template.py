@@ -14,11 +14,11 @@ from jinja2.sandbox import SandboxedEnvironment
 Clock = Callable[[], datetime]
 
 
-class TemplateRefusal(TemplateError):
+class TemplateRejectedError(TemplateError):
     """The template itself refused a conversation, with `raise_exception`."""
 
 
-class _Generation(Extension):
+class _GenerationExtension(Extension):
     """`{% generation %}` marks the assistant's part for training; in a prompt it is a scope."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -29,39 +29,39 @@ class _Generation(Extension):
         return Scope(body, lineno=line)
 
 
-class Written(dict[str, Any]):
+class CachedJsonObject(dict[str, Any]):
     """An object whose JSON is written once for all prompts, for as long as it does not change."""
 
-    __slots__ = ("_as_it_was", "_texts")
+    __slots__ = ("_snapshot", "_json_by_options")
 
     def __init__(self, **items: Any) -> None:
         super().__init__(items)
-        self._as_it_was: dict[str, Any] = {}
-        self._texts: dict[str, str] = {}
+        self._snapshot: dict[str, Any] = {}
+        self._json_by_options: dict[str, str] = {}
 
-    def _written(self, how: dict[str, Any]) -> str:
-        if self != self._as_it_was:  # a template may change what it is given
-            self._as_it_was, self._texts = _copy(self), {}
-        texts, key = self._texts, repr(how)  # another thread may put others in their place
+    def _to_json(self, options: dict[str, Any]) -> str:
+        if self != self._snapshot:  # a template may change what it is given
+            self._snapshot, self._json_by_options = _deep_copy(self), {}
+        texts, key = self._json_by_options, repr(options)  # another thread may put others in their place
         if key not in texts:
-            texts[key] = json.dumps(self, default=_plain, **how)
+            texts[key] = json.dumps(self, default=_json_default, **options)
         return texts[key]
 
 
-def environment(clock: Clock = datetime.now) -> SandboxedEnvironment:
+def create_environment(clock: Clock = datetime.now) -> SandboxedEnvironment:
     """The sandbox. Mutable values are allowed: several templates append to lists."""
     made = SandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
     )
     made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _refuse
+    made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = lambda form: clock().strftime(form)
     return made
 
 
 def compile_template(text: str, clock: Clock = datetime.now) -> Template:
     """The compiled template. Raises jinja2's `TemplateSyntaxError` for one that is none."""
-    return environment(clock).from_string(text)
+    return create_environment(clock).from_string(text)
 
 
 def _tojson(
@@ -77,23 +77,23 @@ def _tojson(
         "separators": separators,
         "sort_keys": sort_keys,
     }
-    if isinstance(value, Written):
-        return value._written(how)
-    return json.dumps(value, default=_plain, **how)
+    if isinstance(value, CachedJsonObject):
+        return value._to_json(how)
+    return json.dumps(value, default=_json_default, **how)
 
 
-def _copy(value: Any) -> Any:
+def _deep_copy(value: Any) -> Any:
     """A JSON value whose objects and lists nobody else has."""
     if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
+        return {key: _deep_copy(item) for key, item in value.items()}
+    return [_deep_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _plain(value: object) -> object:
+def _json_default(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _refuse(message: str) -> None:
-    raise TemplateRefusal(message)
+def _raise_exception(message: str) -> None:
+    raise TemplateRejectedError(message)

@@ -15,23 +15,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail_model import ToolCallBlock
 from dovetail_parsers import write
 
-Message = dict[str, Any]
+PlainMessage = dict[str, Any]
 
 #: The parser that reads what a model without a family is asked for.
-TOOL_PARSER = "hermes"
+FALLBACK_TOOL_PARSER = "hermes"
 
 
-def needs_fallback(facts: Facts) -> bool:
+def needs_fallback(profile: TemplateProfile) -> bool:
     """Whether this template cannot carry a tool loop by itself."""
-    return not (facts.renders_tools and facts.renders_calls and facts.renders_results)
+    return not (profile.renders_tools and profile.renders_calls and profile.renders_results)
 
 
-def fallback_tools(
-    tools: Sequence[Mapping[str, Any]], tool_parser: str = TOOL_PARSER, results: bool = True
+def format_fallback_tools(
+    tools: Sequence[Mapping[str, Any]], tool_parser: str = FALLBACK_TOOL_PARSER, results: bool = True
 ) -> str:
     """The text that offers tools to a model; empty if there are none.
 
@@ -40,7 +40,7 @@ def fallback_tools(
     if not tools:
         return ""
     signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    example = fallback_calls([("function_name", {"argument": "value"})], tool_parser)
+    example = format_fallback_calls([("function_name", {"argument": "value"})], tool_parser)
     back = "\nResults come back between <tool_response></tool_response>." if results else ""
     return (
         "You may call functions to help with the user's request. Their signatures stand between "
@@ -50,76 +50,76 @@ def fallback_tools(
     )
 
 
-def fallback_calls(calls: Sequence[tuple[str, object]], tool_parser: str = TOOL_PARSER) -> str:
+def format_fallback_calls(calls: Sequence[tuple[str, object]], tool_parser: str = FALLBACK_TOOL_PARSER) -> str:
     """Calls as the model was asked to write them: names, and arguments or their JSON text."""
     blocks = [
-        ToolCallBlock("", name, given if isinstance(given, str) else _dumped(given))
+        ToolCallBlock("", name, given if isinstance(given, str) else _dump_json(given))
         for name, given in calls
     ]
     return write(blocks, tool_parser)
 
 
-def fallback_result(text: str) -> str:
+def format_fallback_result(text: str) -> str:
     """A tool's result as the model was told that it would come."""
     return f"<tool_response>\n{text}\n</tool_response>"
 
 
-def as_plain_messages(
+def to_plain_messages(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    facts: Facts,
+    profile: TemplateProfile,
     tool_parser: str | None = None,
-) -> list[Message]:
+) -> list[PlainMessage]:
     """The same conversation with all that the template cannot show written as text.
 
     Results of one turn stand in one message.
     """
-    parser = tool_parser or TOOL_PARSER
-    plain: list[Message] = []
+    parser = tool_parser or FALLBACK_TOOL_PARSER
+    plain: list[PlainMessage] = []
     answering = False
     for message in messages:
-        is_result = message["role"] == "tool" and not facts.renders_results
-        written = _result(message) if is_result else _called(message, facts, parser)
+        is_result = message["role"] == "tool" and not profile.renders_results
+        written = _result_message(message) if is_result else _call_message(message, profile, parser)
         if is_result and answering:
             plain[-1]["content"] += "\n" + written["content"]
         else:
             plain.append(written)
         answering = is_result
-    if facts.renders_tools or not tools:
+    if profile.renders_tools or not tools:
         return plain
-    return _offered(plain, fallback_tools(tools, parser, not facts.renders_results), facts)
+    return _add_tool_text(plain, format_fallback_tools(tools, parser, not profile.renders_results), profile)
 
 
-def _offered(messages: list[Message], offer: str, facts: Facts) -> list[Message]:
+def _add_tool_text(messages: list[PlainMessage], tool_text: str, profile: TemplateProfile) -> list[PlainMessage]:
     """The offer behind the system message, or before the user's first words."""
-    role = "system" if facts.system == "kept" else "user"
+    role = "system" if profile.system == "kept" else "user"
     if not messages or messages[0]["role"] != role:
-        return [{"role": role, "content": offer}, *messages]
-    said = _text(messages[0]["content"])
-    both = f"{said}\n\n{offer}" if role == "system" else f"{offer}\n\n{said}"
+        return [{"role": role, "content": tool_text}, *messages]
+    said = _content_text(messages[0]["content"])
+    both = f"{said}\n\n{tool_text}" if role == "system" else f"{tool_text}\n\n{said}"
     return [{**messages[0], "content": both}, *messages[1:]]
 
 
-def _result(message: Mapping[str, Any]) -> Message:
-    return {"role": "user", "content": fallback_result(_text(message.get("content")))}
+def _result_message(message: Mapping[str, Any]) -> PlainMessage:
+    return {"role": "user", "content": format_fallback_result(_content_text(message.get("content")))}
 
 
-def _called(message: Mapping[str, Any], facts: Facts, tool_parser: str) -> Message:
+def _call_message(message: Mapping[str, Any], profile: TemplateProfile, tool_parser: str) -> PlainMessage:
     calls = message.get("tool_calls")
-    if not calls or facts.renders_calls:
+    if not calls or profile.renders_calls:
         return dict(message)
     functions = [call["function"] for call in calls]
-    written = fallback_calls([(f["name"], f["arguments"]) for f in functions], tool_parser)
-    text = _text(message.get("content"))
+    written = format_fallback_calls([(f["name"], f["arguments"]) for f in functions], tool_parser)
+    text = _content_text(message.get("content"))
     rest = {k: v for k, v in message.items() if k != "tool_calls"}
     return {**rest, "content": f"{text}\n{written}" if text else written}
 
 
-def _text(content: object) -> str:
+def _content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return "" if content is None else str(content)
 
 
-def _dumped(value: object) -> str:
+def _dump_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

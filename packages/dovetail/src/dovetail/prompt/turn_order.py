@@ -20,51 +20,51 @@ from dovetail_model import (
 )
 
 
-class Exchange:
+class ToolExchange:
     """Collects the parts of an exchange. `at` is the place of its first turn in the history."""
 
-    __slots__ = ("_calls", "_parts", "_said", "_sources", "at")
+    __slots__ = ("_calls", "_parts", "_assistant_turns", "_sources", "index")
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self._said: list[Turn] = []
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._assistant_turns: list[Turn] = []
         self._calls: list[ToolCallBlock] = []
         self._parts: list[ToolResultBlock | Turn] = []  # results and steering as they came
         self._sources: list[Turn] = []  # the turns that brought the results
 
     @property
-    def answered(self) -> bool:
+    def has_reply(self) -> bool:
         """Whether anything came behind what the model said."""
         return bool(self._parts)
 
-    def say(self, turn: Turn) -> list[ToolCallBlock]:
+    def add_assistant(self, turn: Turn) -> list[ToolCallBlock]:
         """More of what the model said. Gives the calls in it."""
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
-        self._said.append(turn)
+        self._assistant_turns.append(turn)
         self._calls += calls
         return calls
 
-    def result(self, block: ToolResultBlock, source: Turn) -> None:
+    def add_result(self, block: ToolResultBlock, source: Turn) -> None:
         self._parts.append(block)
         self._sources.append(source)
 
-    def steer(self, turn: Turn) -> None:
+    def add_message(self, turn: Turn) -> None:
         self._parts.append(turn)
 
     def turns(self) -> list[Turn]:
         """The exchange in canonical order. Turns that are so already are the same objects."""
-        said = _merged(self._said)
+        said = _merge_turns(self._assistant_turns)
         first = self._first_result()
         if first is None:
             return [*said, *(part for part in self._parts if isinstance(part, Turn))]
         before = [part for part in self._parts[:first] if isinstance(part, Turn)]
         results = [part for part in self._parts if isinstance(part, ToolResultBlock)]
         steering = [part for part in self._parts[first:] if isinstance(part, Turn)]
-        results = in_call_order(self._calls, results)
-        residue = _attach(results, steering)
+        results = sort_results(self._calls, results)
+        residue = _attach_messages(results, steering)
         if steering:
-            results = in_call_order(self._calls, results)  # it may now equal another
-        return [*said, *before, _like(self._sources, "tool", tuple(results)), *residue]
+            results = sort_results(self._calls, results)  # it may now equal another
+        return [*said, *before, _reuse_turn(self._sources, "tool", tuple(results)), *residue]
 
     def _first_result(self) -> int | None:
         """Where the tool loop begins: with the calls, or where there are none with a result."""
@@ -73,12 +73,12 @@ class Exchange:
         return 0 if first is not None and self._calls else first
 
 
-def plain_id(call_id: str) -> str:
+def normalize_call_id(call_id: str) -> str:
     """An id as it is compared: OpenClaw sends `call1` for `call_1`."""
     return "".join(filter(str.isalnum, call_id)) or call_id
 
 
-def in_call_order(
+def sort_results(
     calls: Sequence[ToolCallBlock], results: Iterable[ToolResultBlock]
 ) -> list[ToolResultBlock]:
     """Results as their calls stand, then those that answer no call here, as they came.
@@ -89,11 +89,11 @@ def in_call_order(
     plain: dict[str, list[int]] = {}
     for at, call in enumerate(calls):
         exact.setdefault(call.id, []).append(at)
-        plain.setdefault(plain_id(call.id), []).append(at)
+        plain.setdefault(normalize_call_id(call.id), []).append(at)
     slots: list[list[ToolResultBlock]] = [[] for _ in calls]
     strays: list[ToolResultBlock] = []
     for result in results:
-        places = exact.get(result.call_id) or plain.get(plain_id(result.call_id))
+        places = exact.get(result.call_id) or plain.get(normalize_call_id(result.call_id))
         if places is None:
             strays.append(result)
             continue
@@ -105,13 +105,13 @@ def in_call_order(
     return [*(result for slot in slots for result in slot), *strays]
 
 
-def _merged(said: list[Turn]) -> list[Turn]:
-    if len(said) < 2:
-        return said
-    return [Turn("assistant", tuple(block for turn in said for block in turn.blocks))]
+def _merge_turns(turns: list[Turn]) -> list[Turn]:
+    if len(turns) < 2:
+        return turns
+    return [Turn("assistant", tuple(block for turn in turns for block in turn.blocks))]
 
 
-def _attach(results: list[ToolResultBlock], steering: Iterable[Turn]) -> list[Turn]:
+def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -> list[Turn]:
     """Puts steering into the last result. Gives what no result can hold, as turns."""
     last = results[-1]
     inside = list(last.blocks)
@@ -120,28 +120,28 @@ def _attach(results: list[ToolResultBlock], steering: Iterable[Turn]) -> list[Tu
         odd: list[Block] = []
         for block in turn.blocks:
             if isinstance(block, TextBlock | ImageBlock | DocumentBlock):
-                _append(inside, block)
+                _append_block(inside, block)
             else:
                 odd.append(block)
         if odd:
-            residue.append(_like([turn], turn.role, tuple(odd)))
+            residue.append(_reuse_turn([turn], turn.role, tuple(odd)))
     if len(inside) != len(last.blocks) or not all(map(is_, inside, last.blocks)):
         results[-1] = ToolResultBlock(last.call_id, tuple(inside), last.is_error)
     return residue
 
 
-def _append(
-    inside: list[TextBlock | ImageBlock | DocumentBlock],
+def _append_block(
+    blocks: list[TextBlock | ImageBlock | DocumentBlock],
     block: TextBlock | ImageBlock | DocumentBlock,
 ) -> None:
-    last = inside[-1] if inside else None
+    last = blocks[-1] if blocks else None
     if isinstance(block, TextBlock) and isinstance(last, TextBlock):
-        inside[-1] = TextBlock(f"{last.text}\n\n{block.text}")
+        blocks[-1] = TextBlock(f"{last.text}\n\n{block.text}")
     else:
-        inside.append(block)
+        blocks.append(block)
 
 
-def _like(sources: Sequence[Turn], role: Role, blocks: tuple[Block, ...]) -> Turn:
+def _reuse_turn(sources: Sequence[Turn], role: Role, blocks: tuple[Block, ...]) -> Turn:
     """A turn of these blocks: the source itself where it is that turn."""
     source = sources[0]
     alike = source.role == role and len(source.blocks) == len(blocks)

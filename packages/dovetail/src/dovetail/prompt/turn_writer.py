@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from dovetail.prompt.messages import Names, Protect, call_object
+from dovetail.prompt.messages import ToolNames, TextEscaper, parse_arguments
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import resolve, write
 
@@ -18,30 +18,30 @@ class TurnWriter:
 
     def __init__(self, tool_parser: str | None, reasoning_parser: str | None) -> None:
         self.tool_parser = tool_parser
-        self._thinks = reasoning_parser is not None
+        self._has_reasoning = reasoning_parser is not None
         name = tool_parser or reasoning_parser
         family = resolve(name) if name else None
         if family is not None and tool_parser and family.unified is None:
             family = replace(family, pairs_with=reasoning_parser)
         self._family = family
 
-    def write(self, turn: Turn, names: Names, protect: Protect, prompt_end: str) -> str | None:
+    def write(self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str) -> str | None:
         """The turn as it would follow this end of a prompt; None if the family cannot write it."""
-        blocks = [made for block in turn.blocks if (made := _block(block, names, protect))]
+        blocks = [made for block in turn.blocks if (made := _escape_block(block, names, protect))]
         if self._family is None:
-            return None if any(b.type != "text" for b in blocks) else _join(blocks)
+            return None if any(b.type != "text" for b in blocks) else _join_text(blocks)
         try:
             text = write(blocks, self._family)
-            if self._thinks and not (blocks and isinstance(blocks[0], ReasoningBlock)):
+            if self._has_reasoning and not (blocks and isinstance(blocks[0], ReasoningBlock)):
                 opened = write([ReasoningBlock(""), *blocks], self._family)
             else:
                 opened = text
         except ValueError:
             return None
-        shared = _overlap(prompt_end, opened) if self._thinks else 0
+        shared = _overlap_chars(prompt_end, opened) if self._has_reasoning else 0
         return opened[shared:] if shared else text
 
-    def begin(self, turn: Turn, names: Names, protect: Protect, prompt_end: str) -> str | None:
+    def write_partial(self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str) -> str | None:
         """A turn that is to be gone on with: nothing comes behind its last words."""
         text = self.write(turn, names, protect, prompt_end)
         last = turn.blocks[-1] if turn.blocks else None
@@ -51,7 +51,7 @@ class TurnWriter:
         head, found, _ = text.rpartition(words)
         return head + found if found else text
 
-    def thought_closing(self) -> str:
+    def reasoning_end(self) -> str:
         """What ends a thought, framing included."""
         if self._family is None:
             return ""
@@ -62,7 +62,7 @@ class TurnWriter:
             return ""
 
 
-def interleaved(turn: Turn) -> bool:
+def is_interleaved(turn: Turn) -> bool:
     """Whether a thought or text comes behind a call: an order that templates do not keep."""
     called = False
     for block in turn.blocks:
@@ -73,7 +73,7 @@ def interleaved(turn: Turn) -> bool:
     return False
 
 
-def _block(block: Any, names: Names, protect: Protect) -> OutputBlock | None:
+def _escape_block(block: Any, names: ToolNames, protect: TextEscaper) -> OutputBlock | None:
     match block:
         case TextBlock(text=text):
             return TextBlock(protect(text))
@@ -81,21 +81,21 @@ def _block(block: Any, names: Names, protect: Protect) -> OutputBlock | None:
             return ReasoningBlock(protect(text))
         case ToolCallBlock():
             return ToolCallBlock(
-                block.id, protect(names.of(block)), _dumped(call_object(block, protect))
+                block.id, protect(names.get(block)), _dump_json(parse_arguments(block, protect))
             )
         case _:
             return None
 
 
-def _dumped(value: dict[str, Any]) -> str:
+def _dump_json(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _join(blocks: list[OutputBlock]) -> str:
+def _join_text(blocks: list[OutputBlock]) -> str:
     return "".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
-def _overlap(end: str, text: str) -> int:
+def _overlap_chars(end: str, text: str) -> int:
     """How much of the text's beginning already stands at the end of the prompt."""
     for size in range(min(len(end), len(text), 200), 0, -1):
         if end.endswith(text[:size]):

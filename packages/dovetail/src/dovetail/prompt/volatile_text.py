@@ -8,58 +8,58 @@ a user wrote or a tool returned is never touched. `^` and `$` match at every lin
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-_AMOUNT = r"-?\$?\d[\d,.]*[kKmM]?"
-_COUNTERS = (
-    rf"(?:Token usage|USD budget): {_AMOUNT}/{_AMOUNT}; {_AMOUNT} remaining",
+_NUMBER_PATTERN = r"-?\$?\d[\d,.]*[kKmM]?"
+_COUNTER_PATTERNS = (
+    rf"(?:Token usage|USD budget): {_NUMBER_PATTERN}/{_NUMBER_PATTERN}; {_NUMBER_PATTERN} remaining",
     r"Output tokens \S turn: [^\n]{1,80}",
-    rf"(?:Tokens|Context) (?:used|usage|left|remaining): {_AMOUNT}%?(?: ?/ ?{_AMOUNT})?",
-    rf"(?:Used|Remaining) tokens: {_AMOUNT}(?: ?/ ?{_AMOUNT})?",
+    rf"(?:Tokens|Context) (?:used|usage|left|remaining): {_NUMBER_PATTERN}%?(?: ?/ ?{_NUMBER_PATTERN})?",
+    rf"(?:Used|Remaining) tokens: {_NUMBER_PATTERN}(?: ?/ ?{_NUMBER_PATTERN})?",
 )
 
 DEFAULT_PATTERNS: tuple[str, ...] = tuple(
     # A counter alone on its line, or alone in its reminder: then the reminder goes too.
     rf"^(?:<(system-reminder|system_warning)>\s*)?{counter}[ \t]*(?(1)\s*</\1>)$"
-    for counter in _COUNTERS
+    for counter in _COUNTER_PATTERNS
 )
 
-_OPENER = re.compile(r"^[ \t]*<(system-reminder|system_warning)>", re.M)
-_REMINDER_MARK = "<system"
+_REMINDER_OPENER = re.compile(r"^[ \t]*<(system-reminder|system_warning)>", re.M)
+_REMINDER_PREFIX = "<system"
 
 
-class BadPattern(ValueError):
+class InvalidPatternError(ValueError):
     """A pattern that is no regular expression, or one that would match everywhere."""
 
 
-class Volatile:
+class VolatilePatterns:
     """The patterns, compiled."""
 
     __slots__ = ("_patterns",)
 
     def __init__(self, patterns: Iterable[str] = DEFAULT_PATTERNS) -> None:
-        self._patterns = tuple(_compile(pattern) for pattern in patterns)
+        self._patterns = tuple(_compile_pattern(pattern) for pattern in patterns)
 
-    def from_system(self, text: str) -> str:
+    def strip_system(self, text: str) -> str:
         """System text without what varies. The same object where nothing does."""
         for pattern in self._patterns:
-            text = _without(text, list(pattern.finditer(text)))
+            text = _remove_matches(text, list(pattern.finditer(text)))
         return text
 
-    def from_user(self, text: str) -> str:
+    def strip_user(self, text: str) -> str:
         """A user's text without what varies in the reminders inside it."""
-        if _REMINDER_MARK not in text:
+        if _REMINDER_PREFIX not in text:
             return text
         for pattern in self._patterns:
             found = [
-                m for start, end in _reminders(text) for m in pattern.finditer(text, start, end)
+                m for start, end in _find_reminders(text) for m in pattern.finditer(text, start, end)
             ]
-            text = _without(text, found)
+            text = _remove_matches(text, found)
         return text
 
 
-def _reminders(text: str) -> Iterator[tuple[int, int]]:
+def _find_reminders(text: str) -> Iterator[tuple[int, int]]:
     """Where reminders stand. Each closer is looked for once: openers without one are cheap."""
     at, none_left = 0, set[str]()
-    while (opener := _OPENER.search(text, at)) is not None:
+    while (opener := _REMINDER_OPENER.search(text, at)) is not None:
         closer = f"</{opener[1]}>"
         end = -1 if closer in none_left else text.find(closer, opener.end())
         if end < 0:
@@ -70,17 +70,17 @@ def _reminders(text: str) -> Iterator[tuple[int, int]]:
             yield opener.start(), at
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.M)
     except (re.error, OverflowError, RecursionError) as error:
-        raise BadPattern(f"volatile pattern {pattern!r}: {error}") from error
+        raise InvalidPatternError(f"volatile pattern {pattern!r}: {error}") from error
     if compiled.search("") is not None:
-        raise BadPattern(f"volatile pattern {pattern!r}: it matches empty text")
+        raise InvalidPatternError(f"volatile pattern {pattern!r}: it matches empty text")
     return compiled
 
 
-def _without(text: str, found: Sequence[re.Match[str]]) -> str:
+def _remove_matches(text: str, found: Sequence[re.Match[str]]) -> str:
     """The text without the matches. A line that was nothing else goes with its line break."""
     if not found:
         return text

@@ -16,8 +16,8 @@ from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.pipeline.registry import Offered, Relayed, Served, Service
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import Remote, find_remote
@@ -81,7 +81,7 @@ def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
     return Relayed(
         names=config.served_model_name or remote.model.names or (remote.model.name,),
         engine=make_upstream(config, remote),
-        stabilizer=Stabilizer(settings(config).stability),
+        stabilizer=PromptNormalizer(settings(config).stability),
         sealer=Sealer(shared.keyring),
         max_context=config.context_length,
         defaults=default_sampling(config),
@@ -155,7 +155,7 @@ def settings(config: Config) -> Settings:
     """What an operator decides about prompts."""
     return Settings(
         replay=config.replay,
-        stability=Stability(
+        stability=NormalizationOptions(
             strip_preamble=config.strip_anthropic_preamble,
             volatile=(*DEFAULT_PATTERNS, *config.volatile_pattern),
         ),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.pipeline.preparation import Prepared
-from dovetail.prompt.arrange import arrange
-from dovetail.prompt.diagnosis import Diagnosis
+from dovetail.prompt.arrange import order_turns
+from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.rendering_template import RenderError
 from dovetail.watch.decoder import Heard, understand
 from dovetail.watch.exchange import Exchange
@@ -77,7 +77,7 @@ class Analyst:
             heard = understand(exchange, self._memory)
         except InvalidRequest as error:
             return _unread(exchange, str(error))
-        request = arrange(heard.request)
+        request = order_turns(heard.request)
         session = self._sessions.of(request)
         request = named(request, session.name)
         before = session.before(request)
@@ -235,7 +235,7 @@ class Analyst:
         """Why a session's first prompt shares less with others than it could."""
         request, other = pair.natural.request, self._other
         self._other = request
-        gain = pair.prepared.diagnosis.shared - pair.natural.diagnosis.shared
+        gain = pair.prepared.diagnosis.shared_tokens - pair.natural.diagnosis.shared_tokens
         if other is None or gain * pair.scale < _WORTH_TELLING or other.system == request.system:
             return None
         return self._causes.system(other.system, request.system)
@@ -252,9 +252,9 @@ class Analyst:
         return self._loop.run_until_complete(work)
 
 
-def _prefix(diagnosis: Diagnosis, scale: float) -> Prefix:
-    kept = diagnosis.shared if diagnosis.reason == "first" else diagnosis.common
-    return Prefix(round(diagnosis.total * scale), round(kept * scale))
+def _prefix(diagnosis: PrefixReport, scale: float) -> Prefix:
+    kept = diagnosis.shared_tokens if diagnosis.reason == "first" else diagnosis.common_tokens
+    return Prefix(round(diagnosis.total_tokens * scale), round(kept * scale))
 
 
 def _said(heard: Heard) -> Turn | None:

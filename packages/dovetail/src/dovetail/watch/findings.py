@@ -7,11 +7,11 @@ import msgspec
 
 from dovetail.ledger.equivalence import is_same_arguments
 from dovetail.ledger.turn_digest import digest_turn
-from dovetail.prompt.clean import Stability
-from dovetail.prompt.diagnosis import Diagnosis
-from dovetail.prompt.normalization import Stabilizer
+from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.diagnosis import PrefixReport
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.preamble import strip_preamble
-from dovetail.prompt.turn_writer import interleaved
+from dovetail.prompt.turn_writer import is_interleaved
 from dovetail.watch.verdict import Finding
 from dovetail_model import Block, ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 
@@ -22,10 +22,10 @@ class Causes:
     """Finds causes. Holds the rules of what Dovetail would take out."""
 
     def __init__(self) -> None:
-        self._stabilizer = Stabilizer(Stability())
+        self._stabilizer = PromptNormalizer(NormalizationOptions())
 
     def of(
-        self, diagnosis: Diagnosis, before: Request, said: Turn | None, now: Request
+        self, diagnosis: PrefixReport, before: Request, said: Turn | None, now: Request
     ) -> Finding | None:
         """What broke the prefix. `said` is what was answered to the request before."""
         match diagnosis.reason:
@@ -55,7 +55,7 @@ class Causes:
 
     def _clean(self, blocks: Sequence[Block]) -> Sequence[Block]:
         request = Request("", system=tuple(blocks))
-        return self._stabilizer.stabilize(request).system
+        return self._stabilizer.normalize(request).system
 
     def _history(self, before: Request, said: Turn | None, now: Request) -> Finding:
         """The first turn that is not as it was; volatile text in one is told as such."""
@@ -73,7 +73,7 @@ class Causes:
     def _is_volatile(self, was: Turn, here: Turn) -> bool:
         if was.role != here.role:
             return False
-        clean = (self._stabilizer.stabilize(Request("", turns=(turn,))) for turn in (was, here))
+        clean = (self._stabilizer.normalize(Request("", turns=(turn,))) for turn in (was, here))
         first, second = clean
         return (first.turns, first.system) == (second.turns, second.system)
 
@@ -130,7 +130,7 @@ def _same_meaning(said: Turn, copy: Turn, tools: Sequence[ToolSpec]) -> bool:
 def _turn_changed(said: Turn | None, copy: Turn | None) -> Finding:
     """The same words became other tokens: by what the client did, or by the template."""
     found = copy_fault(said, copy) if said is not None and copy is not None else None
-    if found is None and said is not None and copy is not None and interleaved(said):
+    if found is None and said is not None and copy is not None and is_interleaved(said):
         return Finding("regrouped", f"said as {_order(said)}: the template groups it")
     return found or Finding("retokenization")
 
@@ -141,7 +141,7 @@ def copy_fault(said: Turn, copy: Turn) -> Finding | None:
     has = any(isinstance(b, ReasoningBlock) and (b.text or b.seal) for b in copy.blocks)
     if had and not has:
         return Finding("thoughts_not_returned")
-    if interleaved(said) and _kinds(said) != _kinds(copy):
+    if is_interleaved(said) and _kinds(said) != _kinds(copy):
         return Finding("regrouped", f"said as {_order(said)}, sent back as {_order(copy)}")
     if _arguments(said) != _arguments(copy):
         return Finding("rewritten", _arguments_differ(said, copy))

@@ -20,11 +20,11 @@ from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.models.loader import Model
 from dovetail.models.renderers import Renderers
 from dovetail.pipeline.preparation import Prepared, Preparer
-from dovetail.prompt.diagnosis import Diagnosis
-from dovetail.prompt.messages import Conversation, Names, tool_definitions
-from dovetail.prompt.prefix_diagnostics import Doctor, Sighting
+from dovetail.prompt.diagnosis import PrefixReport
+from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
+from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 from dovetail.prompt.rendering_template import RenderError
-from dovetail.prompt.tool_fallback import as_plain_messages
+from dovetail.prompt.tool_fallback import to_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
 from dovetail_tokenizers import Guard
@@ -38,8 +38,8 @@ class Natural:
 
     request: Request
     ids: "array[int]"
-    sighting: Sighting
-    diagnosis: Diagnosis
+    sighting: PromptObservation
+    diagnosis: PrefixReport
 
 
 class NaturalPrompts:
@@ -49,26 +49,26 @@ class NaturalPrompts:
         self._model = model
         self._guard = Guard(model.tokenizer)
         self._renderers = Renderers(model)
-        self._doctor = Doctor(decode=model.tokenizer.decode)
+        self._doctor = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     def ids(self, request: Request) -> "array[int]":
         """The tokens of an arranged request. Raises `RenderError`."""
         model = self._model
         speech = model.tool_speech if request.tools else model.speech
         switches = dict(request.thinking.template_kwargs)
-        conversation = Conversation(speech.facts, _as_it_is, Names(request.tools))
-        messages = conversation.messages(request.system, request.turns)
-        tools = tool_definitions(request.tools, _as_it_is)
+        conversation = MessageBuilder(speech.facts, _as_it_is, ToolNames(request.tools))
+        messages = conversation.build(request.system, request.turns)
+        tools = format_tools(request.tools, _as_it_is)
         try:
             text = speech.template.render(messages, tools, switches=switches)
         except RenderError:  # a template without a place for tools: a server would refuse, or help
-            plain = as_plain_messages(messages, tools, speech.facts, model.tool_parser)
+            plain = to_plain_messages(messages, tools, speech.facts, model.tool_parser)
             text = speech.template.render(plain, switches=switches)
         return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
     def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> Natural:
         """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
-        sighting = Sighting(
+        sighting = PromptObservation(
             session=session,
             harness="",
             ids=ids,
@@ -78,12 +78,12 @@ class NaturalPrompts:
             turns=tuple(digest_turn(turn).digest for turn in request.turns),
             policy_dropped=dropped,
         )
-        return Natural(request, ids, sighting, self._doctor.examine(sighting))
+        return Natural(request, ids, sighting, self._doctor.compare(sighting))
 
     def answered(self, natural: Natural, turn: Turn, ids: Sequence[int]) -> None:
         """What was generated on a prompt."""
         seen = natural.sighting
-        self._doctor.generated(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
+        self._doctor.record_output(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
 
     def spelled(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
         """The tokens of an answer as the template writes it behind its own prompt.
@@ -105,7 +105,7 @@ class NaturalPrompts:
     def drops(self, request: Request, place: int) -> bool:
         """Whether the template drops the thoughts of a turn at this place."""
         renderer = self._renderers.of(bool(request.tools), dict(request.thinking.template_kwargs))
-        return place < renderer.start(request.turns, bool(request.tools))
+        return place < renderer.replay_start(request.turns, bool(request.tools))
 
 
 class ExactPrompts:
@@ -123,7 +123,7 @@ class ExactPrompts:
     def spelled(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
         """The tokens of an answer in the model's notation; None if that cannot write it."""
         end = self._model.tokenizer.decode(prompt[-_TAIL:])
-        text = self._writer.write(turn, Names(request.tools), self._guard.protect, end)
+        text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, end)
         if text is None:
             return None
         stops = self._model.stops

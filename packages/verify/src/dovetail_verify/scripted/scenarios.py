@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.messages import Names
+from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 
@@ -60,14 +60,14 @@ class Notation:
     def write(self, parts: Sequence[Part]) -> str:
         """The model's own text."""
         said = tuple(part.block for part in parts)
-        text = self._writer.write(Turn("assistant", said), Names(()), str, "")
+        text = self._writer.write(Turn("assistant", said), ToolNames(()), str, "")
         if text is None:
             raise ValueError("this family cannot write thoughts and calls in turn")
         return text
 
     @property
     def thought_closing(self) -> str:
-        return self._writer.thought_closing().strip()
+        return self._writer.reasoning_end().strip()
 
 
 def think(text: str) -> Part:

@@ -9,13 +9,13 @@ from dovetail.models.template_probe import message_forms as forms
 from dovetail.models.template_probe import switches as thoughts
 from dovetail.models.template_probe.context import Bench, bench
 from dovetail.models.template_probe.warnings import warnings
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 
 __all__ = ["probe"]
 
 
-def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> Facts:
+def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> TemplateProfile:
     """The facts of a template, with the given switches set.
 
     Raises `RenderError` only for a template that cannot show one user message.
@@ -29,7 +29,7 @@ def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> 
     ids, shows_ids = forms.call_ids(table)
     effort_switch, efforts = thoughts.effort(table, on)
     opener = thoughts.opens_thought(table)
-    facts = Facts(
+    facts = TemplateProfile(
         **forms.shown_parts(table),
         **forms.accepted(table),
         arguments=table.arguments,

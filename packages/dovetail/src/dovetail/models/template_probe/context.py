@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.rendering_template import ChatTemplate, Messages, RenderError
+from dovetail.prompt.rendering_template import ChatTemplate, ChatMessages, RenderError
 
 Message = dict[str, Any]
 
@@ -60,7 +60,7 @@ class Bench:
 
     def render(
         self,
-        messages: Messages,
+        messages: ChatMessages,
         *,
         tools: bool = True,
         generation: bool = True,
@@ -71,7 +71,7 @@ class Bench:
             return self.template.render(
                 messages,
                 self.tools if tools or self.needs_tools else None,
-                generation=generation,
+                add_generation_prompt=generation,
                 switches={**self.switches, **(switches or {})},
             )
         except RenderError:

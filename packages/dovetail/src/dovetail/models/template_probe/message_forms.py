@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dovetail.models.template_probe.context import Bench, Message
-from dovetail.prompt.facts import Kept
+from dovetail.prompt.facts import MessageHandling
 from dovetail.prompt.rendering_template import RenderError
 
 _CONTENT: tuple[Literal["string", "parts"], ...] = ("string", "parts")
@@ -138,7 +138,7 @@ def _trims(bench: Bench) -> bool:
     return text is not None and framed not in text
 
 
-def _system_inside(bench: Bench) -> Kept:
+def _system_inside(bench: Bench) -> MessageHandling:
     """The worst that happens to a system message behind a user turn or a tool result."""
     asked = [bench.user(), bench.says("answer")]
     called = [bench.user(), bench.calls("call"), bench.result("call")]
@@ -149,11 +149,11 @@ def _system_inside(bench: Bench) -> Kept:
     if bench.render(called) is not None:
         places.append(([*called, bench.system()], "result of call"))
     found = [_kept(bench, turns, "system", behind=behind) for turns, behind in places]
-    order: tuple[Kept, ...] = ("refused", "dropped", "kept")
+    order: tuple[MessageHandling, ...] = ("refused", "dropped", "kept")
     return min(found, key=order.index)
 
 
-def _kept(bench: Bench, messages: list[Message], part: str, behind: str = "") -> Kept:
+def _kept(bench: Bench, messages: list[Message], part: str, behind: str = "") -> MessageHandling:
     """What became of a message. One that was moved ahead of its place counts as dropped."""
     text = bench.render(messages)
     if text is None:

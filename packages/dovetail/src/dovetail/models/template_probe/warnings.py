@@ -1,9 +1,9 @@
 """What users should know about a template before they serve with it."""
 
-from dovetail.prompt.facts import Facts
+from dovetail.prompt.facts import TemplateProfile
 
 
-def warnings(facts: Facts) -> tuple[str, ...]:
+def warnings(facts: TemplateProfile) -> tuple[str, ...]:
     """One sentence for each fact that costs something."""
     found = {
         "does not show tools: they are described in the system message": (not facts.renders_tools),
