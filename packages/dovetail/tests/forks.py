@@ -20,9 +20,9 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.recognition import ReplayPolicy
-from dovetail.models.files import Source
-from dovetail.models.loader import Model, Parsers, Speech
-from dovetail.models.template_probe import probe
+from dovetail.models.files import TemplateSource
+from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
+from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.preparation import Prepared, Preparer, Settings
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -85,18 +85,18 @@ def small_model() -> Model:
     """The smallest model that keeps all: one id a byte, thoughts in history, calls as Hermes."""
     tokenizer = ByteTokenizer(CONTROLS)
     template = ChatTemplate(TEMPLATE)
-    speech = Speech(template, probe(template, {}))
+    speech = ProbedTemplate(template, probe_template(template, {}))
     return Model(
         name="small",
         path=Path("small"),
         tokenizer=tokenizer,
-        source=Source({"default": TEMPLATE}),
-        speech=speech,
-        tool_speech=speech,
-        parsers=Parsers("hermes", "qwen3", "flags"),
+        template_source=TemplateSource({"default": TEMPLATE}),
+        chat_template=speech,
+        tool_chat_template=speech,
+        parsers=ModelParsers("hermes", "qwen3", "flags"),
         switches={},
         stop_ids=frozenset({tokenizer.controls[END]}),
-        stops=(END,),
+        stop_strings=(END,),
         context_length=None,
         sampling=Sampling(),
     )

@@ -140,9 +140,9 @@ class CountingStore(MemoryLedgerStore):
 
 def counted(found: Model, counter: Counter) -> Model:
     """The model with everything counted that is done for it."""
-    template = CountingTemplate(found.template.text, found.source.specials)
+    template = CountingTemplate(found.template.text, found.template_source.special_tokens)
     template.counter = counter
-    speech = replace(found.tool_speech, template=template)
+    speech = replace(found.tool_chat_template, template=template)
     tokenizer = CountingTokenizer(found.tokenizer, counter)
     return replace(found, tokenizer=tokenizer, speech=speech, tool_speech=speech)
 
@@ -156,7 +156,7 @@ async def play_long(
     play = Player(
         Preparer(counted(found, counter), ledger, KEY, settings),
         found.tokenizer,
-        found.tokenizer.controls[(pair.stops or found.stops)[0]],
+        found.tokenizer.controls[(pair.stops or found.stop_strings)[0]],
         TurnWriter(found.tool_parser, found.reasoning_parser),
     )
     agent, costs, before = ClaudeCode(), list[Cost](), array("I")

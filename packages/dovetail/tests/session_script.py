@@ -91,7 +91,7 @@ SCRIPT = (
 
 def question(pair: Pair, at: int) -> str:
     """What the user asks before a turn: with the model's own control tokens in it."""
-    stop = model(pair).stops[-1]
+    stop = model(pair).stop_strings[-1]
     return f"Question {at}: what does {stop} mean? {_marker(pair)} e\u0301🦜\n"
 
 
@@ -100,7 +100,7 @@ def result(pair: Pair, at: int, which: int) -> str:
     if (at + which) % 5 == 4:
         return ""
     listing = "\n".join(f"{at}.{which} src/file_{n}.py: {n * 37} bytes" for n in range(12))
-    return f"{listing}\n{model(pair).stops[0]}{_marker(pair)} 漢字\n\n"
+    return f"{listing}\n{model(pair).stop_strings[0]}{_marker(pair)} 漢字\n\n"
 
 
 def _marker(pair: Pair) -> str:
@@ -213,7 +213,7 @@ class Scribe:
 
     def _without_stop(self, text: str, *, calls: bool) -> tuple[str, str]:
         """The text without the token that its writer ends it with, and the one sampled there."""
-        stops = self._model.stops
+        stops = self._model.stop_strings
         for end in (*stops, "<|end|>"):  # gpt-oss samples another one where this is written
             if text.rstrip().endswith(end):
                 cut = text.rstrip().removesuffix(end)

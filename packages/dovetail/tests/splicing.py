@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.models.stop_tokens import KNOWN
-from dovetail.models.template_probe import probe
+from dovetail.models.stop_tokens import KNOWN_STOP_TOKENS
+from dovetail.models.template_probe import probe_template
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -38,7 +38,7 @@ def chat_template(name: str) -> ChatTemplate:
 
 @cache
 def facts_of(name: str) -> TemplateProfile:
-    return probe(chat_template(name), THINKING)
+    return probe_template(chat_template(name), THINKING)
 
 
 def parsers_of(name: str) -> tuple[str | None, str | None]:
@@ -50,7 +50,7 @@ def parsers_of(name: str) -> tuple[str | None, str | None]:
 def controls_of(name: str) -> tuple[list[str], list[str]]:
     """The tokens that end turns, and all control tokens: every tag of the template is one."""
     text = chat_template(name).text
-    ends = [end for end in sorted(KNOWN) if end in text]
+    ends = [end for end in sorted(KNOWN_STOP_TOKENS) if end in text]
     ends += ["<EOS>", *filter(None, [_ENDS.get(name)])]
     return ends, sorted({*_TAG.findall(text), *ends})
 

@@ -11,7 +11,7 @@ from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, pa
 from dovetail.ledger.entry import pack_ids
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
-from dovetail.models.files import CHATML
+from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -129,7 +129,7 @@ def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() 
 def test_a_turn_that_cannot_be_spliced_is_left_to_the_template() -> None:
     """The template does what it never did at load: it is counted, and nothing is lost."""
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
-    broken = ChatTemplate(CHATML.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
+    broken = ChatTemplate(CHATML_TEMPLATE.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
     renderer = PromptRenderer(broken, TemplateProfile(), tokenizer, stops=["<|im_end|>"])
     known = {PLACE: entry("e", generated=pack_ids(tokenizer.encode_plain("Ours.")))}
     request = Request("m", SESSION)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES, TOKENIZERS
 
-from dovetail.models.loader import CatalogError, Model, load_model
+from dovetail.models.loader import ModelLoadError, Model, load_model
 from dovetail_model import Sampling
 
 
@@ -33,13 +33,13 @@ def test_a_folder_with_tokenizer_and_template_alone(folder: Path) -> None:
     model = load_model(folder)
     assert model.name == "Qwen/Qwen3-0.6B"
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", "qwen3")
-    assert model.parsers.by == "model id"
-    assert {"<|im_end|>", "<|endoftext|>"} == set(model.stops)
-    assert {model.tokenizer.controls[stop] for stop in model.stops} == model.stop_ids
+    assert model.parsers.source == "model id"
+    assert {"<|im_end|>", "<|endoftext|>"} == set(model.stop_strings)
+    assert {model.tokenizer.controls[stop] for stop in model.stop_strings} == model.stop_ids
     assert {"<think>", "</think>", "<tool_call>"} <= set(model.tokenizer.controls)
     assert model.facts.keeps_in_loop
     assert model.self_test.ok
-    assert model.speech is model.tool_speech
+    assert model.chat_template is model.tool_chat_template
     assert model.switches == {"enable_thinking": True, "truncate_history_thinking": False}
 
 
@@ -62,7 +62,7 @@ def test_the_window_of_a_nested_config(folder: Path) -> None:
 def test_flags_decide(folder: Path) -> None:
     model = load_model(folder, tool_parser="qwen3_coder")
     assert (model.tool_parser, model.reasoning_parser) == ("qwen3_coder", "qwen3")
-    assert model.parsers.by == "flags"
+    assert model.parsers.source == "flags"
     assert not model.self_test.ok
     assert any("do not fit" in warning for warning in model.warnings)
     bare = load_model(folder, tool_parser="none", reasoning_parser="none")
@@ -84,7 +84,7 @@ def test_a_tool_parser_that_is_its_own_partner(folder: Path) -> None:
     ],
 )
 def test_flags_that_cannot_be(folder: Path, flags: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CatalogError, match=reason):
+    with pytest.raises(ModelLoadError, match=reason):
         load_model(folder, **flags)
 
 
@@ -94,7 +94,7 @@ def test_flags_that_cannot_be(folder: Path, flags: dict[str, Any], reason: str) 
 )
 def test_a_template_that_cannot_be(folder: Path, template: str, reason: str) -> None:
     _write(folder, "chat_template.jinja", template)
-    with pytest.raises(CatalogError, match=reason):
+    with pytest.raises(ModelLoadError, match=reason):
         load_model(folder)
 
 
@@ -107,7 +107,7 @@ def test_two_templates(folder: Path) -> None:
     ]
     _write(folder, "tokenizer_config.json", {**config, "chat_template": listed})
     model = load_model(folder)
-    assert model.speech.template.text == plain
+    assert model.chat_template.template.text == plain
     assert model.facts.renders_tools
 
 
@@ -139,7 +139,7 @@ def test_no_model_there(tmp_path: Path, made: str | None, reason: str) -> None:
         path.write_text("x")
     if made == "folder":
         path.mkdir()
-    with pytest.raises(CatalogError, match=reason):
+    with pytest.raises(ModelLoadError, match=reason):
         load_model(path)
 
 
@@ -153,8 +153,8 @@ def _gguf() -> Model:
 def test_a_gguf_file() -> None:
     model = _gguf()
     assert model.context_length == 8192
-    assert model.source.origin == "GGUF metadata"
-    assert "<|im_end|>" in model.stops
+    assert model.template_source.origin == "GGUF metadata"
+    assert "<|im_end|>" in model.stop_strings
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", None)
     assert not model.facts.renders_tools
     assert model.self_test.ok
@@ -174,5 +174,5 @@ def test_what_ends_a_turn(tmp_path: Path, tokenizer: str, template: str, stops: 
         pytest.skip(f"no tokenizer {tokenizer} at hand: make tokenizers")
     folder = shutil.copytree(TOKENIZERS / tokenizer, tmp_path / "model")
     shutil.copy(TEMPLATES / f"{template}.jinja", folder / "chat_template.jinja")
-    assert stops <= set(load_model(folder).stops)
-    assert "<|end|>" not in load_model(folder).stops
+    assert stops <= set(load_model(folder).stop_strings)
+    assert "<|end|>" not in load_model(folder).stop_strings

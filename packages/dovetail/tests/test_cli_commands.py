@@ -10,7 +10,7 @@ from served import WEIGHTS, qwen_folder
 from typer.testing import CliRunner
 
 from dovetail.cli.main import command_line
-from dovetail.models.weights import BUILT_IN
+from dovetail.models.weights import BUILT_IN_MODELS
 
 RAW = "<think>\nHm.\n</think>\n\nLook.\n\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -116,14 +116,14 @@ def test_tokenize() -> None:
 
 
 def test_models_tells_what_is_fetched(place: Path) -> None:
-    weights = BUILT_IN["smollm2"]
+    weights = BUILT_IN_MODELS["smollm2"]
     (found,) = json.loads(printed("models", "--json"))
-    assert (found["name"], found["licence"]) == ("smollm2", weights.licence)
+    assert (found["name"], found["licence"]) == ("smollm2", weights.license)
     assert (found["context"], found["fetched"]) == (weights.context_length, False)
     shelf = place / "elsewhere" / "models"
     shelf.mkdir(parents=True)
     with (shelf / "smollm2.gguf").open("wb") as file:
-        file.truncate(weights.size)
+        file.truncate(weights.size_bytes)
     (found,) = json.loads(printed("models", "--json", "--data-dir", "elsewhere"))
     assert found["fetched"] is True
     assert "smollm2" in printed("models")

@@ -108,7 +108,7 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
     """Turns that are written in the model's notation, rebuilt from seals or from the client."""
     _, _, agent = await _begun(pair, ClaudeCode)
     controls = model(pair).tokenizer.controls
-    ends = {controls[end] for end in (*model(pair).stops, "<|end|>") if end in controls}
+    ends = {controls[end] for end in (*model(pair).stop_strings, "<|end|>") if end in controls}
     for prepares in (preparer(pair), preparer(pair, OFF)):
         ids = (await player(pair, prepares).prepare(agent)).prompt.ids
         assert [one for one, next in pairwise(ids) if one in ends and next in ends] == []

@@ -36,7 +36,7 @@ def _player(pair: Pair) -> tuple[NotingPlayer, Ledger]:
     require(pair)
     found, ledger = model(pair), Ledger(MemoryLedgerStore())
     preparer = Preparer(found, ledger, KEY)
-    stop = found.tokenizer.controls[(pair.stops or found.stops)[0]]
+    stop = found.tokenizer.controls[(pair.stops or found.stop_strings)[0]]
     return NotingPlayer(preparer, found.tokenizer, stop, scribe(pair).writer), ledger
 
 

@@ -14,7 +14,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
-from dovetail.models.renderers import Renderers
+from dovetail.models.renderers import RendererCache
 from dovetail.pipeline.preparation import Preparer, Settings
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
@@ -118,15 +118,15 @@ def test_what_the_operator_decides(settings: Settings, closed: bool) -> None:
 
 def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -> None:
     served = _model("GLM-4.7")
-    renderers = Renderers(served)
-    usual = renderers.of(True, served.switches)
-    assert usual is renderers.usual
+    renderers = RendererCache(served)
+    usual = renderers.get(True, served.switches)
+    assert usual is renderers.default
     assert not usual.keeps_history(True)
-    kept = renderers.of(True, {**served.switches, **usual.profile.keep_switches})
+    kept = renderers.get(True, {**served.switches, **usual.profile.keep_switches})
     assert kept is not usual
     assert kept.keeps_history(True)
-    assert renderers.of(True, {**served.switches, "unread": 1}) is usual
-    assert renderers.of(True, {**served.switches, **usual.profile.keep_switches}) is kept
+    assert renderers.get(True, {**served.switches, "unread": 1}) is usual
+    assert renderers.get(True, {**served.switches, **usual.profile.keep_switches}) is kept
 
 
 def test_keep_all_keeps_the_thoughts_of_a_finished_loop() -> None:

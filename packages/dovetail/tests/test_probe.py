@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.models.files import CHATML
-from dovetail.models.template_probe import probe
+from dovetail.models.files import CHATML_TEMPLATE
+from dovetail.models.template_probe import probe_template
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 
@@ -20,7 +20,7 @@ THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetim
 
 
 def _probed(name: str, switches: dict[str, Any] = THINKING) -> TemplateProfile:
-    return probe(ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches)
+    return probe_template(ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches)
 
 
 RC = ("reasoning_content",)
@@ -173,17 +173,17 @@ def test_known_facts(name: str) -> None:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_template_can_be_probed(path: Path) -> None:
     template = ChatTemplate(path.read_text(), SPECIALS)
-    facts = probe(template, THINKING)
-    assert facts == probe(template, THINKING)
+    facts = probe_template(template, THINKING)
+    assert facts == probe_template(template, THINKING)
     off = facts.thinking_switches.get(False, {})
-    assert not probe(template, {**THINKING, **off}).opens_thought or not off
+    assert not probe_template(template, {**THINKING, **off}).opens_thought or not off
 
 
 @at_hand
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_an_open_thought_ends_the_prompt(path: Path) -> None:
     template = ChatTemplate(path.read_text(), SPECIALS)
-    opened = probe(template, THINKING).opens_thought
+    opened = probe_template(template, THINKING).opens_thought
     if opened and "tool_use" not in path.stem:
         assert template.render([{"role": "user", "content": "x"}], switches=THINKING).endswith(
             opened
@@ -194,8 +194,8 @@ def test_an_open_thought_ends_the_prompt(path: Path) -> None:
 def test_a_keep_switch_keeps() -> None:
     for path in PATHS:
         template = ChatTemplate(path.read_text(), SPECIALS)
-        keeping = probe(template, THINKING).keep_switches
-        assert not keeping or probe(template, {**THINKING, **keeping}).keeps_at_user, path.stem
+        keeping = probe_template(template, THINKING).keep_switches
+        assert not keeping or probe_template(template, {**THINKING, **keeping}).keeps_at_user, path.stem
 
 
 @at_hand
@@ -207,13 +207,13 @@ def test_the_switches_of_the_probe_count() -> None:
 
 def test_content_in_parts_only() -> None:
     text = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}\n{% endfor %}"
-    facts = probe(ChatTemplate(text))
+    facts = probe_template(ChatTemplate(text))
     assert facts.content == "parts"
     assert facts.warnings
 
 
 def test_chatml() -> None:
-    facts = probe(ChatTemplate(CHATML))
+    facts = probe_template(ChatTemplate(CHATML_TEMPLATE))
     assert (facts.system, facts.developer, facts.keeps_plain) == ("kept", "kept", True)
     assert (facts.renders_tools, facts.renders_calls) == (False, False)
     assert facts.renders_results
@@ -230,4 +230,4 @@ def test_chatml() -> None:
 )
 def test_a_template_that_shows_no_message_is_refused(text: str, reason: str) -> None:
     with pytest.raises(RenderError, match=reason):
-        probe(ChatTemplate(text))
+        probe_template(ChatTemplate(text))

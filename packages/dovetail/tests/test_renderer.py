@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dovetail.models.files import CHATML
+from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -12,12 +12,12 @@ from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, To
 from dovetail_tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(["<|im_start|>", "<|im_end|>", "<think>", "</think>"])
-STRIPS = CHATML.replace("message['content'] or ''", "message['content'].split('</think>')[-1]")
+STRIPS = CHATML_TEMPLATE.replace("message['content'] or ''", "message['content'].split('</think>')[-1]")
 FIELDS = ("reasoning_content",)
 
 
 def _renderer(
-    facts: TemplateProfile, *, template: str = CHATML, reasoning_parser: str | None = "qwen3"
+    facts: TemplateProfile, *, template: str = CHATML_TEMPLATE, reasoning_parser: str | None = "qwen3"
 ) -> PromptRenderer:
     return PromptRenderer(
         ChatTemplate(template),
@@ -36,7 +36,7 @@ class Case:
     facts: TemplateProfile
     with_tools: bool
     without: bool
-    template: str = CHATML
+    template: str = CHATML_TEMPLATE
     reasoning_parser: str | None = "qwen3"
 
 
@@ -97,7 +97,7 @@ def test_heads_are_told_apart_by_what_they_say() -> None:
 
 
 def test_only_switches_that_are_read_count() -> None:
-    renderer = _renderer(TemplateProfile(), template=CHATML + "{{ mood }}")
+    renderer = _renderer(TemplateProfile(), template=CHATML_TEMPLATE + "{{ mood }}")
     plain = renderer.digest_head(Request("m"), {})
     assert renderer.digest_head(Request("m"), {"unread": 1}) == plain
     moody = renderer.digest_head(Request("m"), {"mood": "good"})
@@ -113,7 +113,7 @@ def test_rebuilt_blocks_are_protected() -> None:
     assert ids is not None
     assert TOKENIZER.controls["<|im_end|>"] not in ids
     assert TOKENIZER.decode(ids).count("<|im_end|>") == 2
-    alone = PromptRenderer(ChatTemplate(CHATML), TemplateProfile(), TOKENIZER)
+    alone = PromptRenderer(ChatTemplate(CHATML_TEMPLATE), TemplateProfile(), TOKENIZER)
     assert alone.encode_blocks((ReasoningBlock("Hm."),), (), [], "") is None
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.models.files import CHATML
-from dovetail.models.self_test import Pairing, SelfTest, self_test
-from dovetail.models.template_probe import probe
+from dovetail.models.files import CHATML_TEMPLATE
+from dovetail.models.self_test import TemplatePairing, SelfTestReport, run_self_test
+from dovetail.models.template_probe import probe_template
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_parsers import resolve
 
@@ -25,9 +25,9 @@ EXCUSED = {
 }
 
 
-def _tested(name: str, tool: str | None, reasoning: str | None) -> SelfTest:
+def _tested(name: str, tool: str | None, reasoning: str | None) -> SelfTestReport:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS)
-    return self_test(Pairing(template, probe(template, THINKING), tool, reasoning, THINKING))
+    return run_self_test(TemplatePairing(template, probe_template(template, THINKING), tool, reasoning, THINKING))
 
 
 @at_hand
@@ -73,7 +73,7 @@ def test_a_refusal_is_told() -> None:
 
 
 def test_a_template_without_tools_passes_in_hermes_form() -> None:
-    template = ChatTemplate(CHATML)
-    result = self_test(Pairing(template, probe(template), "hermes"))
+    template = ChatTemplate(CHATML_TEMPLATE)
+    result = run_self_test(TemplatePairing(template, probe_template(template), "hermes"))
     assert result.ok
     assert {outcome.shape for outcome in result.outcomes} >= {"answer", "call", "two calls"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.models.files import CHATML, SourceError, folder_source, gguf_source
-from dovetail.models.template_probe import probe
+from dovetail.models.files import CHATML_TEMPLATE, ModelFilesError, read_folder_templates, read_gguf_templates
+from dovetail.models.template_probe import probe_template
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.tool_fallback import (
@@ -36,14 +36,14 @@ def test_a_template_in_the_tokenizer_config(tmp_path: Path) -> None:
         "pad_token": None,
         "add_bos_token": True,
     }
-    source = folder_source(_folder(tmp_path, tokenizer_config_json=config))
+    source = read_folder_templates(_folder(tmp_path, tokenizer_config_json=config))
     assert (source.default, source.for_tools, source.origin) == ("T", "T", "tokenizer_config.json")
-    assert source.specials == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert source.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def test_named_templates(tmp_path: Path) -> None:
     listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]
-    source = folder_source(_folder(tmp_path, tokenizer_config_json={"chat_template": listed}))
+    source = read_folder_templates(_folder(tmp_path, tokenizer_config_json={"chat_template": listed}))
     assert (source.default, source.for_tools) == ("D", "U")
 
 
@@ -55,12 +55,12 @@ def test_files_come_before_the_config(tmp_path: Path) -> None:
         additional_chat_templates__tool_use_jinja="U",
         chat_template_json={"chat_template": "older"},
     )
-    source = folder_source(folder)
+    source = read_folder_templates(folder)
     assert (source.default, source.for_tools, source.origin) == ("D", "U", "chat_template.jinja")
 
 
 def test_the_old_processor_file(tmp_path: Path) -> None:
-    source = folder_source(_folder(tmp_path, chat_template_json={"chat_template": "P"}))
+    source = read_folder_templates(_folder(tmp_path, chat_template_json={"chat_template": "P"}))
     assert (source.default, source.origin) == ("P", "chat_template.json")
 
 
@@ -70,35 +70,35 @@ def test_special_tokens_of_the_old_map(tmp_path: Path) -> None:
         special_tokens_map_json={"bos_token": "<old>", "eos_token": {"content": "<e>"}},
         tokenizer_config_json={"bos_token": "<new>", "chat_template": "T"},
     )
-    assert folder_source(folder).specials == {"bos_token": "<new>", "eos_token": "<e>"}
+    assert read_folder_templates(folder).special_tokens == {"bos_token": "<new>", "eos_token": "<e>"}
 
 
 def test_the_users_own_template_wins(tmp_path: Path) -> None:
     folder = _folder(tmp_path, chat_template_jinja="D", mine_jinja="M", tokenizer_config_json={})
     mine = folder / "mine.jinja"
-    assert folder_source(folder, mine).default == "M"
-    assert gguf_source({"tokenizer.chat_template": "G"}, mine).default == "M"
-    with pytest.raises(SourceError, match=r"missing\.jinja"):
-        folder_source(folder, folder / "missing.jinja")
+    assert read_folder_templates(folder, mine).default == "M"
+    assert read_gguf_templates({"tokenizer.chat_template": "G"}, mine).default == "M"
+    with pytest.raises(ModelFilesError, match=r"missing\.jinja"):
+        read_folder_templates(folder, folder / "missing.jinja")
 
 
 def test_no_template_is_chatml_with_a_warning(tmp_path: Path) -> None:
-    source = folder_source(tmp_path)
-    assert source.default == CHATML
+    source = read_folder_templates(tmp_path)
+    assert source.default == CHATML_TEMPLATE
     assert source.warnings
-    shown = ChatTemplate(CHATML).render([{"role": "user", "content": "hi"}])
+    shown = ChatTemplate(CHATML_TEMPLATE).render([{"role": "user", "content": "hi"}])
     assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
-    with pytest.raises(SourceError, match=r"tokenizer_config\.json"):
-        folder_source(tmp_path)
+    with pytest.raises(ModelFilesError, match=r"tokenizer_config\.json"):
+        read_folder_templates(tmp_path)
 
 
 def test_gguf_metadata() -> None:
-    source = gguf_source(
+    source = read_gguf_templates(
         {
             "tokenizer.chat_template": "D",
             "tokenizer.chat_template.tool_use": "U",
@@ -110,8 +110,8 @@ def test_gguf_metadata() -> None:
         }
     )
     assert source.templates == {"default": "D", "tool_use": "U"}
-    assert source.specials == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert gguf_source({}).default == CHATML
+    assert source.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert read_gguf_templates({}).default == CHATML_TEMPLATE
 
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -167,5 +167,5 @@ def test_what_a_template_shows_is_left_to_it() -> None:
 @pytest.mark.parametrize("name", ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"])
 def test_templates_without_tools_render_it(name: str) -> None:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), {"bos_token": "<BOS>"})
-    text = template.render(to_plain_messages(TALK, [TOOL], probe(template)))
+    text = template.render(to_plain_messages(TALK, [TOOL], probe_template(template)))
     assert all(part in text for part in ("<tools>", "<tool_call>", "a tree", "a bush"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.models.thinking import USUAL, merged, switches
+from dovetail.models.thinking import DEFAULT_SWITCHES, merge_thinking, resolve_switches
 from dovetail.prompt.facts import TemplateProfile
 from dovetail_model import Thinking
 
@@ -22,7 +22,7 @@ OFF = {"enable_thinking": False, "thinking_mode": "off"}
 
 
 def _switches(thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any) -> dict[str, Any]:  # noqa: B008
-    return switches(thinking, facts, **more)
+    return resolve_switches(thinking, facts, **more)
 
 
 def test_without_a_parser_the_template_decides() -> None:
@@ -30,7 +30,7 @@ def test_without_a_parser_the_template_decides() -> None:
 
 
 def test_what_is_usual_with_a_reasoning_parser() -> None:
-    assert _switches(reasoning_parser="qwen3") == USUAL
+    assert _switches(reasoning_parser="qwen3") == DEFAULT_SWITCHES
     assert _switches(Thinking(enabled=False), reasoning_parser="qwen3") == OFF
     assert _switches(reasoning_parser="qwen3", default_mode="disabled") == OFF
 
@@ -95,11 +95,11 @@ def test_a_switch_that_is_an_effort() -> None:
 
 def test_silence_means_what_was_said() -> None:
     said = Thinking(enabled=True, effort="high", keep="all", template_kwargs={"a": 1})
-    assert merged(None, said) == said
-    assert merged(said, Thinking()) == said
-    assert merged(said, Thinking(effort="low")).effort == "low"
-    assert merged(said, Thinking(enabled=False)).enabled is False
-    assert merged(None, Thinking()) == Thinking()
+    assert merge_thinking(None, said) == said
+    assert merge_thinking(said, Thinking()) == said
+    assert merge_thinking(said, Thinking(effort="low")).effort == "low"
+    assert merge_thinking(said, Thinking(enabled=False)).enabled is False
+    assert merge_thinking(None, Thinking()) == Thinking()
 
 
 THOUGHTS = st.builds(
@@ -115,6 +115,6 @@ THOUGHTS = st.builds(
 def test_silent_turns_never_change_the_switches(said: list[Thinking]) -> None:
     line: Thinking | None = None
     for thinking in said:
-        line = merged(line, thinking)
+        line = merge_thinking(line, thinking)
     assert line is not None
-    assert _switches(merged(line, Thinking())) == _switches(line)
+    assert _switches(merge_thinking(line, Thinking())) == _switches(line)

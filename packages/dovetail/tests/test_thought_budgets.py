@@ -16,8 +16,8 @@ from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHea
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.models.loader import Model, Parsers, Speech
-from dovetail.models.template_probe import probe
+from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
+from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.preparation import Preparer
 from dovetail.pipeline.registry import Served
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -69,7 +69,7 @@ ASKED = Turn("user", (TextBlock("Is it so?"),))
 def _model(pair: Pair) -> Model:
     tokenizer = ByteTokenizer(("<|im_start|>", "<|im_end|>"))
     stop = tokenizer.controls["<|im_end|>"]
-    parsers = Parsers(*pair, "test")
+    parsers = ModelParsers(*pair, "test")
     return replace(demo_model(), tokenizer=tokenizer, parsers=parsers, stop_ids=frozenset({stop}))
 
 
@@ -88,7 +88,7 @@ class Thinker:
         self._tokenizer = model.tokenizer
         self._stop = min(model.stop_ids)
         opening, closing = _frame(pair)
-        self.closing = list(model.thought_closing)
+        self.closing = list(model.reasoning_end_ids)
         self._whole = self._tokenizer.encode(opening + thought + closing + ANSWER)
         self._answer = self._tokenizer.encode(ANSWER)
         self.asked: list[EngineRequest] = []
@@ -193,7 +193,7 @@ def test_a_thought_that_begins_a_closing_for_ever_is_closed(pair: Pair) -> None:
     budget = len(opening) + 8
     half = closing.decode().strip()[:1]
     told = Told(pair, half * 500, budget, 1000)
-    if not told.model.thought_closing:
+    if not told.model.reasoning_end_ids:
         pytest.skip("nothing is known that closes a thought of this family")
     message = asyncio.run(told.tell())
     assert _said(message)[1] == ANSWER
@@ -206,7 +206,7 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
     template = ChatTemplate(
         LAST_USER + TEMPLATE.replace(f"if {shown}", f"if loop.index0 > ns.at and {shown}")
     )
-    speech = Speech(template, probe(template))
+    speech = ProbedTemplate(template, probe_template(template))
     pair = NOTATIONS["<think>\n", "\n</think>\n\n"]
     model = replace(_model(pair), speech=speech, tool_speech=speech)
 

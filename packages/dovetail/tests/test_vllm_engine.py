@@ -16,8 +16,8 @@ from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engi
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.discovery import PROBES
-from dovetail.models.engines_files import find_files
-from dovetail.models.weights import WeightsError
+from dovetail.models.engines_files import find_tokenizer_files
+from dovetail.models.weights import ModelUnavailableError
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
@@ -239,16 +239,16 @@ def test_where_a_models_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     here = model_folder(tmp_path / "here")
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert find_files(RemoteModel("m", root=str(here))) == here
-    assert find_files(RemoteModel("m", root="org/name")) == cached
-    assert find_files(RemoteModel("org/name")) == cached
-    assert find_files(RemoteModel("org/name", root="/on/another/machine")) == cached
-    assert find_files(RemoteModel("m", root=str(here)), "org/name") == cached
-    with pytest.raises(WeightsError, match=r"--tokenizer .*empty has no tokenizer"):
-        find_files(RemoteModel("m"), str(empty))
+    assert find_tokenizer_files(RemoteModel("m", root=str(here))) == here
+    assert find_tokenizer_files(RemoteModel("m", root="org/name")) == cached
+    assert find_tokenizer_files(RemoteModel("org/name")) == cached
+    assert find_tokenizer_files(RemoteModel("org/name", root="/on/another/machine")) == cached
+    assert find_tokenizer_files(RemoteModel("m", root=str(here)), "org/name") == cached
+    with pytest.raises(ModelUnavailableError, match=r"--tokenizer .*empty has no tokenizer"):
+        find_tokenizer_files(RemoteModel("m"), str(empty))
 
 
 def test_files_that_are_not_here_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteModel("my-model", root="/on/another/machine")
-    with pytest.raises(WeightsError, match=r"Pass --tokenizer with a folder .*/on/another/machine"):
-        find_files(remote)
+    with pytest.raises(ModelUnavailableError, match=r"Pass --tokenizer with a folder .*/on/another/machine"):
+        find_tokenizer_files(remote)

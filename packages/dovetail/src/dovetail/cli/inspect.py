@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.loading import load
-from dovetail.models.loader import CatalogError, Model
-from dovetail.models.self_test import Outcome
-from dovetail.models.weights import WeightsError
+from dovetail.models.loader import ModelLoadError, Model
+from dovetail.models.self_test import SelfTestOutcome
+from dovetail.models.weights import ModelUnavailableError
 from dovetail.prompt.facts import TemplateProfile
 
 
@@ -52,7 +52,7 @@ def inspect(
             reasoning_parser=reasoning_parser,
             custom_template=custom_jinja_template,
         )
-    except (CatalogError, WeightsError) as error:
+    except (ModelLoadError, ModelUnavailableError) as error:
         typer.echo(f"dovetail inspect: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
@@ -69,12 +69,12 @@ def report(model: Model) -> dict[str, Any]:
         "fingerprint": model.fingerprint,
         "context_length": model.context_length,
         "tokenizer": {"size": model.tokenizer.size, "controls": len(model.tokenizer.controls)},
-        "template": {"source": model.source.origin, "names": sorted(model.source.templates)},
+        "template": {"source": model.template_source.origin, "names": sorted(model.template_source.templates)},
         "tool_parser": model.tool_parser,
         "reasoning_parser": model.reasoning_parser,
-        "parsers_by": model.parsers.by,
+        "parsers_by": model.parsers.source,
         "switches": dict(model.switches),
-        "stops": {"tokens": list(model.stops), "ids": sorted(model.stop_ids)},
+        "stops": {"tokens": list(model.stop_strings), "ids": sorted(model.stop_ids)},
         "sampling": msgspec.to_builtins(model.sampling),
         "facts": _plain(model.facts),
         "self_test": {
@@ -111,14 +111,14 @@ def _table(model: Model) -> Table:
 def _files(model: Model) -> dict[str, str]:
     token = model.tokenizer
     window = f"{model.context_length:,} tokens" if model.context_length else "not stated"
-    names = ", ".join(model.source.templates)
+    names = ", ".join(model.template_source.templates)
     sampling = {f: getattr(model.sampling, f) for f in _SAMPLING}
     return {
         "path": str(model.path),
         "tokenizer": f"{token.size:,} tokens, {len(token.controls)} of them control tokens",
-        "template": f"{model.source.origin} ({names})",
+        "template": f"{model.template_source.origin} ({names})",
         "window": window,
-        "ends a turn": "  ".join(model.stops) or "nothing known",
+        "ends a turn": "  ".join(model.stop_strings) or "nothing known",
         "sampling": _switches({f: v for f, v in sampling.items() if v is not None})
         or "no defaults",
         "fingerprint": model.fingerprint,
@@ -170,7 +170,7 @@ def _on_off(facts: TemplateProfile) -> str:
 def _pairing(model: Model) -> dict[str, str]:
     parsers = model.parsers
     rows = {
-        "tool parser": f"{parsers.tool or 'none'} (by {parsers.by})",
+        "tool parser": f"{parsers.tool or 'none'} (by {parsers.source})",
         "reasoning parser": parsers.reasoning or "none",
         "switches": _switches(model.switches) or "none",
         "self-test": "passed" if model.self_test.ok else "FAILED",
@@ -178,7 +178,7 @@ def _pairing(model: Model) -> dict[str, str]:
     return rows | {f"  {o.shape}": _outcome(o) for o in model.self_test.outcomes}
 
 
-def _outcome(outcome: Outcome) -> str:
+def _outcome(outcome: SelfTestOutcome) -> str:
     if outcome.refused:
         return f"refused by the template: {outcome.refused}"
     lines = [f"lost {item}" for item in outcome.lost] + [f"leaked {i}" for i in outcome.leaked]

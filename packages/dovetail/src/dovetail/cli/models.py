@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.models.weights import BUILT_IN, Weights
+from dovetail.models.weights import BUILT_IN_MODELS, BuiltInModel
 from dovetail.settings.installation import default_data_dir
 from dovetail_parsers import families
 
@@ -42,19 +42,19 @@ def _built_in(folder: Path) -> Rows:
     return [
         {
             "name": weights.name,
-            "download_mb": round(weights.download / 1e6),
+            "download_mb": round(weights.download_bytes / 1e6),
             "context": weights.context_length,
-            "licence": weights.licence,
+            "licence": weights.license,
             "fetched": _is_fetched(weights, folder),
-            "about": weights.about,
+            "about": weights.description,
         }
-        for weights in BUILT_IN.values()
+        for weights in BUILT_IN_MODELS.values()
     ]
 
 
-def _is_fetched(weights: Weights, folder: Path) -> bool:
+def _is_fetched(weights: BuiltInModel, folder: Path) -> bool:
     file = folder / "models" / f"{weights.name}.gguf"
-    return file.is_file() and file.stat().st_size == weights.size
+    return file.is_file() and file.stat().st_size == weights.size_bytes
 
 
 def _families() -> Rows:

@@ -14,8 +14,8 @@ from dovetail.cli.loading import load
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.models.loader import CatalogError, Model
-from dovetail.models.weights import WeightsError
+from dovetail.models.loader import ModelLoadError, Model
+from dovetail.models.weights import ModelUnavailableError
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.server.kept import TURNS, open_keyring, open_ledger
 from dovetail.settings.config import Config
@@ -53,7 +53,7 @@ def render(  # noqa: PLR0913 - each is a flag
     try:
         loaded = load(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
         prepared = asyncio.run(_prepare(loaded, request.read_bytes(), api, data_dir))
-    except (CatalogError, WeightsError, DovetailError, OSError) as error:
+    except (ModelLoadError, ModelUnavailableError, DovetailError, OSError) as error:
         typer.echo(f"dovetail render: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from dovetail.cli.loading import load
-from dovetail.models.loader import CatalogError
-from dovetail.models.weights import WeightsError
+from dovetail.models.loader import ModelLoadError
+from dovetail.models.weights import ModelUnavailableError
 
 
 def tokenize(
@@ -26,7 +26,7 @@ def tokenize(
     """Print the tokens of a text, one a line: id, what it stands for, `control` if it is one."""
     try:
         tokenizer = load(model).tokenizer
-    except (CatalogError, WeightsError) as error:
+    except (ModelLoadError, ModelUnavailableError) as error:
         typer.echo(f"dovetail tokenize: {error}", err=True)
         raise typer.Exit(1) from error
     given = sys.stdin.read() if text is None else text

@@ -16,8 +16,8 @@ from rich.console import Console
 from dovetail.cli.errors import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
-from dovetail.models.loader import CatalogError
-from dovetail.models.weights import WeightsError, find_model
+from dovetail.models.loader import ModelLoadError
+from dovetail.models.weights import ModelUnavailableError, find_model
 from dovetail.net.http_client import Endpoint
 from dovetail.server.build import build
 from dovetail.server.http_server import server, until_started
@@ -97,7 +97,7 @@ def watch(  # noqa: PLR0913 - each is a flag
             _replay(replay, flags)
         else:
             _watch(flags, fix)
-    except (CatalogError, DovetailError, EngineSetupError, WeightsError) as error:
+    except (ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
         fail("watch", str(error))
     except (OSError, RecordingError, ValueError) as error:
         fail("watch", str(error))

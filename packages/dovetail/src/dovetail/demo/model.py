@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dovetail.models.files import Source
-from dovetail.models.loader import Model, Parsers, Speech
-from dovetail.models.template_probe import probe
+from dovetail.models.files import TemplateSource
+from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
+from dovetail.models.template_probe import probe_template
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
@@ -39,18 +39,18 @@ def demo_model() -> Model:
     """A model that keeps its thoughts and writes calls as Qwen3-Coder does."""
     tokenizer = ByteTokenizer(CONTROLS)
     template = ChatTemplate(TEMPLATE)
-    speech = Speech(template, probe(template))
+    speech = ProbedTemplate(template, probe_template(template))
     return Model(
         name="demo",
         path=Path("demo"),
         tokenizer=tokenizer,
-        source=Source({"default": TEMPLATE}, {}, "demo"),
-        speech=speech,
-        tool_speech=speech,
-        parsers=Parsers("qwen3_coder", "qwen3", "demo"),
+        template_source=TemplateSource({"default": TEMPLATE}, {}, "demo"),
+        chat_template=speech,
+        tool_chat_template=speech,
+        parsers=ModelParsers("qwen3_coder", "qwen3", "demo"),
         switches={},
         stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
-        stops=("<|im_end|>",),
+        stop_strings=("<|im_end|>",),
         context_length=32768,
         sampling=Sampling(),
     )

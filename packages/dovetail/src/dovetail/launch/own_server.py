@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.models.weights import BUILT_IN
+from dovetail.models.weights import BUILT_IN_MODELS
 from dovetail.server.build import DEFAULT_MODEL
 from dovetail.settings.config import Config
 from dovetail.settings.sources import ENV_PREFIX, SECRET_SETTINGS, LoadedConfig
@@ -42,9 +42,9 @@ def secrets_of(settings: LoadedConfig) -> dict[str, str]:
 def window_of_built_in(config: Config, model: str | None) -> tuple[str, int] | None:
     """The model that would be served and its window, where it is known without fetching it."""
     named = model or config.model or DEFAULT_MODEL
-    if config.engine_url or config.models or named not in BUILT_IN:
+    if config.engine_url or config.models or named not in BUILT_IN_MODELS:
         return None
-    window = BUILT_IN[named].context_length
+    window = BUILT_IN_MODELS[named].context_length
     return named, min(window, config.context_length or window)
 
 

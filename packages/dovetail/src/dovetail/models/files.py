@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 #: For a model that brings no template. Most models that were tuned without one know this form.
-CHATML = (
+CHATML_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}<|im_end|>\n"
     "{% endfor %}"
@@ -20,16 +20,16 @@ CHATML = (
 )
 
 
-class SourceError(Exception):
+class ModelFilesError(Exception):
     """A model's files are missing or cannot be read."""
 
 
 @dataclass(frozen=True)
-class Source:
+class TemplateSource:
     """The text of a model's templates by name, and the special tokens that they may name."""
 
     templates: Mapping[str, str]
-    specials: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -44,39 +44,39 @@ class Source:
         return self.templates.get("tool_use") or self.default
 
 
-def folder_source(folder: Path, custom: Path | None = None) -> Source:
+def read_folder_templates(folder: Path, custom: Path | None = None) -> TemplateSource:
     """The templates of a model folder, or the one that the user names instead."""
     config = read_json(folder / "tokenizer_config.json") or {}
     legacy = read_json(folder / "special_tokens_map.json") or {}
-    specials = {**_specials(legacy), **_specials(config)}
+    specials = {**_read_special_tokens(legacy), **_read_special_tokens(config)}
     if (folder / "tekken.json").is_file():  # says nothing of its own, and never differs
         specials = {"bos_token": "<s>", "eos_token": "</s>", **specials}
     if custom is not None:
-        return _custom(custom, specials)
+        return _read_custom_template(custom, specials)
     processor = read_json(folder / "chat_template.json") or {}
     found = (
-        (_jinja_files(folder), "chat_template.jinja"),
-        (_named(config.get("chat_template")), "tokenizer_config.json"),
-        (_named(processor.get("chat_template")), "chat_template.json"),
+        (_read_jinja_files(folder), "chat_template.jinja"),
+        (_templates_by_name(config.get("chat_template")), "tokenizer_config.json"),
+        (_templates_by_name(processor.get("chat_template")), "chat_template.json"),
     )
     for templates, origin in found:
         if templates:
-            return Source(templates, specials, origin)
-    return _plain(specials)
+            return TemplateSource(templates, specials, origin)
+    return _chatml_fallback(specials)
 
 
-def gguf_source(metadata: Mapping[str, Any], custom: Path | None = None) -> Source:
+def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None) -> TemplateSource:
     """The templates in the metadata of a GGUF file, or the one that the user names instead."""
-    specials = _gguf_specials(metadata)
+    specials = _read_gguf_special_tokens(metadata)
     if custom is not None:
-        return _custom(custom, specials)
+        return _read_custom_template(custom, specials)
     key = "tokenizer.chat_template"
     templates = {
         name[len(key) + 1 :] or "default": text
         for name, text in metadata.items()
         if (name == key or name.startswith(key + ".")) and isinstance(text, str) and text
     }
-    return Source(templates, specials, "GGUF metadata") if templates else _plain(specials)
+    return TemplateSource(templates, specials, "GGUF metadata") if templates else _chatml_fallback(specials)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -86,32 +86,32 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
+        raise ModelFilesError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise SourceError(f"{path} does not hold a JSON object")
+        raise ModelFilesError(f"{path} does not hold a JSON object")
     return value
 
 
-def _custom(path: Path, specials: Mapping[str, str]) -> Source:
+def _read_custom_template(path: Path, special_tokens: Mapping[str, str]) -> TemplateSource:
     try:
-        return Source({"default": path.read_text(encoding="utf-8")}, specials, str(path))
+        return TemplateSource({"default": path.read_text(encoding="utf-8")}, special_tokens, str(path))
     except (OSError, ValueError) as error:
-        raise SourceError(f"the template {path} cannot be read: {error}") from error
+        raise ModelFilesError(f"the template {path} cannot be read: {error}") from error
 
 
-def _plain(specials: Mapping[str, str]) -> Source:
+def _chatml_fallback(special_tokens: Mapping[str, str]) -> TemplateSource:
     warning = "the model brings no chat template: plain ChatML is used, which it may not know"
-    return Source({"default": CHATML}, specials, "built-in ChatML", (warning,))
+    return TemplateSource({"default": CHATML_TEMPLATE}, special_tokens, "built-in ChatML", (warning,))
 
 
-def _jinja_files(folder: Path) -> dict[str, str]:
+def _read_jinja_files(folder: Path) -> dict[str, str]:
     default = folder / "chat_template.jinja"
     files = {"default": default} if default.is_file() else {}
     files |= {p.stem: p for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
 
 
-def _named(value: object) -> dict[str, str]:
+def _templates_by_name(value: object) -> dict[str, str]:
     """A template as a string, as a list of named ones, or as an object of them."""
     if isinstance(value, str):
         return {"default": value} if value else {}
@@ -123,7 +123,7 @@ def _named(value: object) -> dict[str, str]:
     return {}
 
 
-def _specials(config: Mapping[str, Any]) -> dict[str, str]:
+def _read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Every `..._token`: a plain string, or an object whose content it is."""
     found: dict[str, str] = {}
     for name, value in config.items():
@@ -133,7 +133,7 @@ def _specials(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _gguf_specials(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _read_gguf_special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     tokens = metadata.get("tokenizer.ggml.tokens") or ()
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
     found: dict[str, str] = {}

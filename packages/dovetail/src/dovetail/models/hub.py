@@ -13,28 +13,28 @@ from importlib.util import find_spec
 from pathlib import Path
 
 #: `organisation/name`, and which of its GGUF files: `organisation/name:Q4_K_M`.
-HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<which>[\w.-]+))?")
-PATIENCE = 5.0  # seconds for the hub to say what a model has
-WEIGHT_FILES = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
+HUB_ID_PATTERN = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<which>[\w.-]+))?")
+HUB_TIMEOUT_SECONDS = 5.0  # seconds for the hub to say what a model has
+WEIGHT_FILE_PATTERNS = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
 
 
-def from_hub(name: str) -> Path:
+def resolve_hub_model(name: str) -> Path:
     """The file or folder of a model. Raises `LookupError` with what can be done."""
-    match = HUB_ID.fullmatch(name)
+    match = HUB_ID_PATTERN.fullmatch(name)
     if match is None:
         raise LookupError(f"{name!r} is not an id of the hub: organisation/name is wanted")
     id, which = match["id"], match["which"]
-    cached = cached_model(id)
+    cached = find_cached_model(id)
     if cached is not None:
         files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf"))
         if not files and which is None:
             return cached
-        if files and (which is None or any(_is(which, file) for file in files)):
-            return cached / _choose(id, which, files)
+        if files and (which is None or any(_matches_variant(which, file) for file in files)):
+            return cached / _select_gguf_file(id, which, files)
     return _download(id, which)
 
 
-def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+def hub_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
     """Where the hub's own tools keep what they downloaded."""
     named = os.environ if environment is None else environment
     if folder := named.get("HF_HUB_CACHE"):
@@ -45,9 +45,9 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def cached_model(id: str) -> Path | None:
+def find_cached_model(id: str) -> Path | None:
     """The newest snapshot of a model, preferably the one that `main` names."""
-    repository = cache_folder() / f"models--{id.replace('/', '--')}"
+    repository = hub_cache_dir() / f"models--{id.replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text(encoding="ascii").strip()
     except OSError:
@@ -58,7 +58,7 @@ def cached_model(id: str) -> Path | None:
     return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _download(id: str, which: str | None) -> Path:
+def _download(id: str, variant: str | None) -> Path:
     if find_spec("huggingface_hub") is None:
         raise LookupError(
             f"{id} is not on this machine. With a network, pip install huggingface_hub lets "
@@ -68,11 +68,11 @@ def _download(id: str, which: str | None) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells every retry twice
     try:
         # Asked for like this, an unreachable hub is told at once; its other calls try for long.
-        found = hub.model_info(id, timeout=PATIENCE).siblings or ()
+        found = hub.model_info(id, timeout=HUB_TIMEOUT_SECONDS).siblings or ()
         files = [one.rfilename for one in found if one.rfilename.endswith(".gguf")]
-        if files or which is not None:
-            return Path(hub.hf_hub_download(id, _choose(id, which, files)))
-        return Path(hub.snapshot_download(id, ignore_patterns=WEIGHT_FILES))
+        if files or variant is not None:
+            return Path(hub.hf_hub_download(id, _select_gguf_file(id, variant, files)))
+        return Path(hub.snapshot_download(id, ignore_patterns=WEIGHT_FILE_PATTERNS))
     except LookupError:
         raise
     except Exception as fault:  # the hub's package has its own errors, and those of its client
@@ -84,21 +84,21 @@ def _download(id: str, which: str | None) -> Path:
         ) from fault
 
 
-def _choose(id: str, which: str | None, files: Sequence[str]) -> str:
-    fitting = [file for file in files if which is None or _is(which, file)]
+def _select_gguf_file(id: str, variant: str | None, files: Sequence[str]) -> str:
+    fitting = [file for file in files if variant is None or _matches_variant(variant, file)]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise LookupError(f"{id} has no GGUF file for {which!r}: {_listed(files)}")
+        raise LookupError(f"{id} has no GGUF file for {variant!r}: {_format_files(files)}")
     raise LookupError(
         f"{id} has several GGUF files: say which by a part of its name, such as "
-        f"{id}:{Path(fitting[0]).stem}. There are {_listed(fitting)}"
+        f"{id}:{Path(fitting[0]).stem}. There are {_format_files(fitting)}"
     )
 
 
-def _is(which: str, file: str) -> bool:
-    return which.lower() in file.lower()
+def _matches_variant(variant: str, file: str) -> bool:
+    return variant.lower() in file.lower()
 
 
-def _listed(files: Iterable[str]) -> str:
+def _format_files(files: Iterable[str]) -> str:
     return ", ".join(files) or "none"

@@ -14,12 +14,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from dovetail.models.files import Source, SourceError
-from dovetail.models.model_files import ModelFiles, read_files
-from dovetail.models.self_test import Pairing, SelfTest, self_test
-from dovetail.models.stop_tokens import terminators
-from dovetail.models.template_probe import probe
-from dovetail.models.thinking import switches as thinking_switches
+from dovetail.models.files import TemplateSource, ModelFilesError
+from dovetail.models.model_files import ModelFiles, read_model_files
+from dovetail.models.self_test import TemplatePairing, SelfTestReport, run_self_test
+from dovetail.models.stop_tokens import find_stop_tokens
+from dovetail.models.template_probe import probe_template
+from dovetail.models.thinking import resolve_switches as thinking_switches
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
@@ -29,25 +29,25 @@ from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import Tokenizer, load
 
 
-class CatalogError(Exception):
+class ModelLoadError(Exception):
     """A model that cannot be served, and why."""
 
 
 @dataclass(frozen=True)
-class Parsers:
+class ModelParsers:
     """The parsers of a model, and what decided: flags, the model's id, its template."""
 
     tool: str | None
     reasoning: str | None
-    by: str
+    source: str
 
 
 @dataclass(frozen=True)
-class Speech:
+class ProbedTemplate:
     """A template and what its probe found."""
 
     template: ChatTemplate
-    facts: TemplateProfile
+    profile: TemplateProfile
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Model:
     name: str
     path: Path
     tokenizer: Tokenizer = field(repr=False)
-    source: Source = field(repr=False)
-    speech: Speech = field(repr=False)
-    tool_speech: Speech = field(repr=False)
-    parsers: Parsers
+    template_source: TemplateSource = field(repr=False)
+    chat_template: ProbedTemplate = field(repr=False)
+    tool_chat_template: ProbedTemplate = field(repr=False)
+    parsers: ModelParsers
     switches: Mapping[str, Any]
     stop_ids: frozenset[int]
-    stops: tuple[str, ...]
+    stop_strings: tuple[str, ...]
     context_length: int | None
     sampling: Sampling
 
@@ -83,23 +83,23 @@ class Model:
     @property
     def facts(self) -> TemplateProfile:
         """The facts that hold in an agent's session."""
-        return self.tool_speech.facts
+        return self.tool_chat_template.profile
 
     @property
     def template(self) -> ChatTemplate:
         """The template of an agent's session."""
-        return self.tool_speech.template
+        return self.tool_chat_template.template
 
     @cached_property
-    def self_test(self) -> SelfTest:
+    def self_test(self) -> SelfTestReport:
         """Whether template and parsers fit."""
         pair = (self.tool_parser, self.reasoning_parser)
-        return self_test(Pairing(self.template, self.facts, *pair, self.switches))
+        return run_self_test(TemplatePairing(self.template, self.facts, *pair, self.switches))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know."""
-        found = [*self.source.warnings, *(f"the template {w}" for w in self.facts.warnings)]
+        found = [*self.template_source.warnings, *(f"the template {w}" for w in self.facts.warnings)]
         if not self.self_test.ok:
             found.append("template and parsers do not fit: see the self-test")
         found += self.self_test.notes
@@ -108,7 +108,7 @@ class Model:
         return tuple(found)
 
     @cached_property
-    def thought_closing(self) -> tuple[int, ...]:
+    def reasoning_end_ids(self) -> tuple[int, ...]:
         """The tokens that end a thought; none for models that do not think."""
         if self.reasoning_parser is None:
             return ()
@@ -121,7 +121,7 @@ class Model:
         token = self.tokenizer
         parts: list[object] = [token.size, sorted(token.controls.items())]
         parts += [token.bytes_of(id) for id in range(0, token.size, 97)]
-        parts += [self.speech.template.text, self.tool_speech.template.text]
+        parts += [self.chat_template.template.text, self.tool_chat_template.template.text]
         parts += [self.tool_parser, self.reasoning_parser]
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -141,66 +141,66 @@ def load_model(
     """
     where = Path(path).expanduser()
     try:
-        files = read_files(where, custom_template)
-        parsers = _parsers(files, tool_parser, reasoning_parser)
+        files = read_model_files(where, custom_template)
+        parsers = _select_parsers(files, tool_parser, reasoning_parser)
         known = markers(parsers.tool, parsers.reasoning)
-        tokenizer = load(where, controls=_control_names(files.source, known))
-    except (SourceError, ValueError, OSError, ImportError) as error:
-        raise CatalogError(f"{where}: {error}") from error
+        tokenizer = load(where, controls=_control_token_names(files.template_source, known))
+    except (ModelFilesError, ValueError, OSError, ImportError) as error:
+        raise ModelLoadError(f"{where}: {error}") from error
     usual = thinking_switches(
         Thinking(), TemplateProfile(), reasoning_parser=parsers.reasoning, server_switches=switches
     )
-    speech = _speech(files.source.default, files.source, usual)
+    speech = _profile_template(files.template_source.default, files.template_source, usual)
     tool_speech = speech
-    if files.source.for_tools != files.source.default:
-        tool_speech = _speech(files.source.for_tools, files.source, usual)
-    if parsers.tool is None and tool_parser is None and not tool_speech.facts.renders_tools:
-        parsers = Parsers(FALLBACK_TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
-    stops, stop_ids = _stops(files, tokenizer, tool_speech, parsers)
+    if files.template_source.for_tools != files.template_source.default:
+        tool_speech = _profile_template(files.template_source.for_tools, files.template_source, usual)
+    if parsers.tool is None and tool_parser is None and not tool_speech.profile.renders_tools:
+        parsers = ModelParsers(FALLBACK_TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
+    stops, stop_ids = _resolve_stops(files, tokenizer, tool_speech, parsers)
     return Model(
         name=files.name,
         path=where,
         tokenizer=tokenizer,
-        source=files.source,
-        speech=speech,
-        tool_speech=tool_speech,
+        template_source=files.template_source,
+        chat_template=speech,
+        tool_chat_template=tool_speech,
         parsers=parsers,
         switches=usual,
         stop_ids=stop_ids,
-        stops=stops,
+        stop_strings=stops,
         context_length=files.context_length,
         sampling=files.sampling,
     )
 
 
-def _stops(
-    files: ModelFiles, tokenizer: Tokenizer, speech: Speech, parsers: Parsers
+def _resolve_stops(
+    files: ModelFiles, tokenizer: Tokenizer, profile: ProbedTemplate, parsers: ModelParsers
 ) -> tuple[tuple[str, ...], frozenset[int]]:
     given = [id for id in files.stop_ids if tokenizer.bytes_of(id)]
-    named = {*files.stops, *(tokenizer.decode([id]) for id in given)}
+    named = {*files.stop_strings, *(tokenizer.decode([id]) for id in given)}
     known = markers(parsers.tool, parsers.reasoning)
-    found = terminators(speech.template, speech.facts, tokenizer.controls, named, known)
+    found = find_stop_tokens(profile.template, profile.profile, tokenizer.controls, named, known)
     ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
     # The model's own end of a turn comes first: a script's turns end with it.
-    return tuple(sorted(found | named, key=lambda stop: (stop not in files.stops, stop))), ids
+    return tuple(sorted(found | named, key=lambda stop: (stop not in files.stop_strings, stop))), ids
 
 
-def _speech(text: str, source: Source, switches: Mapping[str, Any]) -> Speech:
+def _profile_template(text: str, source: TemplateSource, switches: Mapping[str, Any]) -> ProbedTemplate:
     try:
-        template = ChatTemplate(text, source.specials)
-        return Speech(template, probe(template, switches))
+        template = ChatTemplate(text, source.special_tokens)
+        return ProbedTemplate(template, probe_template(template, switches))
     except TemplateError as error:
-        raise CatalogError(f"the chat template of {source.origin} is broken: {error}") from error
+        raise ModelLoadError(f"the chat template of {source.origin} is broken: {error}") from error
     except RenderError as error:
-        raise CatalogError(
+        raise ModelLoadError(
             f"the chat template of {source.origin} cannot render one user message: {error}"
         ) from error
 
 
-def _parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> Parsers:
+def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> ModelParsers:
     """The pair of parsers: as the user says, else by the model's id, else by its template."""
     family, by = None, "nothing"
-    queries = [*((id, "model id") for id in files.ids), (files.source.for_tools, "template")]
+    queries = [*((id, "model id") for id in files.family_ids), (files.template_source.for_tools, "template")]
     for query, kind in queries:
         found = resolve(query)
         if found is not None and found.tool_parser is not None:
@@ -208,30 +208,30 @@ def _parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> Pars
             break
     own = family.reasoning_parser if family else None
     if tool is not None and reasoning is None:
-        own = _partner(tool, own)
+        own = _matching_reasoning_parser(tool, own)
     by = by if tool is None and reasoning is None else "flags"
     tool = tool or (family.tool_parser if family else None)
-    return Parsers(_given(tool), _given(reasoning or own), by)
+    return ModelParsers(_none_if_disabled(tool), _none_if_disabled(reasoning or own), by)
 
 
-def _partner(tool_parser: str, reasoning: str | None) -> str | None:
+def _matching_reasoning_parser(tool_parser: str, reasoning: str | None) -> str | None:
     """The reasoning parser beside a named tool parser: the model's if it fits, else the usual."""
     try:
-        markers(_given(tool_parser), reasoning)
+        markers(_none_if_disabled(tool_parser), reasoning)
     except ValueError:
         family = resolve(tool_parser)
         return family.reasoning_parser if family else None
     return reasoning
 
 
-def _given(name: str | None) -> str | None:
+def _none_if_disabled(name: str | None) -> str | None:
     return None if name is None or name.lower() == "none" else name
 
 
-_TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
+_CONTROL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
 
 
-def _control_names(source: Source, known: frozenset[str]) -> frozenset[str]:
+def _control_token_names(source: TemplateSource, known: frozenset[str]) -> frozenset[str]:
     """Every spelling that may be a control token because a template or a parser relies on it."""
     texts = (*source.templates.values(), *known)
-    return known.union(*(_TAG.findall(text) for text in texts))
+    return known.union(*(_CONTROL_TOKEN.findall(text) for text in texts))

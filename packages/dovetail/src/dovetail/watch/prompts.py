@@ -18,7 +18,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.models.loader import Model
-from dovetail.models.renderers import Renderers
+from dovetail.models.renderers import RendererCache
 from dovetail.pipeline.preparation import Prepared, Preparer
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
@@ -48,21 +48,21 @@ class NaturalPrompts:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._guard = Guard(model.tokenizer)
-        self._renderers = Renderers(model)
+        self._renderers = RendererCache(model)
         self._doctor = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     def ids(self, request: Request) -> "array[int]":
         """The tokens of an arranged request. Raises `RenderError`."""
         model = self._model
-        speech = model.tool_speech if request.tools else model.speech
+        speech = model.tool_chat_template if request.tools else model.chat_template
         switches = dict(request.thinking.template_kwargs)
-        conversation = MessageBuilder(speech.facts, _as_it_is, ToolNames(request.tools))
+        conversation = MessageBuilder(speech.profile, _as_it_is, ToolNames(request.tools))
         messages = conversation.build(request.system, request.turns)
         tools = format_tools(request.tools, _as_it_is)
         try:
             text = speech.template.render(messages, tools, switches=switches)
         except RenderError:  # a template without a place for tools: a server would refuse, or help
-            plain = to_plain_messages(messages, tools, speech.facts, model.tool_parser)
+            plain = to_plain_messages(messages, tools, speech.profile, model.tool_parser)
             text = speech.template.render(plain, switches=switches)
         return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
@@ -104,7 +104,7 @@ class NaturalPrompts:
 
     def drops(self, request: Request, place: int) -> bool:
         """Whether the template drops the thoughts of a turn at this place."""
-        renderer = self._renderers.of(bool(request.tools), dict(request.thinking.template_kwargs))
+        renderer = self._renderers.get(bool(request.tools), dict(request.thinking.template_kwargs))
         return place < renderer.replay_start(request.turns, bool(request.tools))
 
 
@@ -126,7 +126,7 @@ class ExactPrompts:
         text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, end)
         if text is None:
             return None
-        stops = self._model.stops
+        stops = self._model.stop_strings
         ended = next((stop for stop in stops if text.rstrip().endswith(stop)), None)
         if ended is not None:
             text = text.rstrip().removesuffix(ended)

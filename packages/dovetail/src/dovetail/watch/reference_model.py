@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.models.files import Source
-from dovetail.models.hub import HUB_ID, cached_model
-from dovetail.models.loader import CatalogError, Model, Parsers, Speech, load_model
-from dovetail.models.template_probe import probe
+from dovetail.models.files import TemplateSource
+from dovetail.models.hub import HUB_ID_PATTERN, find_cached_model
+from dovetail.models.loader import ModelLoadError, Model, ModelParsers, ProbedTemplate, load_model
+from dovetail.models.template_probe import probe_template
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import EngineError, Sampling
@@ -132,7 +132,7 @@ class Lenses:
                 continue
             try:
                 return read_lens(path, self._notation)
-            except CatalogError as error:
+            except ModelLoadError as error:
                 if len(self.notes) < _MOST_NAMES:
                     self.notes.append(str(error))
         made = stand_in(name)
@@ -145,18 +145,18 @@ def stand_in(name: str = "") -> Lens:
     known = markers("hermes", "qwen3")
     tokenizer = ByteTokenizer((*_ENDS, *sorted(known)))
     template = ChatTemplate(_STAND_IN)
-    speech = Speech(template, probe(template, {}))
+    speech = ProbedTemplate(template, probe_template(template, {}))
     model = Model(
         name=name,
         path=Path(),
         tokenizer=tokenizer,
-        source=Source({"default": _STAND_IN}),
-        speech=speech,
-        tool_speech=speech,
-        parsers=Parsers("hermes", "qwen3", "stand-in"),
+        template_source=TemplateSource({"default": _STAND_IN}),
+        chat_template=speech,
+        tool_chat_template=speech,
+        parsers=ModelParsers("hermes", "qwen3", "stand-in"),
         switches={},
         stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
-        stops=("<|im_end|>",),
+        stop_strings=("<|im_end|>",),
         context_length=None,
         sampling=Sampling(),
     )
@@ -178,4 +178,4 @@ def _at_hand(root: str) -> Path | None:
             return path
     except (OSError, RuntimeError):  # too long for a name, or in the home of nobody
         return None
-    return cached_model(root) if HUB_ID.fullmatch(root) else None
+    return find_cached_model(root) if HUB_ID_PATTERN.fullmatch(root) else None

@@ -7,31 +7,31 @@ from typing import Any
 from dovetail.models.template_probe import history_policy as policy
 from dovetail.models.template_probe import message_forms as forms
 from dovetail.models.template_probe import switches as thoughts
-from dovetail.models.template_probe.context import Bench, bench
-from dovetail.models.template_probe.warnings import warnings
+from dovetail.models.template_probe.context import ProbeContext, create_context
+from dovetail.models.template_probe.warnings import collect_warnings
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 
-__all__ = ["probe"]
+__all__ = ["probe_template"]
 
 
-def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> TemplateProfile:
+def probe_template(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> TemplateProfile:
     """The facts of a template, with the given switches set.
 
     Raises `RenderError` only for a template that cannot show one user message.
     """
-    table = forms.settle(bench(template, switches or {}))
-    turning = thoughts.thinking_switches(table)
+    table = forms.detect_forms(create_context(template, switches or {}))
+    turning = thoughts.detect_thinking_switches(table)
     on = turning.get(True, {})
-    fields = policy.reasoning_fields(table, on)
-    in_parts = not fields and policy.shows(table, (policy.PARTS,), on) == 1
-    table = replace(table, field=fields[0] if fields else policy.PARTS if in_parts else "")
-    ids, shows_ids = forms.call_ids(table)
-    effort_switch, efforts = thoughts.effort(table, on)
-    opener = thoughts.opens_thought(table)
+    fields = policy.detect_reasoning_fields(table, on)
+    in_parts = not fields and policy.count_reasoning(table, (policy.CONTENT_PARTS,), on) == 1
+    table = replace(table, field=fields[0] if fields else policy.CONTENT_PARTS if in_parts else "")
+    ids, shows_ids = forms.detect_call_ids(table)
+    effort_switch, efforts = thoughts.detect_effort(table, on)
+    opener = thoughts.detect_reasoning_opener(table)
     facts = TemplateProfile(
-        **forms.shown_parts(table),
-        **forms.accepted(table),
+        **forms.detect_rendered_parts(table),
+        **forms.detect_accepted_messages(table),
         arguments=table.arguments,
         content=table.content,
         reasoning_fields=fields,
@@ -39,25 +39,25 @@ def probe(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> 
         call_ids=ids,
         shows_ids=shows_ids,
         opens_thought=opener,
-        keeps_in_loop=policy.keeps_in_loop(table),
-        keeps_at_user=policy.keeps_at_user(table),
-        keeps_without_tools=policy.keeps_at_user(table, tools=False)
-        and policy.keeps_plain(table, tools=False),
-        keeps_plain=policy.keeps_plain(table),
+        keeps_in_loop=policy.keeps_reasoning_in_loop(table),
+        keeps_at_user=policy.keeps_reasoning_at_user(table),
+        keeps_without_tools=policy.keeps_reasoning_at_user(table, tools=False)
+        and policy.keeps_plain_history(table, tools=False),
+        keeps_plain=policy.keeps_plain_history(table),
         keeps_prompt=policy.keeps_prompt(table, opener),
-        drops_at_final=policy.drops_at_final(table),
-        keep_switches=thoughts.keep_switches(table, on),
+        drops_at_final=policy.drops_reasoning_at_final(table),
+        keep_switches=thoughts.detect_keep_switches(table, on),
         thinking_switches=turning,
         effort_switch=effort_switch,
         efforts=efforts,
-        budget_switch=thoughts.budget_switch(table),
-        interleaves=policy.interleaves(table),
-        text_beside_thought=_takes_text_beside_thought(table),
+        budget_switch=thoughts.detect_budget_switch(table),
+        interleaves=policy.can_interleave(table),
+        text_beside_thought=_accepts_text_with_reasoning(table),
     )
-    return replace(facts, warnings=warnings(facts))
+    return replace(facts, warnings=collect_warnings(facts))
 
 
-def _takes_text_beside_thought(table: Bench) -> bool:
+def _accepts_text_with_reasoning(table: ProbeContext) -> bool:
     """Whether a turn with calls may have both a thought and text."""
-    turn = table.calls("call", text="text", thought="thought")
-    return table.render([table.user(), turn, table.result("call")]) is not None
+    turn = table.call_message("call", text="text", reasoning="thought")
+    return table.render([table.user_message(), turn, table.result_message("call")]) is not None

@@ -10,38 +10,38 @@ from typing import Any, Literal
 
 from dovetail.prompt.rendering_template import ChatTemplate, ChatMessages, RenderError
 
-Message = dict[str, Any]
+ProbeMessage = dict[str, Any]
 
 
-class Marks:
+class MarkerWords:
     """A word for every part of a conversation, found nowhere else in what a template writes.
 
     The words are drawn with a fixed seed: two probes of one template agree to the byte.
     """
 
-    __slots__ = ("_avoid", "_draw", "_words")
+    __slots__ = ("_avoid", "_random", "_words")
 
     def __init__(self, avoid: str) -> None:
         self._avoid = avoid
-        self._draw = random.Random(68)
+        self._random = random.Random(68)
         self._words: dict[str, str] = {}
 
     def __getitem__(self, part: str) -> str:
         if part not in self._words:
-            self._words[part] = self._fresh()
+            self._words[part] = self._new_word()
         return self._words[part]
 
-    def _fresh(self) -> str:
+    def _new_word(self) -> str:
         while True:
-            letters = self._draw.choices(string.ascii_lowercase, k=4)
-            rest = self._draw.choices(string.ascii_lowercase + string.digits, k=5)
+            letters = self._random.choices(string.ascii_lowercase, k=4)
+            rest = self._random.choices(string.ascii_lowercase + string.digits, k=5)
             word = "".join((*letters, *rest))
             if word not in self._avoid:
                 return word
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProbeContext:
     """A template, and the form in which it takes messages as far as that is known.
 
     Nothing here raises: a conversation that the template refuses renders as None.
@@ -49,13 +49,13 @@ class Bench:
 
     template: ChatTemplate
     switches: Mapping[str, Any]
-    marks: Marks
+    marks: MarkerWords
     content: Literal["string", "parts"] = "string"
     arguments: Literal["object", "string"] = "object"
-    field: str = "reasoning_content"
-    inline: tuple[str, str] = ("<think>\n", "\n</think>\n\n")
+    reasoning_field: str = "reasoning_content"
+    reasoning_markers: tuple[str, str] = ("<think>\n", "\n</think>\n\n")
     needs_tools: bool = False
-    wants_null: bool = False
+    requires_null_content: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
 
     def render(
@@ -63,7 +63,7 @@ class Bench:
         messages: ChatMessages,
         *,
         tools: bool = True,
-        generation: bool = True,
+        add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> str | None:
         """What the template makes of it; None if it refuses."""
@@ -71,33 +71,33 @@ class Bench:
             return self.template.render(
                 messages,
                 self.tools if tools or self.needs_tools else None,
-                add_generation_prompt=generation,
+                add_generation_prompt=add_generation_prompt,
                 switches={**self.switches, **(switches or {})},
             )
         except RenderError:
             return None
 
-    def user(self, part: str = "user") -> Message:
+    def user_message(self, part: str = "user") -> ProbeMessage:
         return {"role": "user", "content": self._content(self.marks[part])}
 
-    def system(self, part: str = "system", role: str = "system") -> Message:
+    def system_message(self, part: str = "system", role: str = "system") -> ProbeMessage:
         return {"role": role, "content": self._content(self.marks[part])}
 
-    def says(self, part: str, thought: str = "") -> Message:
+    def assistant_message(self, part: str, reasoning: str = "") -> ProbeMessage:
         """An assistant turn of text, behind a thought if one is named."""
-        said: Message = {"role": "assistant", "content": self._content(self.marks[part])}
-        return self._thinking(said, thought)
+        said: ProbeMessage = {"role": "assistant", "content": self._content(self.marks[part])}
+        return self._add_reasoning(said, reasoning)
 
-    def calls(self, *parts: str, text: str = "", thought: str = "") -> Message:
+    def call_message(self, *parts: str, text: str = "", reasoning: str = "") -> ProbeMessage:
         """An assistant turn with a call for each part, which is its argument and names its id."""
-        said: Message = {
+        said: ProbeMessage = {
             "role": "assistant",
-            "content": self._content(self.marks[text]) if text else self._nothing(),
-            "tool_calls": [self._call(part) for part in parts],
+            "content": self._content(self.marks[text]) if text else self._empty_content(),
+            "tool_calls": [self._tool_call(part) for part in parts],
         }
-        return self._thinking(said, thought)
+        return self._add_reasoning(said, reasoning)
 
-    def result(self, call: str, part: str = "") -> Message:
+    def result_message(self, call: str, part: str = "") -> ProbeMessage:
         """The result of a call, by default with a word of its own."""
         return {
             "role": "tool",
@@ -110,7 +110,7 @@ class Bench:
         """Nine letters and digits: the one form that no template refuses."""
         return self.marks["id of " + part]
 
-    def _call(self, part: str) -> Message:
+    def _tool_call(self, part: str) -> ProbeMessage:
         values = {"x": self.marks[part]}
         given = json.dumps(values) if self.arguments == "string" else values
         return {
@@ -119,39 +119,39 @@ class Bench:
             "function": {"name": self.marks["tool"], "arguments": given},
         }
 
-    def _thinking(self, message: Message, thought: str) -> Message:
+    def _add_reasoning(self, message: ProbeMessage, reasoning: str) -> ProbeMessage:
         """With a thought in the template's field for it, or in the text where it has none."""
-        if not thought:
+        if not reasoning:
             return message
-        return with_thought(message, self.field, self.marks[thought], self.inline)
+        return add_reasoning(message, self.reasoning_field, self.marks[reasoning], self.reasoning_markers)
 
-    def _nothing(self) -> str | list[Message] | None:
-        return None if self.wants_null else self._content("")
+    def _empty_content(self) -> str | list[ProbeMessage] | None:
+        return None if self.requires_null_content else self._content("")
 
-    def _content(self, text: str) -> str | list[Message]:
+    def _content(self, text: str) -> str | list[ProbeMessage]:
         return text if self.content == "string" else [{"type": "text", "text": text}]
 
 
-def with_thought(
-    message: Message, field: str, thought: str, inline: tuple[str, str] = ("", "")
-) -> Message:
+def add_reasoning(
+    message: ProbeMessage, field: str, reasoning: str, markers: tuple[str, str] = ("", "")
+) -> ProbeMessage:
     """The message with a thought: in a field, as a part of the content, or inside the text."""
     if field not in ("", "content"):
-        return {**message, field: thought}
+        return {**message, field: reasoning}
     content = message["content"] or ""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if field == "content":
-        return {**message, "content": [{"type": "thinking", "thinking": thought}, *parts]}
-    text = f"{inline[0]}{thought}{inline[1]}" + "".join(part["text"] for part in parts)
+        return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+    text = f"{markers[0]}{reasoning}{markers[1]}" + "".join(part["text"] for part in parts)
     return {
         **message,
         "content": text if isinstance(content, str) else [{"type": "text", "text": text}],
     }
 
 
-def bench(template: ChatTemplate, switches: Mapping[str, Any]) -> Bench:
+def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> ProbeContext:
     """A fresh bench with one tool on it."""
-    marks = Marks(template.text)
+    marks = MarkerWords(template.text)
     schema = {
         "type": "object",
         "properties": {"x": {"type": "string", "description": marks["what x is"]}},
@@ -162,14 +162,14 @@ def bench(template: ChatTemplate, switches: Mapping[str, Any]) -> Bench:
         "description": marks["what the tool does"],
         "parameters": schema,
     }
-    return Bench(template, switches, marks, tools=({"type": "function", "function": function},))
+    return ProbeContext(template, switches, marks, tools=({"type": "function", "function": function},))
 
 
-def shared(one: str, other: str) -> str:
+def common_prefix(one: str, other: str) -> str:
     """The beginning that two texts have in common, cut before a tag that only begins alike."""
     differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     common = one[: next(differs, min(len(one), len(other)))]
-    return _HALF_TAG.sub("", common)
+    return _PARTIAL_TAG.sub("", common)
 
 
-_HALF_TAG = re.compile(r"<[^<>\s]*\Z")
+_PARTIAL_TAG = re.compile(r"<[^<>\s]*\Z")

@@ -4,151 +4,151 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.models.template_probe.context import Bench, Message, shared, with_thought
+from dovetail.models.template_probe.context import ProbeContext, ProbeMessage, common_prefix, add_reasoning
 
 #: Fields of a message that may hold its thought.
-FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
 #: Not a field: the thought is a part of the content, of the type "thinking".
-PARTS = "content"
+CONTENT_PARTS = "content"
 
 
-def reasoning_fields(bench: Bench, switches: Mapping[str, Any]) -> tuple[str, ...]:
+def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of an assistant message whose thoughts the template shows, each alone.
 
     Of fields that together would show a thought twice only the first is named.
     """
-    fields = tuple(field for field in FIELDS if shows(bench, (field,), switches) == 1)
-    return fields if shows(bench, fields, switches) <= 1 else fields[:1]
+    fields = tuple(field for field in REASONING_FIELDS if count_reasoning(context, (field,), switches) == 1)
+    return fields if count_reasoning(context, fields, switches) <= 1 else fields[:1]
 
 
-def shows(bench: Bench, fields: Sequence[str], switches: Mapping[str, Any]) -> int:
+def count_reasoning(context: ProbeContext, fields: Sequence[str], switches: Mapping[str, Any]) -> int:
     """How often a thought in all these fields is shown, at most.
 
     Tried where every policy but "never" shows it: in the running tool loop, and in the last turn.
     """
     turns = (
-        [bench.user(), bench.calls("call"), bench.result("call")],
-        [bench.user(), bench.says("answer")],
+        [context.user_message(), context.call_message("call"), context.result_message("call")],
+        [context.user_message(), context.assistant_message("answer")],
     )
-    return max(_shows(bench, fields, turn, switches) for turn in turns)
+    return max(_count_in_turn(context, fields, turn, switches) for turn in turns)
 
 
-def keeps_in_loop(bench: Bench, switches: Mapping[str, Any] | None = None) -> bool:
+def keeps_reasoning_in_loop(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
     """Whether all thoughts of a running tool loop are shown."""
-    loop = [bench.user(), *_step(bench, 1), *_step(bench, 2)]
-    return not strips(bench, switches) and _shown(bench, loop, (1, 2), switches=switches)
+    loop = [context.user_message(), *_loop_step(context, 1), *_loop_step(context, 2)]
+    return not strips_reasoning(context, switches) and _is_reasoning_rendered(context, loop, (1, 2), switches=switches)
 
 
-def keeps_at_user(
-    bench: Bench, switches: Mapping[str, Any] | None = None, tools: bool = True
+def keeps_reasoning_at_user(
+    context: ProbeContext, switches: Mapping[str, Any] | None = None, tools: bool = True
 ) -> bool:
     """Whether the thoughts of a finished turn survive the user's next message."""
-    if strips(bench, switches):
+    if strips_reasoning(context, switches):
         return False
-    if not tools or bench.render([bench.user(), *_step(bench, 1)]) is None:
-        turns = [bench.user(), bench.says("answer", thought="thought 1"), bench.user("more")]
-        return _shown(bench, turns, (1,), switches=switches, tools=False)
-    return _shown(bench, _finished(bench), (1, 2), switches=switches)
+    if not tools or context.render([context.user_message(), *_loop_step(context, 1)]) is None:
+        turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1"), context.user_message("more")]
+        return _is_reasoning_rendered(context, turns, (1,), switches=switches, tools=False)
+    return _is_reasoning_rendered(context, _finished_loop(context), (1, 2), switches=switches)
 
 
-def drops_at_final(bench: Bench) -> bool:
+def drops_reasoning_at_final(context: ProbeContext) -> bool:
     """Whether a loop's thoughts survive user text in the middle of it, but not the final answer."""
-    steered = [bench.user(), *_step(bench, 1), bench.user("more")]
-    return _shown(bench, steered, (1,)) and not _shown(bench, _finished(bench), (1,))
+    steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
+    return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(context, _finished_loop(context), (1,))
 
 
-def strips(bench: Bench, switches: Mapping[str, Any] | None = None) -> bool:
+def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
     """Whether a template without a field takes thoughts out of the text, even of the last turn."""
-    turns = [bench.user(), bench.says("answer", thought="thought 1")]
-    return not bench.field and not _shown(bench, turns, (1,), switches=switches, tools=False)
+    turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1")]
+    return not context.reasoning_field and not _is_reasoning_rendered(context, turns, (1,), switches=switches, tools=False)
 
 
-def keeps_plain(bench: Bench, tools: bool = True) -> bool:
+def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
     """Whether a history without thoughts stays as it was when the user speaks again."""
-    turns = _plain(bench, tools)
-    answer = bench.marks["answer"]
-    last = bench.render(turns, tools=tools, generation=False)
-    later = bench.render([*turns, bench.user("more")], tools=tools)
+    turns = _plain_turns(context, tools)
+    answer = context.marks["answer"]
+    last = context.render(turns, tools=tools, add_generation_prompt=False)
+    later = context.render([*turns, context.user_message("more")], tools=tools)
     if last is None or later is None:
-        return keeps_plain(bench, tools=False) if tools else True
+        return keeps_plain_history(context, tools=False) if tools else True
     known, found, _ = last.partition(answer)
     return bool(found) and later.startswith(known + answer)
 
 
-def keeps_prompt(bench: Bench, opener: str) -> bool:
+def keeps_prompt(context: ProbeContext, opener: str) -> bool:
     """Whether the prompt that asked for a turn stays before it, but for the thought it opened."""
     for tools in (True, False):
-        turns = _plain(bench, tools)
-        prompt = bench.render(turns[:-1], tools=tools)
-        later = bench.render([*turns, bench.user("more")], tools=tools)
+        turns = _plain_turns(context, tools)
+        prompt = context.render(turns[:-1], tools=tools)
+        later = context.render([*turns, context.user_message("more")], tools=tools)
         if prompt and later and not later.startswith(prompt.removesuffix(opener)):
             return False
     return True
 
 
-def _plain(bench: Bench, tools: bool) -> list[Message]:
-    step = [bench.calls("call"), bench.result("call")] if tools else []
-    return [bench.user(), *step, bench.says("answer")]
+def _plain_turns(context: ProbeContext, tools: bool) -> list[ProbeMessage]:
+    step = [context.call_message("call"), context.result_message("call")] if tools else []
+    return [context.user_message(), *step, context.assistant_message("answer")]
 
 
-def interleaves(bench: Bench) -> bool:
+def can_interleave(context: ProbeContext) -> bool:
     """Whether think, call, think, call can stand in one turn: as two messages that become one.
 
     They have become one if the first call is not followed by what ends a turn of calls.
     """
-    if not bench.field:
+    if not context.reasoning_field:
         return False
-    first = bench.calls("call 1", thought="thought 1")
-    second = bench.calls("call 2", thought="thought 2")
-    results = [bench.result("call 1"), bench.result("call 2")]
-    both = bench.render([bench.user(), first, second, *results])
-    alone = bench.render([bench.user(), first], generation=False)
-    answered = bench.render([bench.user(), first, results[0]])
+    first = context.call_message("call 1", reasoning="thought 1")
+    second = context.call_message("call 2", reasoning="thought 2")
+    results = [context.result_message("call 1"), context.result_message("call 2")]
+    both = context.render([context.user_message(), first, second, *results])
+    alone = context.render([context.user_message(), first], add_generation_prompt=False)
+    answered = context.render([context.user_message(), first, results[0]])
     if both is None or alone is None or answered is None:
         return False
     parts = ("thought 1", "call 1", "thought 2", "call 2")
-    at = [both.find(bench.marks[part]) for part in parts]
+    at = [both.find(context.marks[part]) for part in parts]
     if -1 in at or at != sorted(at):
         return False
-    call = bench.marks["call 1"]
-    ending = shared(alone.rpartition(call)[2], answered.rpartition(call)[2])
+    call = context.marks["call 1"]
+    ending = common_prefix(alone.rpartition(call)[2], answered.rpartition(call)[2])
     return not both.partition(call)[2].startswith(ending)
 
 
-def _step(bench: Bench, number: int) -> list[Message]:
+def _loop_step(context: ProbeContext, number: int) -> list[ProbeMessage]:
     call = f"call {number}"
-    return [bench.calls(call, thought=f"thought {number}"), bench.result(call)]
+    return [context.call_message(call, reasoning=f"thought {number}"), context.result_message(call)]
 
 
 _PRINTED_PART = re.compile(r"""["']type["']\s*:\s*["']thinking["']""")
 
 
-def _shows(
-    bench: Bench, fields: Sequence[str], turns: Sequence[Message], switches: Mapping[str, Any]
+def _count_in_turn(
+    context: ProbeContext, fields: Sequence[str], turns: Sequence[ProbeMessage], switches: Mapping[str, Any]
 ) -> int:
     thinking = turns[1]
     for field in fields:
-        thinking = with_thought(thinking, field, bench.marks["thought"])
-    text = bench.render([turns[0], thinking, *turns[2:]], switches=switches) or ""
+        thinking = add_reasoning(thinking, field, context.marks["thought"])
+    text = context.render([turns[0], thinking, *turns[2:]], switches=switches) or ""
     # A template that prints parts as they are does not know them.
-    if PARTS in fields and _PRINTED_PART.search(text):
+    if CONTENT_PARTS in fields and _PRINTED_PART.search(text):
         return 0
-    return text.count(bench.marks["thought"])
+    return text.count(context.marks["thought"])
 
 
-def _finished(bench: Bench) -> list[Message]:
+def _finished_loop(context: ProbeContext) -> list[ProbeMessage]:
     """A tool loop, its answer, and the user's next message."""
-    answer = bench.says("answer", thought="thought 2")
-    return [bench.user(), *_step(bench, 1), answer, bench.user("more")]
+    answer = context.assistant_message("answer", reasoning="thought 2")
+    return [context.user_message(), *_loop_step(context, 1), answer, context.user_message("more")]
 
 
-def _shown(
-    bench: Bench,
-    turns: Sequence[Message],
-    thoughts: Sequence[int],
+def _is_reasoning_rendered(
+    context: ProbeContext,
+    turns: Sequence[ProbeMessage],
+    numbers: Sequence[int],
     *,
     switches: Mapping[str, Any] | None = None,
     tools: bool = True,
 ) -> bool:
-    text = bench.render(turns, switches=switches, tools=tools)
-    return text is not None and all(bench.marks[f"thought {n}"] in text for n in thoughts)
+    text = context.render(turns, switches=switches, tools=tools)
+    return text is not None and all(context.marks[f"thought {n}"] in text for n in numbers)

@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.models.template_probe.context import Bench, shared
-from dovetail.models.template_probe.history_policy import keeps_at_user
+from dovetail.models.template_probe.context import ProbeContext, common_prefix
+from dovetail.models.template_probe.history_policy import keeps_reasoning_at_user
 
 Switches = Mapping[str, Any]
 
 #: What turns thinking on and off, in the order of preference.
-_THINKING: tuple[tuple[str, Any, Any], ...] = (
+_THINKING_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),
     ("thinking_mode", "enabled", "disabled"),
@@ -19,10 +19,10 @@ _THINKING: tuple[tuple[str, Any, Any], ...] = (
     ("skip_thinking", False, True),
 )
 #: Levels of effort of which the last means not to think, where it changes how a turn begins.
-_SILENT_EFFORTS = ("none", "no_think", "minimal")
+_NO_REASONING_EFFORTS = ("none", "no_think", "minimal")
 
 #: What keeps the thoughts of earlier turns.
-_KEEPING: tuple[Switches, ...] = (
+_KEEP_SWITCHES: tuple[Switches, ...] = (
     {"truncate_history_thinking": False},
     {"clear_thinking": False},
     {"preserve_thinking": True},
@@ -33,120 +33,120 @@ _KEEPING: tuple[Switches, ...] = (
     {"keep_thinking": True},
     {"include_thinking": True},
 )
-_EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+_EFFORT_SWITCHES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 #: Every switch that may change what a template does with a history.
-SWITCHES = frozenset(
-    [name for name, _, _ in _THINKING]
-    + [name for one in _KEEPING for name in one]
-    + [*_EFFORT_NAMES]
+HISTORY_SWITCHES = frozenset(
+    [name for name, _, _ in _THINKING_SWITCHES]
+    + [name for one in _KEEP_SWITCHES for name in one]
+    + [*_EFFORT_SWITCHES]
 )
-_USUAL_EFFORTS = ("low", "medium", "high")
+_DEFAULT_EFFORTS = ("low", "medium", "high")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def thinking_switches(bench: Bench) -> dict[bool, Switches]:
+def detect_thinking_switches(context: ProbeContext) -> dict[bool, Switches]:
     """What to pass to have thoughts and to have none; empty if the template leaves no choice."""
-    ask = [bench.user()]
-    for name, on, off in _THINKING:
-        shown = [bench.render(ask, switches={name: value}) for value in (on, off)]
+    ask = [context.user_message()]
+    for name, on, off in _THINKING_SWITCHES:
+        shown = [context.render(ask, switches={name: value}) for value in (on, off)]
         if None not in shown and shown[0] != shown[1]:
             return {True: {name: on}, False: {name: off}}
-    for name in _EFFORT_NAMES:
-        for silent in _SILENT_EFFORTS:
-            loud = _beginning(bench, {name: "high"})
-            if loud is not None and _beginning(bench, {name: silent}) not in (None, loud):
+    for name in _EFFORT_SWITCHES:
+        for silent in _NO_REASONING_EFFORTS:
+            loud = _generation_prompt(context, {name: "high"})
+            if loud is not None and _generation_prompt(context, {name: silent}) not in (None, loud):
                 return {True: {name: "high"}, False: {name: silent}}
     return {}
 
 
-def effort(bench: Bench, thinking: Switches) -> tuple[str, tuple[str, ...]]:
+def detect_effort(context: ProbeContext, thinking: Switches) -> tuple[str, tuple[str, ...]]:
     """The switch that sets how hard to think, and the levels to use with it.
 
     They are those that the template does not refuse; of one that would print any word at all,
     those that every model with levels was trained on.
     """
-    ask = [bench.user()]
-    for name in _EFFORT_NAMES:
-        shown = {n: bench.render(ask, switches={**thinking, name: n}) for n in _EFFORTS}
+    ask = [context.user_message()]
+    for name in _EFFORT_SWITCHES:
+        shown = {n: context.render(ask, switches={**thinking, name: n}) for n in _EFFORTS}
         taken = tuple(level for level, text in shown.items() if text is not None)
         if len({shown[level] for level in taken}) > 1:
-            word = bench.marks["effort"]
-            prints = word in (bench.render(ask, switches={**thinking, name: word}) or "")
-            return name, (_USUAL_EFFORTS if prints else taken)
+            word = context.marks["effort"]
+            prints = word in (context.render(ask, switches={**thinking, name: word}) or "")
+            return name, (_DEFAULT_EFFORTS if prints else taken)
     return "", ()
 
 
-def budget_switch(bench: Bench) -> str:
+def detect_budget_switch(context: ProbeContext) -> str:
     """The switch that limits thinking to a number of tokens."""
     name = "thinking_budget"
-    few, many = (bench.render([bench.user()], switches={name: n}) for n in (512, 4096))
+    few, many = (context.render([context.user_message()], switches={name: n}) for n in (512, 4096))
     return name if few is not None and many is not None and few != many else ""
 
 
-def keep_switches(bench: Bench, thinking: Switches) -> Switches:
+def detect_keep_switches(context: ProbeContext, thinking: Switches) -> Switches:
     """The switch under which thoughts survive a user turn; empty if there is none or no need."""
-    if keeps_at_user(bench, thinking):
+    if keeps_reasoning_at_user(context, thinking):
         return {}
-    tried = (s for s in _KEEPING if keeps_at_user(bench, {**thinking, **s}))
+    tried = (s for s in _KEEP_SWITCHES if keeps_reasoning_at_user(context, {**thinking, **s}))
     return next(tried, {})
 
 
-def opens_thought(bench: Bench) -> str:
+def detect_reasoning_opener(context: ProbeContext) -> str:
     """The end of the generation prompt that leaves a thought open; empty if none is open."""
-    prompt = bench.render([bench.user()], tools=False)
+    prompt = context.render([context.user_message()], tools=False)
     if prompt is None:
         return ""
-    thinking = bench.render(
-        [bench.user(), bench.says("answer", thought="thought")], tools=False, generation=False
+    thinking = context.render(
+        [context.user_message(), context.assistant_message("answer", reasoning="thought")], tools=False, add_generation_prompt=False
     )
-    before, found, _ = (thinking or "").partition(bench.marks["thought"])
-    rest = _behind_header(bench, prompt)
-    inside = bool(found and bench.field) and prompt.rstrip() == before.rstrip()
+    before, found, _ = (thinking or "").partition(context.marks["thought"])
+    rest = _after_header(context, prompt)
+    inside = bool(found and context.reasoning_field) and prompt.rstrip() == before.rstrip()
     if rest.strip():
-        return rest if inside or _opens(rest) else ""
+        return rest if inside or _opens_reasoning(rest) else ""
     last = _OPENER.search(prompt)
-    return last[0] if last and (inside or _closed_next(bench, prompt)) else ""
+    return last[0] if last and (inside or _is_closed_next(context, prompt)) else ""
 
 
 #: A closing tag: what the generation prompt put behind the header is a finished thought.
-_CLOSED = re.compile(r"</|\[/|◁/")
+_CLOSING_TAG = re.compile(r"</|\[/|◁/")
 #: What an opener says where the template never shows a thought that could be compared with it.
-_NAMED = re.compile(r"think|thought|reason", re.IGNORECASE)
+_REASONING_WORD = re.compile(r"think|thought|reason", re.IGNORECASE)
 _TAG = r"(?:<[^<>]+>|\[[^\[\]]+\])"
 _TAGS = re.compile(_TAG)
 _OPENER = re.compile(rf"{_TAG}\w+{_TAG}\s*\Z|{_TAG}\s*\Z")
 
 
-def _opens(text: str) -> bool:
+def _opens_reasoning(text: str) -> bool:
     """Whether this names a thought and does not close it: neither by `</` nor by a second tag."""
-    return bool(_NAMED.search(text)) and not _CLOSED.search(text) and len(_TAGS.findall(text)) < 2
+    return bool(_REASONING_WORD.search(text)) and not _CLOSING_TAG.search(text) and len(_TAGS.findall(text)) < 2
 
 
-def _closed_next(bench: Bench, prompt: str) -> bool:
+def _is_closed_next(context: ProbeContext, prompt: str) -> bool:
     """Whether a turn without thoughts goes on with closing what the prompt ends with."""
-    said = [bench.user(), bench.says("answer")]
-    text = bench.render(said, tools=False, generation=False) or ""
-    return text.startswith(prompt) and bool(_CLOSED.match(text[len(prompt) :].lstrip()))
+    said = [context.user_message(), context.assistant_message("answer")]
+    text = context.render(said, tools=False, add_generation_prompt=False) or ""
+    return text.startswith(prompt) and bool(_CLOSING_TAG.match(text[len(prompt) :].lstrip()))
 
 
-def _behind_header(bench: Bench, prompt: str) -> str:
+def _after_header(context: ProbeContext, prompt: str) -> str:
     """What the prompt says beyond the assistant's header, which a turn without thoughts has too.
 
     Where such turns begin with an empty thought, its opener counts as a part of the header.
     """
-    said = [bench.user(), bench.says("answer")]
+    said = [context.user_message(), context.assistant_message("answer")]
     plain = (
-        bench.render(said, tools=False, generation=False),
-        bench.render([*said, bench.user("more")], tools=False),
+        context.render(said, tools=False, add_generation_prompt=False),
+        context.render([*said, context.user_message("more")], tools=False),
     )
-    headers = [shared(prompt, text) for text in plain if text is not None]
+    headers = [common_prefix(prompt, text) for text in plain if text is not None]
     return prompt[min(map(len, headers), default=len(prompt)) :]
 
 
-def _beginning(bench: Bench, switches: Switches) -> str | None:
+def _generation_prompt(context: ProbeContext, switches: Switches) -> str | None:
     """How the model's turn begins: what asking for it adds to the conversation."""
-    prompt = bench.render([bench.user()], switches=switches)
-    plain = bench.render([bench.user()], switches=switches, generation=False)
+    prompt = context.render([context.user_message()], switches=switches)
+    plain = context.render([context.user_message()], switches=switches, add_generation_prompt=False)
     if prompt is None or plain is None:
         return None
-    return prompt[len(shared(prompt, plain)) :]
+    return prompt[len(common_prefix(prompt, plain)) :]
