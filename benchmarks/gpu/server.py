@@ -27,8 +27,8 @@ from dovetail.http.app import App
 from dovetail.http.options import http_options
 from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import freeze_gc
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.build import default_sampling, settings
 from dovetail.server.http_server import serve, server, until_started
@@ -67,18 +67,18 @@ def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
 
 def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
     """An application as `dovetail serve` makes it, but for the engine."""
-    preparer = Preparer(
+    preparer = ChatPreparer(
         model, open_ledger(config, folder), open_keyring(config, folder), settings(config)
     )
-    served = Served(
+    served = TokenModel(
         names=(MODEL,),
         model=model,
         preparer=preparer,
         engine=ReplicaPool([actor]),
         max_context=config.context_length,
-        defaults=default_sampling(config),
+        default_sampling=default_sampling(config),
     )
-    return App(Service([served]), http_options(config))
+    return App(ModelRegistry([served]), http_options(config))
 
 
 class Front:

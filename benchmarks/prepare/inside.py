@@ -16,7 +16,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.preparation import ChatPreparer
 
 INTRO = """\
 Milliseconds of processor time, the best of several turns, for sessions that clients grow step by
@@ -95,9 +95,9 @@ def model() -> Model:
     )
 
 
-def preparer(served: Model, keyring: Keyring) -> Preparer:
+def preparer(served: Model, keyring: Keyring) -> ChatPreparer:
     """One that knows nothing but the keys."""
-    return Preparer(served, Ledger(MemoryLedgerStore()), keyring)
+    return ChatPreparer(served, Ledger(MemoryLedgerStore()), keyring)
 
 
 async def _measure(api: str) -> list[Costs]:

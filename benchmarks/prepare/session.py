@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.prepare.dialects import Dialect
 from benchmarks.prepare.matter import TOOL, Matter
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail_model import Request
 from dovetail_protocols import Memory
 from dovetail_tokenizers import Tokenizer
@@ -23,7 +23,7 @@ LOOP = 8  # tool steps between two questions of the user
 class Session:
     """One conversation with a scripted model."""
 
-    def __init__(self, dialect: Dialect, preparer: Preparer, tokenizer: Tokenizer) -> None:
+    def __init__(self, dialect: Dialect, preparer: ChatPreparer, tokenizer: Tokenizer) -> None:
         self.preparer = preparer
         self.memory = Memory()
         self.headers = {**dialect.headers, dialect.session: "session-1"}
@@ -42,7 +42,7 @@ class Session:
     def decode(self, body: bytes, memory: Memory | None) -> Request:
         return self._dialect.codec.decode(body, self.headers, memory)
 
-    async def prepare(self) -> Prepared:
+    async def prepare(self) -> PreparedRequest:
         return await self.preparer.prepare(self.decode(self.body(), self.memory))
 
     async def grow(self) -> None:
@@ -74,7 +74,7 @@ class Session:
         prepared = await self.prepare()
         codec, prefix = self._dialect.codec, self._dialect.codec.call_id_prefix
         ids = self._tokenizer.encode(f"<think>\n{self._matter.prose()}\n</think>\n\n{text}")
-        generation = self.preparer.generation(prepared, lambda: self._new_id(prefix))
+        generation = self.preparer.create_generation(prepared, lambda: self._new_id(prefix))
         generation.feed([*ids, self._tokenizer.controls[END]])
         generation.finish("stop")
         await self.preparer.record(prepared, generation)

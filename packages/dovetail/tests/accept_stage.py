@@ -21,8 +21,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 
@@ -179,8 +179,8 @@ async def like_vllm(
         options=ScriptedOptions(chunk=4),
         stop_ids=ids,
     )
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
-    chat = App(Service([Served((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
+    chat = App(ModelRegistry([TokenModel((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]))
     tokens = CompletionsServer(engine, CompletionModel((MODEL,), model.tokenizer, ids, 32768))
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:

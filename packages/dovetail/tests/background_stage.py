@@ -10,7 +10,7 @@ from http_stage import Stage, StageEngine, service, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.server.peer_responses import joined
@@ -46,10 +46,10 @@ async def until(stage: Stage, id: str, status: str) -> Any:
     return response
 
 
-def shared_service(store: MemoryResponseBackend) -> tuple[Service, StageEngine]:
+def shared_service(store: MemoryResponseBackend) -> tuple[ModelRegistry, StageEngine]:
     """One of several servers over one store."""
     made, engine = service()
-    return Service(made.served, {}, ResponseStore(store, has_peers=True)), engine
+    return ModelRegistry(made.entries, {}, ResponseStore(store, has_peers=True)), engine
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from playing import Played, Player
 from dovetail.ledger.export import LedgerExporter
 from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 
 
 @dataclass
@@ -31,7 +31,7 @@ class NotingPlayer(Player):
     truths: dict[str, Truth] = field(default_factory=dict)
 
     async def say(
-        self, agent: Agent, prepared: Prepared, ids: Sequence[int], step: int = 3
+        self, agent: Agent, prepared: PreparedRequest, ids: Sequence[int], step: int = 3
     ) -> Played:
         played = await super().say(agent, prepared, ids, step)
         truth = Truth(list(prepared.prompt.ids), list(ids))

@@ -23,7 +23,7 @@ from dovetail.ledger.recognition import ReplayPolicy
 from dovetail.models.files import TemplateSource
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
-from dovetail.pipeline.preparation import Prepared, Preparer, Settings
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer, PromptSettings
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
@@ -112,7 +112,7 @@ class Said:
     turn: Turn
     ids: "array[int]"
     entry: str
-    prepared: Prepared
+    prepared: PreparedRequest
     home: int = 0
 
     @property
@@ -144,7 +144,7 @@ class Said:
 class Grove:
     """One preparer or several replicas, and all that was said through them."""
 
-    preparers: Sequence[Preparer]
+    preparers: Sequence[ChatPreparer]
     model: Model
     system: str = "Be brief."
     said: list[Said] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Grove:
 
     async def prepare(
         self, turns: Sequence[Turn], tenant: str = "", session: str | None = None, home: int = 0
-    ) -> Prepared:
+    ) -> PreparedRequest:
         return await self.preparers[home].prepare(self.request(turns, tenant, session))
 
     async def say(
@@ -181,19 +181,19 @@ class Grove:
         before = (*(map(without_thoughts, history) if plain else history), *behind)
         prepared = await self.prepare(before, tenant, home=home)
         preparer = self.preparers[home]
-        generation = preparer.generation(prepared, self._new_call_id)
+        generation = preparer.create_generation(prepared, self._new_call_id)
         fold = Fold()
         for event in (*generation.feed(self._ids(words, prepared)), *generation.finish()):
             fold.add(event)
         await preparer.record(prepared, generation)
         turn = heard(Turn("assistant", fold.message().blocks))
-        entry = generation.entry().id
+        entry = generation.build_entry().id
         said = Said(tenant, above, before, turn, generation.ids, entry, prepared, home)
         self.said.append(said)
         return said
 
     def _ids(
-        self, words: "str | Sequence[OutputBlock] | list[int]", prepared: Prepared
+        self, words: "str | Sequence[OutputBlock] | list[int]", prepared: PreparedRequest
     ) -> list[int]:
         """What is said as tokens, with the one that ends the turn: from text, blocks or ids."""
         if not isinstance(words, str):
@@ -203,7 +203,7 @@ class Grove:
             words = self._written([word for word in words if not isinstance(word, int)], prepared)
         return [*self.model.tokenizer.encode(words), min(self.model.stop_ids)]
 
-    def _written(self, blocks: "Sequence[OutputBlock]", prepared: Prepared) -> str:
+    def _written(self, blocks: "Sequence[OutputBlock]", prepared: PreparedRequest) -> str:
         """Blocks as the model writes them behind this prompt."""
         writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
         end = self.model.tokenizer.decode(prepared.prompt.ids[-24:])
@@ -212,7 +212,7 @@ class Grove:
         assert text is not None
         return text
 
-    def text(self, prepared: Prepared) -> str:
+    def text(self, prepared: PreparedRequest) -> str:
         """A prompt as text."""
         return self.model.tokenizer.decode(prepared.prompt.ids)
 
@@ -230,10 +230,10 @@ def grove(
 ) -> Grove:
     """An empty one. Replicas share their keys and nothing else; forgetful ones have no cache."""
     model = model or small_model()
-    settings = Settings(replay=replay)
+    settings = PromptSettings(replay=replay)
     room = 1 if forgetful else 1 << 26
     ledgers = [Ledger(MemoryLedgerStore(), cache_bytes=room, token_cache_bytes=room) for _ in range(replicas)]
-    return Grove([Preparer(model, ledger, keys, settings) for ledger in ledgers], model)
+    return Grove([ChatPreparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 
 def heard(turn: Turn) -> Turn:

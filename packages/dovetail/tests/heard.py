@@ -1,7 +1,7 @@
 """The answer of the pipeline, kept batch by batch."""
 
-from dovetail.pipeline.execution import answer
-from dovetail.pipeline.registry import Offered
+from dovetail.pipeline.execution import run_request
+from dovetail.pipeline.registry import ModelEntry
 from dovetail_model import Event, Request
 
 
@@ -19,8 +19,8 @@ class Heard:
         """There always is."""
 
 
-async def heard(served: Offered, request: Request, call: str = "call") -> list[Event]:
+async def heard(served: ModelEntry, request: Request, call: str = "call") -> list[Event]:
     """All events of an answer with one choice."""
     audience = Heard()
-    await answer(served, request, lambda: call, audience)
+    await run_request(served, request, lambda: call, audience)
     return [event for _, events in audience.batches for event in events]

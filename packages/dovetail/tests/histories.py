@@ -22,7 +22,7 @@ from forks import (
 )
 from splice_oracle import Oracle, text_of
 
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail_model import (
     TextBlock,
     ToolCallBlock,
@@ -234,7 +234,7 @@ class Histories:
     hows: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, prepared: Prepared) -> None:
+    def add(self, prepared: PreparedRequest) -> None:
         self.histories += 1
         self.turns += sum(turn.role == "assistant" for turn in prepared.request.turns)
         self.exact += len(prepared.prompt.exact_turns)

@@ -29,8 +29,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
 from dovetail.telemetry.record import RequestRecorder
@@ -241,13 +241,13 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 def service(
     *, max_context: int | None = None, count: int = 1, template: str = _TEMPLATE
-) -> tuple[Service, StageEngine]:
+) -> tuple[ModelRegistry, StageEngine]:
     """A service of one model (or several under numbered names), all on one engine."""
     model = tiny_model(template)
     engine = StageEngine(model)
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     served = [
-        Served(
+        TokenModel(
             names=(NAME, "second-name") if not at else (f"model-{at}",),
             model=model,
             preparer=preparer,
@@ -257,7 +257,7 @@ def service(
         )
         for at in range(count)
     ]
-    return Service(served, {ALIAS: NAME, "claude-*": NAME}), engine
+    return ModelRegistry(served, {ALIAS: NAME, "claude-*": NAME}), engine
 
 
 @asynccontextmanager
@@ -268,7 +268,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     count: int = 1,
     template: str = _TEMPLATE,
     send_buffer: int | None = None,
-    offered: Service | None = None,
+    offered: ModelRegistry | None = None,
     recorders: Sequence[RequestRecorder] = (),
 ) -> AsyncIterator[Stage]:
     """A server, up before the first line of the block and gone after the last.

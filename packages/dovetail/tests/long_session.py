@@ -18,7 +18,7 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
@@ -148,13 +148,13 @@ def counted(found: Model, counter: Counter) -> Model:
 
 
 async def play_long(
-    pair: Pair, turns: int, settings: Settings | None = None, *, memory: bool = False
+    pair: Pair, turns: int, settings: PromptSettings | None = None, *, memory: bool = False
 ) -> list[Cost]:
     """Questions, loops of calls and answers, as Claude Code has them."""
     counter, found = Counter(), model(pair)
     ledger = Ledger(CountingStore(counter))
     play = Player(
-        Preparer(counted(found, counter), ledger, KEY, settings),
+        ChatPreparer(counted(found, counter), ledger, KEY, settings),
         found.tokenizer,
         found.tokenizer.controls[(pair.stops or found.stop_strings)[0]],
         TurnWriter(found.tool_parser, found.reasoning_parser),

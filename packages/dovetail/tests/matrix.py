@@ -22,14 +22,14 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.prompt.prompt import PromptOrigin
 from dovetail.prompt.renderer import PromptRenderer
 
 Policy = Literal["keeps", "drops at a user turn", "drops at the answer", "moves the tools"]
 Follower = Literal["tool", "user"]
 KEY = Keyring([bytes(range(32))])
-OFF = Settings(replay="client")
+OFF = PromptSettings(replay="client")
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ def policy_for(found: Model, kind: type[Agent]) -> Policy:
     return "keeps" if asks and found.facts.keep_switches else policy_of(found)
 
 
-def preparer(pair: Pair, settings: Settings | None = None) -> Preparer:
-    return Preparer(model(pair), Ledger(MemoryLedgerStore()), KEY, settings)
+def preparer(pair: Pair, settings: PromptSettings | None = None) -> ChatPreparer:
+    return ChatPreparer(model(pair), Ledger(MemoryLedgerStore()), KEY, settings)
 
 
-def player(pair: Pair, prepares: Preparer) -> Player:
+def player(pair: Pair, prepares: ChatPreparer) -> Player:
     return Player(prepares, model(pair).tokenizer, 0, scribe(pair).writer)
 
 
@@ -146,8 +146,8 @@ def ask(session: Session, agent: Agent) -> None:
 async def play_session(
     pair: Pair,
     kind: type[Agent],
-    settings: Settings | None = None,
-    compare: Preparer | None = None,
+    settings: PromptSettings | None = None,
+    compare: ChatPreparer | None = None,
     *,
     clean: bool = False,
 ) -> Session:
@@ -232,7 +232,7 @@ def _ends_well(session: Session, at: int) -> bool:
     before = session.played[at - 1]
     follows = session.played[at].prepared.prompt.ids[len(before.whole)]
     controls = model(session.pair).tokenizer.controls
-    stop = before.generation.entry().stop
+    stop = before.generation.build_entry().stop
     if session.pair.name == "gpt-oss" and stop == controls["<|return|>"]:
         stop = controls["<|end|>"]  # sampled at the end of an answer, never written in a history
     return follows == stop

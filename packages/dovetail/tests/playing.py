@@ -12,7 +12,7 @@ from itertools import count
 from agent_clients import Agent, Heard
 
 from dovetail.pipeline.generation import Generation
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, Turn
@@ -25,7 +25,7 @@ _numbers = count()
 class Played:
     """One turn: the prompt it was given and what was generated."""
 
-    prepared: Prepared
+    prepared: PreparedRequest
     generation: Generation
     heard: list[Heard]
 
@@ -39,7 +39,7 @@ class Played:
 class Player:
     """Answers an agent with what the model is scripted to say."""
 
-    preparer: Preparer
+    preparer: ChatPreparer
     tokenizer: Tokenizer
     stop_id: int
     writer: TurnWriter
@@ -56,16 +56,16 @@ class Player:
         ids = (self.spell or self.tokenizer.encode)(text)
         return await self.say(agent, prepared, [*ids, self.stop_id])
 
-    async def prepare(self, agent: Agent) -> Prepared:
+    async def prepare(self, agent: Agent) -> PreparedRequest:
         body, headers = agent.request()
         return await self.preparer.prepare(agent.codec.decode(body, headers))
 
     async def say(
-        self, agent: Agent, prepared: Prepared, ids: Sequence[int], step: int = 3
+        self, agent: Agent, prepared: PreparedRequest, ids: Sequence[int], step: int = 3
     ) -> Played:
         """The model says these tokens, a few at a time."""
         prefix = agent.codec.call_id_prefix
-        generation = self.preparer.generation(prepared, lambda: f"{prefix}{next(_numbers):024x}")
+        generation = self.preparer.create_generation(prepared, lambda: f"{prefix}{next(_numbers):024x}")
         encoder = agent.codec.stream(prepared.request, _new_id, lambda: 0.0)
         frames = b""
         for at in range(0, len(ids), step):

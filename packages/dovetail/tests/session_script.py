@@ -15,7 +15,7 @@ from models_at_hand import Pair, model
 from playing import OddSpelling
 
 from dovetail.ledger.turn_digest import canonicalize_arguments
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
@@ -123,7 +123,7 @@ class Scribe:
         self.left_out: set[str] = set()
         self._ids = lru_cache(256)(self._write_ids)
 
-    def ids(self, at: int, prepared: Prepared, *, clean: bool = False) -> list[int]:
+    def ids(self, at: int, prepared: PreparedRequest, *, clean: bool = False) -> list[int]:
         """The tokens of a turn behind this prompt, the one that ends it included.
 
         `clean`: in the family's usual spacing, in the tokens that a tokenizer would choose.

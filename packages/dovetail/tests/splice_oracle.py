@@ -14,7 +14,7 @@ from typing import Any
 from forks import Grove, Said, grove, parts, small_model
 
 from dovetail.ledger.seal import read_entry_id
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.S)
@@ -31,7 +31,7 @@ class Oracle:
         self._made = made
         self._client = grove("client")
 
-    async def check(self, prepared: Prepared, home: int = 0) -> None:
+    async def check(self, prepared: PreparedRequest, home: int = 0) -> None:
         """Raises `FalseSplice`."""
         turns = prepared.request.turns
         tenant = prepared.request.identity.tenant
@@ -101,7 +101,7 @@ class Oracle:
                     allowed.append(parts(said.prepared.prompt.ids)[number])
         return allowed
 
-    def _is_restored(self, prepared: Prepared, at: int, found: "array[int]", tenant: str) -> bool:
+    def _is_restored(self, prepared: PreparedRequest, at: int, found: "array[int]", tenant: str) -> bool:
         """Whether a turn is a seal's thoughts with the client's own words behind them."""
         entry = prepared.prompt.history.entries.get(at)
         turn = prepared.request.turns[at]
@@ -185,7 +185,7 @@ def text_of(ids: "array[int]") -> str:
     return small_model().tokenizer.decode(ids)
 
 
-def _check_words(prepared: Prepared) -> None:
+def _check_words(prepared: PreparedRequest) -> None:
     """Whatever users and tools said is in the prompt, in its order."""
     text, done = text_of(prepared.prompt.ids), 0
     for turn in prepared.request.turns:

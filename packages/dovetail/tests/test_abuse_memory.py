@@ -7,7 +7,7 @@ from http_stage import NAME, run, serving
 
 from dovetail.ledger.history_match import TurnMatch, MatchStep, HistoryMatch, HistoryMatchCache
 from dovetail.ledger.turn_digest import TurnDigestCache
-from dovetail.pipeline.stop_text import ALL, LONGEST, StopText
+from dovetail.pipeline.stop_text import MAX_STOP_TOTAL_CHARS, MAX_STOP_SEQUENCE_CHARS, StopSequenceMatcher
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -64,19 +64,19 @@ def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "stops", [["x" * (LONGEST + 1)], [str(n) * 100 for n in range(ALL // 100)]]
+    "stops", [["x" * (MAX_STOP_SEQUENCE_CHARS + 1)], [str(n) * 100 for n in range(MAX_STOP_TOTAL_CHARS // 100)]]
 )
 def test_stop_sequences_are_bounded(stops: list[str]) -> None:
     """All beginnings of a sequence are kept: of a million characters that would be 500 GB."""
     with pytest.raises(InvalidRequest):
-        StopText(stops)
+        StopSequenceMatcher(stops)
 
 
 def test_the_longest_stop_sequence_is_found() -> None:
-    stop = StopText(["x" * LONGEST])
-    assert stop.feed("a" + "x" * (LONGEST - 1)) == "a"
+    stop = StopSequenceMatcher(["x" * MAX_STOP_SEQUENCE_CHARS])
+    assert stop.feed("a" + "x" * (MAX_STOP_SEQUENCE_CHARS - 1)) == "a"
     assert stop.feed("x") == ""
-    assert stop.found == "x" * LONGEST
+    assert stop.found == "x" * MAX_STOP_SEQUENCE_CHARS
 
 
 def test_clients_are_told_of_stop_sequences_that_are_too_long() -> None:

@@ -9,7 +9,7 @@ from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, service, serving
 
 from dovetail.http.responses import background as background_module
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
@@ -61,8 +61,8 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
         (one, engine), (two, _) = service(), service()
         first_kept, second_kept = open_kept(config, tmp_path), open_kept(config, tmp_path)
         async with (
-            serving(offered=Service(one.served, {}, first_kept)) as first,
-            serving(offered=Service(two.served, {}, second_kept)) as second,
+            serving(offered=ModelRegistry(one.entries, {}, first_kept)) as first,
+            serving(offered=ModelRegistry(two.entries, {}, second_kept)) as second,
         ):
             first.engine = engine
             gate = Gate(first)
@@ -144,7 +144,7 @@ def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() ->
         left = StoredResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
         await store.put(left)
         made, _ = service()
-        async with serving(offered=Service(made.served, {}, ResponseStore(store))) as stage:
+        async with serving(offered=ModelRegistry(made.entries, {}, ResponseStore(store))) as stage:
             reply = await stage.ask("GET", "/v1/responses/resp_1")
             assert reply.json["status"] == "failed"
             assert reply.json["error"]["code"] == "server_error"

@@ -13,12 +13,12 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline import beside as module
-from dovetail.pipeline.beside import HUGE, WORTH_A_THREAD, beside
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.beside import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
 from dovetail_tokenizers import HfTokenizer
 
-LONG = "One word. " * (WORTH_A_THREAD // 8)
+LONG = "One word. " * (MIN_OFFLOAD_SIZE // 8)
 GO = {"role": "user", "content": "Go."}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 ENDPOINTS = {
@@ -116,8 +116,8 @@ def test_many_tokens_are_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch
 def test_short_work_is_done_at_once() -> None:
     async def main() -> None:
         here = threading.current_thread()
-        assert await beside(WORTH_A_THREAD - 1, threading.current_thread) is here
-        assert await beside(WORTH_A_THREAD, threading.current_thread) is not here
+        assert await run_in_thread(MIN_OFFLOAD_SIZE - 1, threading.current_thread) is here
+        assert await run_in_thread(MIN_OFFLOAD_SIZE, threading.current_thread) is not here
 
     asyncio.run(main())
 
@@ -126,8 +126,8 @@ def test_what_is_huge_holds_up_nothing_usual() -> None:
     over = threading.Event()
 
     async def main() -> None:
-        huge = [asyncio.ensure_future(beside(HUGE, over.wait)) for _ in range(3)]
-        assert await beside(HUGE - 1, lambda: "done") == "done"
+        huge = [asyncio.ensure_future(run_in_thread(MIN_HUGE_SIZE, over.wait)) for _ in range(3)]
+        assert await run_in_thread(MIN_HUGE_SIZE - 1, lambda: "done") == "done"
         over.set()
         assert await asyncio.gather(*huge) == [True] * 3
 
@@ -139,11 +139,11 @@ def test_what_the_work_raises_comes_out() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        asyncio.run(beside(WORTH_A_THREAD, fail))
+        asyncio.run(run_in_thread(MIN_OFFLOAD_SIZE, fail))
 
 
-def _preparer() -> Preparer:
-    return Preparer(tiny_model(), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+def _preparer() -> ChatPreparer:
+    return ChatPreparer(tiny_model(), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
 
 async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:

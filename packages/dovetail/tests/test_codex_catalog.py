@@ -27,8 +27,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
-from dovetail.pipeline.preparation import Preparer, Settings
-from dovetail.pipeline.registry import Relayed, Served, Service
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.registry import UpstreamModel, TokenModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool
@@ -75,21 +75,21 @@ class Unstarted(StageEngine):
         self.abilities = EngineCapabilities(context_length=window)
 
 
-def offered(name: str, settings: Settings | None = None, window: int | None = None) -> Served:
+def offered(name: str, settings: PromptSettings | None = None, window: int | None = None) -> TokenModel:
     """The model of a real template. Entries can be had before an engine is started."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     require(pair)
     found = replace(model(pair), context_length=None)
-    preparer = Preparer(found, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), settings)
-    return Served((name,), found, preparer, ReplicaPool([Unstarted(window)]))
+    preparer = ChatPreparer(found, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), settings)
+    return TokenModel((name,), found, preparer, ReplicaPool([Unstarted(window)]))
 
 
 small = cache(lambda: offered("Qwen2.5"))
-OFF = Settings(default_thinking="disabled")
-CASES: list[tuple[str, Settings | None, tuple[str, ...], str | None]] = [
+OFF = PromptSettings(default_thinking="disabled")
+CASES: list[tuple[str, PromptSettings | None, tuple[str, ...], str | None]] = [
     ("Qwen3", None, ("none", "medium"), "medium"),
     ("Qwen3", OFF, ("none", "medium"), "none"),
-    ("Qwen3", Settings(template_switches={"enable_thinking": False}), ("none", "medium"), "none"),
+    ("Qwen3", PromptSettings(template_switches={"enable_thinking": False}), ("none", "medium"), "none"),
     ("Qwen3-Coder", None, (), None),
     ("Kimi-K2-Thinking", None, (), None),
     ("Ministral-3", None, (), None),
@@ -97,7 +97,7 @@ CASES: list[tuple[str, Settings | None, tuple[str, ...], str | None]] = [
     ("gpt-oss", None, ("low", "medium", "high"), "medium"),
     (
         "gpt-oss",
-        Settings(template_switches={"reasoning_effort": "high"}),
+        PromptSettings(template_switches={"reasoning_effort": "high"}),
         ("low", "medium", "high"),
         "high",
     ),
@@ -106,7 +106,7 @@ CASES: list[tuple[str, Settings | None, tuple[str, ...], str | None]] = [
 
 @pytest.mark.parametrize(("name", "settings", "taken", "usual"), CASES)
 def test_levels_are_those_that_the_template_takes(
-    name: str, settings: Settings | None, taken: tuple[str, ...], usual: str | None
+    name: str, settings: PromptSettings | None, taken: tuple[str, ...], usual: str | None
 ) -> None:
     one = offered(name, settings)
     assert levels(one) == taken
@@ -133,7 +133,7 @@ def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
     """It may think and it gets images; which levels it takes, nobody knows."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
-    made = entry("m", Relayed(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
+    made = entry("m", UpstreamModel(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
     assert made["context_window"] == 65_536
     assert made["input_modalities"] == ["text", "image"]
@@ -167,14 +167,14 @@ def test_limits_grow_with_the_window(window: int, compacts: int, output: int) ->
 
 def test_all_names_have_an_entry_but_patterns() -> None:
     offers, _ = service(count=2)
-    made = catalog(offers.named())["models"]
+    made = catalog(offers.iter_entries())["models"]
     assert [one["slug"] for one in made] == [NAME, "second-name", "model-1", ALIAS]
     assert [one["priority"] for one in made] == [1, 2, 3, 4]
 
 
 def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
     offers, _ = service()
-    own = entry(NAME, offers.served[0])
+    own = entry(NAME, offers.entries[0])
     made = aliased(own, PROFILE)
     kept = ("slug", "display_name", "context_window", "auto_compact_token_limit")
     assert [made[key] for key in kept] == [own[key] for key in kept]
@@ -318,7 +318,7 @@ def test_every_answer_of_responses_has_the_tag_of_the_list() -> None:
 def test_slashed_names_resolve_everywhere() -> None:
     async def scene() -> None:
         made, _ = service()
-        offers = Service(made.served, {SLASHED: NAME})
+        offers = ModelRegistry(made.entries, {SLASHED: NAME})
         async with serving(offered=offers) as stage:
             for path in (SLASHED, SLASHED.replace("/", "%2F")):
                 assert (await stage.ask("GET", f"/v1/models/{path}")).json["id"] == SLASHED

@@ -21,7 +21,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Identity,
@@ -41,8 +41,8 @@ SLOTS = (
 )  # fmt: skip
 
 
-def _preparer(served: Model) -> Preparer:
-    return Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
+def _preparer(served: Model) -> ChatPreparer:
+    return ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
 
 
 def _conversation(slot: str, evil: str) -> Request:
@@ -84,7 +84,7 @@ def _conversation(slot: str, evil: str) -> Request:
     )
 
 
-def _controls(served: Model, prepared: Prepared) -> list[int]:
+def _controls(served: Model, prepared: PreparedRequest) -> list[int]:
     return [id for id in prepared.prompt.ids if served.tokenizer.is_control(id)]
 
 

@@ -256,7 +256,7 @@ def test_what_was_said_until_then_is_remembered() -> None:
             async with streaming(stage, "/v1/messages") as reader:
                 Stop(stage).send()
                 assert b"overloaded_error" in await reader.read()
-            ledger = stage.app.service.served[0].preparer._ledger  # type: ignore[union-attr]
+            ledger = stage.app.service.entries[0].preparer._ledger  # type: ignore[union-attr]
             assert ledger.sequence == 1
 
     run(scene)

@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.preparation import ChatPreparer
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 AGENT = pytest.mark.parametrize("kind", [ClaudeCode, Codex, ChatAgent], ids=lambda k: k.name)
@@ -76,10 +76,10 @@ async def test_a_session_goes_on_after_a_restart(
 ) -> None:
     require(pair)
     ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
-    session, _, agent = await _begun(pair, kind, Preparer(model(pair), ledger, KEY))
+    session, _, agent = await _begun(pair, kind, ChatPreparer(model(pair), ledger, KEY))
     await ledger.close()
     again = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
-    play = player(pair, Preparer(model(pair), again, KEY))
+    play = player(pair, ChatPreparer(model(pair), again, KEY))
     for _ in range(MIDDLE, len(SCRIPT)):
         before = session.played[-1]
         played = await turn(session, play, agent)
@@ -119,7 +119,7 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
 @in_a_loop
 async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) -> None:
     session, _, agent = await _begun(pair, kind)
-    other = Preparer(model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)]))
+    other = ChatPreparer(model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)]))
     prompt = (await player(pair, other).prepare(agent)).prompt
     cold = (await player(pair, preparer(pair, OFF)).prepare(agent)).prompt
     assert prompt.ids == cold.ids
@@ -129,7 +129,7 @@ async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) 
 
 
 async def _begun(
-    pair: Pair, kind: type[Agent], prepares: Preparer | None = None
+    pair: Pair, kind: type[Agent], prepares: ChatPreparer | None = None
 ) -> tuple[Session, Player, Agent]:
     require(pair)
     session, agent = Session(pair), kind()
@@ -162,11 +162,11 @@ def _sealed(session: Session, kind: type[Agent]) -> list["array[int]"]:
     turns = _kept_zone(session, kind)
     held: list[array[int]] = []
     for at, played in enumerate(turns):
-        spans = played.generation.entry().spans
+        spans = played.generation.build_entry().spans
         thoughts = [span.tokens for span in spans if span.kind == "reasoning"]
         if not thoughts:
             continue
-        following = turns[at + 1].generation.entry().spans if at + 1 < len(turns) else ()
+        following = turns[at + 1].generation.build_entry().spans if at + 1 < len(turns) else ()
         whole = any(span.kind == "reasoning" for span in following)
         ids = played.generation.ids
         held.append(ids if whole else ids[: thoughts[-1]])

@@ -23,7 +23,7 @@ from dovetail.ledger.export import LedgerExporter, MissingBranch
 from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock
 
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -35,7 +35,7 @@ LONG = 30
 def _player(pair: Pair) -> tuple[NotingPlayer, Ledger]:
     require(pair)
     found, ledger = model(pair), Ledger(MemoryLedgerStore())
-    preparer = Preparer(found, ledger, KEY)
+    preparer = ChatPreparer(found, ledger, KEY)
     stop = found.tokenizer.controls[(pair.stops or found.stop_strings)[0]]
     return NotingPlayer(preparer, found.tokenizer, stop, scribe(pair).writer), ledger
 

@@ -15,9 +15,9 @@ from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline.execution import answer
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.execution import run_request
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Event,
@@ -43,17 +43,17 @@ class Told:
         script = parse_script(f"- text: {text!r}\n  logprobs: [-0.5, -0.25]\n  chunks: {chunk}\n")
         self.engine = ScriptedEngine(self.model.tokenizer, script, options=ScriptedOptions())
         self.ledger = Ledger(MemoryLedgerStore())
-        preparer = Preparer(self.model, self.ledger, Keyring([b"k" * 32]))
-        served = Served(("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep)
+        preparer = ChatPreparer(self.model, self.ledger, Keyring([b"k" * 32]))
+        served = TokenModel(("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep)
         turns = (Turn("user", (TextBlock("Is it so?"),)),)
         request = Request("m", turns, identity=WHO, **changes)  # type: ignore[arg-type]
         self.events: list[Event] = []
         self.sample = asyncio.run(self._run(served, request))
 
-    async def _run(self, served: Served, request: Request) -> TrainingSample:
+    async def _run(self, served: TokenModel, request: Request) -> TrainingSample:
         await served.engine.start()
         audience = Heard()
-        await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
+        await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
         self.events = [event for _, events in audience.batches for event in events]
         export = LedgerExporter(self.ledger)
         (made,) = [one async for one in export.iter_samples(await export.find("s"))]

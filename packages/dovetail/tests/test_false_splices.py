@@ -24,7 +24,7 @@ from histories import play_histories
 from models_at_hand import PAIRS, Pair, model, require
 
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock, Turn
 
 Loader = Callable[[], Model]
@@ -72,7 +72,7 @@ async def _child(wood: Grove, above: Said, thought: str = "Zenobia") -> Said:
     return await wood.say(above, [results(above, "fine")], _thinks(thought, "pwd"))
 
 
-def _who(wood: Grove, prepared: Prepared) -> set[str]:
+def _who(wood: Grove, prepared: PreparedRequest) -> set[str]:
     """Whose thoughts are in a prompt."""
     text = wood.text(prepared)
     return {name for name in ("Xanthippe", "Yorick", "Zenobia", "Edited") if name in text}

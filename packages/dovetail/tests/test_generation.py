@@ -16,7 +16,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.seal import SealPayload, Sealer, read_entry_id
 from dovetail.ledger.turn_digest import extend_chain, digest_turn
-from dovetail.pipeline.generation import Generation, Owner, Voice
+from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import (
     CallClose,
@@ -37,9 +37,9 @@ from dovetail_tokenizers import ByteTokenizer, Tokenizer
 CONTROLS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>")
 BYTES = ByteTokenizer(CONTROLS)
 STOP = BYTES.controls["<|im_end|>"]
-HERMES = Voice(BYTES, frozenset({STOP}), "hermes", "qwen3", "model-1")
+HERMES = OutputSpec(BYTES, frozenset({STOP}), "hermes", "qwen3", "model-1")
 SEALER = Sealer(Keyring([b"k" * 32]))
-OWNER = Owner("t", b"key", SEALER)
+OWNER = TurnOwner("t", b"key", SEALER)
 HEAD = HeadDigests(b"s", b"t", b"w", b"head")
 TOOL = ToolSpec("run", "", {"type": "object", "properties": {"command": {"type": "string"}}})
 
@@ -56,10 +56,10 @@ def _prompt(recalled: RecognizedHistory | None = None, *, ids: Sequence[int] = (
 
 
 def _generation(
-    voice: Voice = HERMES,
+    voice: OutputSpec = HERMES,
     *,
     prompt: Prompt | None = None,
-    owner: Owner = OWNER,
+    owner: TurnOwner = OWNER,
     stop: tuple[str, ...] = (),
 ) -> Generation:
     numbers = count()
@@ -85,7 +85,7 @@ def _entry(ids: Sequence[int], step: int = 1) -> LedgerEntry:
     made = _generation()
     _feed(made, ids, step)
     made.finish("stop" if made.stopped else "length")
-    return made.entry(5.0)
+    return made.build_entry(5.0)
 
 
 def test_the_entry_of_a_turn() -> None:
@@ -142,7 +142,7 @@ def test_spans_do_not_depend_on_how_the_tokens_came(cuts: list[int]) -> None:
         made.feed(ids[at : at + size])
         at += size
     made.finish("stop")
-    assert made.entry(5.0) == _entry(ids)
+    assert made.build_entry(5.0) == _entry(ids)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 500])
@@ -153,11 +153,11 @@ def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
     real = model(pair)
     tokenizer = real.tokenizer
     ids = OddSpelling(tokenizer, seed=3, share=0.6).split(tokenizer.encode(WHOLE))
-    voice = Voice(tokenizer, real.stop_ids, "hermes", "qwen3", "m")
+    voice = OutputSpec(tokenizer, real.stop_ids, "hermes", "qwen3", "m")
     made = _generation(voice)
     _feed(made, ids, step)
     made.finish("length")
-    entry = made.entry()
+    entry = made.build_entry()
     assert list(unpack_ids(entry.generated)) == ids
     told = ""
     for span in entry.spans:
@@ -204,7 +204,7 @@ def test_a_seal_carries_the_tail_of_the_turn_before() -> None:
 
 
 def test_without_a_sealer_there_are_no_seals() -> None:
-    events = _feed(_generation(owner=Owner("t", b"key")), BYTES.encode(FIRST + LOOK))
+    events = _feed(_generation(owner=TurnOwner("t", b"key")), BYTES.encode(FIRST + LOOK))
     assert [e.seal for e in events if isinstance(e, SpanEnd)] == [None]
 
 
@@ -215,19 +215,19 @@ def test_the_entry_grows_from_its_parent() -> None:
     grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, recalled)
     made = _generation(prompt=grown)
     made.finish()
-    entry = made.entry()
+    entry = made.build_entry()
     assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 5, [6, 7])
     cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, recalled)
     made = _generation(prompt=cold)
     made.finish()
-    entry = made.entry()
+    entry = made.build_entry()
     assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 2, [9, 9])
 
 
 def test_a_turn_that_broke_off_does_not_say_that_it_ended() -> None:
     made = _generation()
     made.feed(BYTES.encode(LOOK))
-    assert (made.entry().stop, made.entry().finish) == (None, FINISH_INTERRUPTED)
+    assert (made.build_entry().stop, made.build_entry().finish) == (None, FINISH_INTERRUPTED)
 
 
 def test_what_comes_behind_the_stop_token_is_ignored() -> None:
@@ -239,7 +239,7 @@ def test_what_comes_behind_the_stop_token_is_ignored() -> None:
     events += made.finish("stop")
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == LOOK
     assert list(made.ids) == ids
-    assert made.entry().stop == STOP
+    assert made.build_entry().stop == STOP
 
 
 def test_a_turn_cut_by_length() -> None:
@@ -249,7 +249,7 @@ def test_a_turn_cut_by_length() -> None:
     assert not made.stopped
     assert isinstance(events[-1], Finish)
     assert not any(isinstance(event, CallClose) for event in events)
-    entry = made.entry()
+    entry = made.build_entry()
     assert (entry.stop, entry.finish) == (None, "length")
     assert list(unpack_ids(entry.generated)) == cut
     assert entry.spans[-1].complete is False
@@ -274,7 +274,7 @@ def test_why_it_ended(text: str, given: object, told: str) -> None:
     made = _generation()
     _feed(made, BYTES.encode(text))
     assert made.finish(given)[-1] == Finish(told)  # type: ignore[arg-type]
-    assert made.entry().finish == made.message().finish == told
+    assert made.build_entry().finish == made.message().finish == told
 
 
 def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
@@ -284,7 +284,7 @@ def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
     told += made.finish("length")
     assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah \ufffd"
     assert list(made.ids)[-2:] == list(half)
-    assert made.entry().spans[-1].tokens == 5
+    assert made.build_entry().spans[-1].tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -299,9 +299,9 @@ def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
 def test_of_a_turn_that_broke_off_stays_what_was_told(text: str, kept: str) -> None:
     made = _generation()
     _feed(made, BYTES.encode(text))
-    assert BYTES.decode(unpack_ids(made.entry().generated)).rstrip("\n") == kept
+    assert BYTES.decode(unpack_ids(made.build_entry().generated)).rstrip("\n") == kept
     made.finish("length")
-    assert BYTES.decode(unpack_ids(made.entry().generated)) == text
+    assert BYTES.decode(unpack_ids(made.build_entry().generated)) == text
 
 
 def test_a_stop_token_in_the_middle_of_a_character() -> None:
@@ -318,7 +318,7 @@ def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> N
     controls = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>", "<|constrain|>")
     tokenizer = ByteTokenizer(controls)
     stop = tokenizer.controls["<|call|>"]
-    voice = Voice(tokenizer, frozenset({stop}), "harmony", "gpt_oss", "m")
+    voice = OutputSpec(tokenizer, frozenset({stop}), "harmony", "gpt_oss", "m")
     made = _generation(voice)
     ids = tokenizer.encode(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -327,7 +327,7 @@ def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> N
     events = _feed(made, [*ids, stop])
     assert any(isinstance(event, CallClose) for event in events), "it may run at once"
     made.finish("stop")
-    entry = made.entry()
+    entry = made.build_entry()
     assert list(unpack_ids(entry.generated)) == ids
     assert (entry.stop, entry.finish) == (stop, "tool_calls")
     assert [(s.kind, s.shown, s.complete) for s in entry.spans] == [
@@ -345,10 +345,10 @@ KIMI = (
 
 def test_the_models_own_ids_are_kept_beside_the_outward_ones() -> None:
     tokenizer = _spelled(KIMI)
-    made = _generation(Voice(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    made = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
     events = [*_feed(made, tokenizer.encode(KIMI)), *made.finish("stop")]
     assert [e.id for e in events if e.type == "call_open"] == ["toolu_0"]
-    (span,) = made.entry().spans
+    (span,) = made.build_entry().spans
     assert (span.id, span.own_id, span.name) == ("toolu_0", "functions.run:7", "run")
 
 
@@ -358,10 +358,10 @@ def _spelled(text: str) -> Tokenizer:
 
 def test_a_control_token_spelled_out_in_prose_is_prose() -> None:
     tokenizer = _spelled(KIMI)
-    made = _generation(Voice(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    made = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
     made.feed(tokenizer.encode_plain(KIMI))
     made.finish("stop")
-    (span,) = made.entry().spans
+    (span,) = made.build_entry().spans
     assert (span.kind, span.shown) == ("text", KIMI)
 
 
@@ -388,7 +388,7 @@ def test_no_stop_sequence_is_found_inside_a_marker() -> None:
     made = _generation(stop=("think", "\n<"))
     _feed(made, BYTES.encode(FIRST + LOOK))
     made.finish("stop")
-    assert [(s.kind, s.shown) for s in made.entry().spans] == [
+    assert [(s.kind, s.shown) for s in made.build_entry().spans] == [
         ("reasoning", "Hm, é 🦜."),
         ("text", LOOK),
     ]
@@ -397,7 +397,7 @@ def test_no_stop_sequence_is_found_inside_a_marker() -> None:
 def test_a_message_of_nothing() -> None:
     made = _generation()
     assert made.finish("stop") == [Finish("stop")]
-    entry = made.entry()
+    entry = made.build_entry()
     assert (entry.generated, entry.spans) == (b"", ())
     assert made.message().blocks == ()
 

@@ -15,7 +15,7 @@ import pytest
 from models_at_hand import PAIRS, model, require
 
 from dovetail.ledger.recognition import RecognizedHistory
-from dovetail.pipeline.generation import Generation, Owner, Voice
+from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import Request, ToolSpec
 
@@ -69,14 +69,14 @@ def costs(case: Case, sizes: Sequence[int]) -> list[Cost]:
 def _answer(case: Case) -> tuple[Generation, "cycle[int]"]:
     require(QWEN3)
     real = model(QWEN3)
-    voice = Voice(real.tokenizer, real.stop_ids, case.tool_parser, "qwen3", "m")
+    voice = OutputSpec(real.tokenizer, real.stop_ids, case.tool_parser, "qwen3", "m")
     head = HeadDigests(b"s", b"t", b"w", b"head")
     prompt = Prompt(array("I", [1]), "cold", False, head, RecognizedHistory(chain=b"c" * 16))
     numbers = count()
     made = Generation(
         voice,
         prompt,
-        Owner("t", b"key"),
+        TurnOwner("t", b"key"),
         Request("m", tools=(TOOL,)),
         entry_id="e",
         new_call_id=lambda: f"call_{next(numbers)}",

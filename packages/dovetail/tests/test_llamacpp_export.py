@@ -24,8 +24,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import ClientRequest, fetch
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import InvalidRequest
 
@@ -74,12 +74,12 @@ async def check_truth(engine: LlamaCppEngine, truth: Truth) -> None:
 @pytest.mark.parametrize(("api", "keep"), ASKED_OR_KEPT)
 def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
     overheard, ledger = Overhearing(bench.engine), Ledger(MemoryLedgerStore())
-    preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = Served(("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
+    preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
+    served = TokenModel(("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
     known = keep or api != "messages"
 
     async def scene() -> tuple[list[list[float]], list[Any]]:
-        async with serving(offered=Service([served], {})) as stage:
+        async with serving(offered=ModelRegistry([served], {})) as stage:
             session = Session(stage.url, api, "small", "s")
             shown = await asyncio.to_thread(session.play)
         for truth in overheard.truths if known else ():

@@ -16,7 +16,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail_model import (
     InvalidRequest,
     ReasoningBlock,
@@ -28,8 +28,8 @@ from dovetail_model import (
 )
 
 
-def _preparer(served: Model) -> Preparer:
-    return Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
+def _preparer(served: Model) -> ChatPreparer:
+    return ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
 
 
 def _deep(levels: int) -> str:

@@ -15,7 +15,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.models.renderers import RendererCache
-from dovetail.pipeline.preparation import Preparer, Settings
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Identity,
@@ -45,9 +45,9 @@ def _model(name: str) -> Model:
 
 
 def _player(
-    served: Model, settings: Settings | None = None, clock: Callable[[], float] = lambda: 0.0
+    served: Model, settings: PromptSettings | None = None, clock: Callable[[], float] = lambda: 0.0
 ) -> Player:
-    preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock)
+    preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock)
     writer = TurnWriter(served.tool_parser, served.reasoning_parser)
     return Player(preparer, served.tokenizer, min(served.stop_ids), writer)
 
@@ -99,12 +99,12 @@ def test_silence_about_thinking_means_what_the_turn_before_was_asked() -> None:
 @pytest.mark.parametrize(
     ("settings", "closed"),
     [
-        (Settings(), False),
-        (Settings(default_thinking="disabled"), True),
-        (Settings(template_switches={"enable_thinking": False}), True),
+        (PromptSettings(), False),
+        (PromptSettings(default_thinking="disabled"), True),
+        (PromptSettings(template_switches={"enable_thinking": False}), True),
     ],
 )
-def test_what_the_operator_decides(settings: Settings, closed: bool) -> None:
+def test_what_the_operator_decides(settings: PromptSettings, closed: bool) -> None:
     async def main() -> None:
         served = _model("Qwen3")
         preparer = _player(served, settings).preparer
@@ -248,7 +248,7 @@ def test_thoughts_of_finished_loops_are_cleared_once_when_a_session_comes_back_l
     async def main() -> None:
         clock = Clock()
         served = _model("Ministral-3")  # keeps all thoughts by itself
-        player = _player(served, Settings(resume_drop_thinking=3600.0), clock)
+        player = _player(served, PromptSettings(resume_drop_thinking=3600.0), clock)
         agent = MessagesAgent()
         agent.ask("Go.")
         await _step(player, agent, THINK, CALL)
@@ -277,8 +277,8 @@ def test_thoughts_of_finished_loops_are_cleared_once_when_a_session_comes_back_l
 def test_nothing_is_cleared_where_there_are_no_thoughts_or_it_is_off() -> None:
     async def main() -> None:
         for settings, blocks in (
-            (Settings(), (THINK, CALL)),
-            (Settings(resume_drop_thinking=60.0), (CALL,)),
+            (PromptSettings(), (THINK, CALL)),
+            (PromptSettings(resume_drop_thinking=60.0), (CALL,)),
         ):
             clock = Clock()
             player, agent = _player(_model("Qwen3"), settings, clock), PlainChat()
@@ -346,7 +346,7 @@ def test_counting_leaves_no_trace() -> None:
         agent.ask("Go.")
         body, headers = agent.request()
         request = agent.codec.decode(body, headers)
-        counted = await player.preparer.count(request)
+        counted = await player.preparer.count_tokens(request)
         made = await player.preparer.prepare(request)
         assert counted == len(made.prompt.ids)
         assert made.diagnosis.reason == "first"
@@ -358,11 +358,11 @@ def test_the_sighting_names_its_tenant() -> None:
     async def main() -> None:
         preparer = _player(_model("Qwen3")).preparer
         identity = Identity(tenant="a", session="s")
-        seen = (await preparer.prepare(_request(identity=identity), "claude-code")).sighting
+        seen = (await preparer.prepare(_request(identity=identity), "claude-code")).prefix_snapshot
         assert seen.session is not None
         assert seen.session.startswith("a\0")
         assert seen.harness == "a\0claude-code"
-        assert (await preparer.prepare(_request())).sighting.session is None
+        assert (await preparer.prepare(_request())).prefix_snapshot.session is None
 
     _run(main())
 
@@ -421,7 +421,7 @@ def test_a_very_long_text_does_not_stop_the_loop() -> None:
 
         beating = asyncio.create_task(beat())
         served = load_model(TOKENIZERS / "qwen3")
-        preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
+        preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
         await asyncio.sleep(0)
         before = beats
         prepared = await preparer.prepare(request)

@@ -14,7 +14,7 @@ from wild_output import Tally, check_claims, check_raw, play
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline.preparation import Preparer
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.prompt.turn_writer import TurnWriter
 
 SEEDS = {agent: 100 + at for at, agent in enumerate(AGENTS)}
@@ -73,7 +73,7 @@ def test_odd_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
 
 async def _say_and_go_on(pair: Pair, ids: list[int], agent: Agent) -> None:
     served = model(pair)
-    preparer = Preparer(served, Ledger(MemoryLedgerStore()), Keyring([b"e" * 32]))
+    preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"e" * 32]))
     writer = TurnWriter(served.tool_parser, served.reasoning_parser)
     player = Player(preparer, served.tokenizer, min(served.stop_ids), writer)
     agent.ask("Hello?")
@@ -81,5 +81,5 @@ async def _say_and_go_on(pair: Pair, ids: list[int], agent: Agent) -> None:
     check_raw(served, played)
     agent.ask("Go on.")
     prepared = await player.prepare(agent)
-    check_claims(prepared, {played.generation.entry().id: played})
+    check_claims(prepared, {played.generation.build_entry().id: played})
     assert "Go on." in served.tokenizer.decode(prepared.prompt.ids)

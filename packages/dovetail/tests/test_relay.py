@@ -14,7 +14,7 @@ from http_stage import NAME, Stage, run, serving
 from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
-from dovetail.pipeline.registry import Relayed, Service
+from dovetail.pipeline.registry import UpstreamModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail_model import (
@@ -83,15 +83,15 @@ class Upstream:
             self.closed.set()
 
 
-def offered(upstream: Upstream) -> Service:
-    relayed = Relayed(
+def offered(upstream: Upstream) -> ModelRegistry:
+    relayed = UpstreamModel(
         names=(NAME,),
         engine=upstream,
-        stabilizer=PromptNormalizer(NormalizationOptions()),
+        normalizer=PromptNormalizer(NormalizationOptions()),
         sealer=Sealer(Keyring([bytes(32)])),
-        defaults=Sampling(temperature=0.3),
+        default_sampling=Sampling(temperature=0.3),
     )
-    return Service([relayed])
+    return ModelRegistry([relayed])
 
 
 def thoughts(request: Request) -> list[tuple[str, str]]:

@@ -175,7 +175,7 @@ def test_large_answers_that_nobody_reads_have_a_bound() -> None:
 
     async def scene() -> None:
         made, _ = service()
-        background = Background(made.kept, Metrics())
+        background = Background(made.response_store, Metrics())
         options = HttpOptions(max_body_bytes=100_000)
         shown = Responses(made, options, background, background.abandon)
         read, body = asyncio.Event(), bytes(range(250)) * 1200

@@ -13,7 +13,7 @@ from dovetail.access.auth import Keys
 from dovetail.access.key_file import Key
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses import store as kept_module
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
@@ -186,7 +186,7 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
         made, _ = service()
         store = Slow()
         kept = ResponseStore(store, has_peers=True)
-        async with serving(offered=Service(made.served, {}, kept)) as stage:
+        async with serving(offered=ModelRegistry(made.entries, {}, kept)) as stage:
             asked = asyncio.create_task(ask(stage, stream=stream, input="Hi"))
             await store.asked.wait()
             done, _ = await asyncio.wait({asked}, timeout=0.2)
@@ -208,7 +208,7 @@ def test_a_server_of_one_process_waits_for_no_store(
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        async with serving(offered=Service(made.served, {}, ResponseStore(store, shared=True))) as stage:
+        async with serving(offered=ModelRegistry(made.entries, {}, ResponseStore(store, shared=True))) as stage:
             assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
             store.open.set()
 
@@ -224,7 +224,7 @@ def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        offered = Service(made.served, {}, ResponseStore(store, has_peers=True))
+        offered = ModelRegistry(made.entries, {}, ResponseStore(store, has_peers=True))
         async with serving(offered=offered) as stage:
             response = await ask(stage, stream=stream, input="Hi")
             assert response.output_text == "Hello."

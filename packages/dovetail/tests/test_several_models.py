@@ -12,7 +12,7 @@ from served import dovetail, qwen_folder, served
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.registry import TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server import engines as remote
 from dovetail.server.build import build
@@ -108,7 +108,7 @@ def config(folder: Path, script: Any) -> Config:
 
 
 def engine_of(offered: object) -> tuple[ReplicaPool, ScriptedEngine]:
-    assert isinstance(offered, Served)
+    assert isinstance(offered, TokenModel)
     engine = offered.engine.replicas[0].engine
     assert isinstance(engine, ScriptedEngine)
     return offered.engine, engine

@@ -12,9 +12,9 @@ from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_scr
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline.execution import answer
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.execution import run_request
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     EngineError,
@@ -35,15 +35,15 @@ from dovetail_model import (
 LONG = "<think>" + "I wonder. " * 30 + "</think>It is so."
 
 
-def _served(text: str = LONG) -> tuple[Served, ScriptedEngine]:
+def _served(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
     model = demo_model()
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
-    return Served(("m",), model, preparer, ReplicaPool([engine])), engine
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
+    return TokenModel(("m",), model, preparer, ReplicaPool([engine])), engine
 
 
-def _ask(served: Served, **changes: object) -> list[Message]:
+def _ask(served: TokenModel, **changes: object) -> list[Message]:
     """The whole answer, one message a choice."""
     request = Request("m", (Turn("user", (TextBlock("Is it so?"),)),), **changes)  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def _ask(served: Served, **changes: object) -> list[Message]:
         await served.engine.start()
         folds: dict[int, Fold] = {}
         audience = Heard()
-        await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
+        await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
         for choice, events in audience.batches:
             for event in events:
                 folds.setdefault(choice, Fold()).add(event)
@@ -136,10 +136,10 @@ class Mortal:
         listener.push(TokenDelta([], finish="length", cached=self._cached))
 
 
-def _on(*engines: Mortal) -> Served:
+def _on(*engines: Mortal) -> TokenModel:
     model = demo_model()
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
-    return Served(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
+    return TokenModel(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
 
 
 def test_an_answer_that_lacks_only_its_end_is_whole() -> None:

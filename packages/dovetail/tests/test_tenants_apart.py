@@ -11,8 +11,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Offered, Relayed, Served
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool
@@ -60,7 +60,7 @@ class Both:
         yield [Usage(1, 1), Finish("stop")]
 
 
-def _play(served: Offered, *requests: Request) -> list[Event]:
+def _play(served: ModelEntry, *requests: Request) -> list[Event]:
     async def main() -> list[Event]:
         told: list[Event] = []
         for request in requests:
@@ -78,8 +78,8 @@ def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
 
 def test_each_tenant_has_a_cache_of_its_own() -> None:
     model, engine = tiny_model(), Both()
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
-    served = Served(("m",), model, preparer, ReplicaPool([engine]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
+    served = TokenModel(("m",), model, preparer, ReplicaPool([engine]))
     _play(served, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
     one, two, salted, again, nobody = engine.salts
     assert one == again
@@ -90,7 +90,7 @@ def test_each_tenant_has_a_cache_of_its_own() -> None:
 def test_a_sealed_thought_opens_for_its_tenant_only() -> None:
     upstream = Both()
     sealer = Sealer(Keyring([b"k" * 32]))
-    served = Relayed(("m",), upstream, PromptNormalizer(NormalizationOptions()), sealer)
+    served = UpstreamModel(("m",), upstream, PromptNormalizer(NormalizationOptions()), sealer)
     (end,) = [event for event in _play(served, _of("one")) if isinstance(event, SpanEnd)]
     carried = Turn("assistant", (ReasoningBlock("", end.seal), TextBlock("It is.")))
     _play(served, *(_of(tenant, ASKS, carried, ASKS) for tenant in ("one", "two")))

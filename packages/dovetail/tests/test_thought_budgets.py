@@ -18,8 +18,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
@@ -74,8 +74,8 @@ def _model(pair: Pair) -> Model:
 
 
 @cache
-def _preparer(pair: Pair) -> Preparer:
-    return Preparer(_model(pair), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+def _preparer(pair: Pair) -> ChatPreparer:
+    return ChatPreparer(_model(pair), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
 
 class Thinker:
@@ -120,7 +120,7 @@ class Told:
         self.model = _model(pair)
         self.engine = Thinker(self.model, pair, thought)
         self.preparer = _preparer(pair)
-        self.served = Served(("m",), self.model, self.preparer, ReplicaPool([self.engine]))
+        self.served = TokenModel(("m",), self.model, self.preparer, ReplicaPool([self.engine]))
         thinking, sampling = Thinking(budget=budget), Sampling(max_tokens=most)
         self.request = Request("m", (ASKED,), thinking=thinking, sampling=sampling)
         self.usage = Usage()
@@ -212,8 +212,8 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
 
     async def both_turns(most: int) -> None:
         told = Told(pair, THOUGHT, 12, most)
-        told.preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-        told.served = Served(("m",), model, told.preparer, ReplicaPool([told.engine]))
+        told.preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+        told.served = TokenModel(("m",), model, told.preparer, ReplicaPool([told.engine]))
         told.request = msgspec.structs.replace(told.request, identity=Identity(session="s"))
         message = await told.tell()
         turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))

@@ -28,8 +28,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ClientError, Sampling, TokenLogprob
 
@@ -199,7 +199,7 @@ def test_more_than_is_told_is_refused(bench: Bench, wanted: int) -> None:
 class Offered:
     """The engine behind a server's own pipeline."""
 
-    service: Service
+    service: ModelRegistry
     ledger: Ledger
     overheard: Overhearing
 
@@ -207,9 +207,9 @@ class Offered:
 def offered(bench: Bench, *, keep: bool) -> Offered:
     ledger = Ledger(MemoryLedgerStore())
     overheard = Overhearing(bench.engine)
-    preparer = Preparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = Served(("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
-    return Offered(Service([served], {}), ledger, overheard)
+    preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
+    served = TokenModel(("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
+    return Offered(ModelRegistry([served], {}), ledger, overheard)
 
 
 def test_chat_completions_streamed_and_folded(bench: Bench) -> None:

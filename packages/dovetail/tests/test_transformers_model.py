@@ -28,8 +28,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
@@ -200,13 +200,13 @@ def test_the_window_is_the_models(bench: Bench) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     overheard = Overhearing(bench.engine)
-    served = Served(names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard]))
+    served = TokenModel(names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard]))
 
     async def scene() -> list[Any]:
         usages = []
-        async with serving(offered=Service([served], {})) as stage:
+        async with serving(offered=ModelRegistry([served], {})) as stage:
             client = stage.openai()
             messages: list[Any] = [{"role": "user", "content": "Tell me of the sea. " * 20}]
             for question in ("And then?", "Why?"):

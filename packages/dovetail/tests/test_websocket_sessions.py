@@ -71,7 +71,7 @@ def test_a_session_as_codex_has_it() -> None:
 
 async def _read_ahead(stage: Stage) -> None:
     """Waits until the engine has read what a warm-up brought."""
-    (served,) = stage.app.service.served
+    (served,) = stage.app.service.entries
     pool = served.engine
     assert isinstance(pool, ReplicaPool)
     await until(lambda: pool.warmed_prompts)

@@ -31,8 +31,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.http_client import Endpoint
-from dovetail.pipeline.preparation import Preparer
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 
 OURS = tuple(
@@ -131,9 +131,9 @@ async def tapped(path: str) -> AsyncIterator[Tap]:
         model.tokenizer,
         options=VllmOptions(probe=False),
     )
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-    served = Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
-    async with listening, serving(offered=Service([served], {})) as stage:
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+    served = TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
+    async with listening, serving(offered=ModelRegistry([served], {})) as stage:
         body = json.dumps({"model": NAME, "stream": True, **ASKED[path]}).encode()
         tap.client, writer = await stage.connect()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -16,8 +16,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
-from dovetail.pipeline.preparation import Preparer, Settings
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import server
@@ -115,7 +115,7 @@ async def say(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) 
     await writer.drain()
 
 
-PLAIN = Settings(replay="client", stability=NormalizationOptions(strip_preamble=False, volatile=()))
+PLAIN = PromptSettings(replay="client", normalization=NormalizationOptions(strip_preamble=False, volatile=()))
 
 
 @asynccontextmanager
@@ -123,8 +123,8 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
     """A server as plain as those that people run: it renders what it is sent, each time anew."""
     model = model or tiny_model()
     engine = StageEngine(model)
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
-    app = App(Service([Served((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
+    app = App(ModelRegistry([TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
     place = socket.create_server(("127.0.0.1", 0))
     running = server(app)
     task = asyncio.create_task(running.serve([place]))

@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
@@ -201,7 +201,7 @@ class Tally:
     missed: int = 0  # last turns that client and template keep, and that are not exact
     notes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, prepared: Prepared, *, whole: bool) -> None:
+    def add(self, prepared: PreparedRequest, *, whole: bool) -> None:
         """One more. `whole` says that the last turn has no cut call: some clients drop those."""
         prompt = prepared.prompt
         self.turns += 1
@@ -223,7 +223,7 @@ class WildSession:
 
     def __init__(self, pair: Pair, agent: Agent, seed: int, tally: Tally) -> None:
         model = model_of(pair)
-        preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([b"w" * 32]))
+        preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"w" * 32]))
         stop = min(model.stop_ids)
         writer = TurnWriter(model.tool_parser, model.reasoning_parser)
         self._dice = random.Random(seed)
@@ -243,7 +243,7 @@ class WildSession:
             check_claims(prepared, self._by_entry)
             ids = self._wild.turn()
             played = await self._player.say(agent, prepared, ids, step=dice.randrange(1, 6))
-            self._by_entry[played.generation.entry().id] = played
+            self._by_entry[played.generation.build_entry().id] = played
             check_raw(self._model, played)
             if played.heard:
                 agent.answer([(call, self._result(at)) for call in played.heard])
@@ -261,7 +261,7 @@ class WildSession:
         return self._dice.choice((f"result {at}", *odd))
 
 
-def check_claims(prepared: Prepared, by_entry: dict[str, Played]) -> None:
+def check_claims(prepared: PreparedRequest, by_entry: dict[str, Played]) -> None:
     """Each turn that is said to stand in a prompt with its own tokens does, and in its place."""
     prompt = prepared.prompt
     if prompt.origin == "grown":

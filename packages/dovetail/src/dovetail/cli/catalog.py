@@ -63,4 +63,4 @@ def _asked(url: str, config: Config) -> Json:
 def _own(config: Config) -> Json:
     """What a server would say. Its store of turns is left alone."""
     profile = read_profile(config.codex_profile) if config.codex_profile else None
-    return codex_catalog(build(replace(config, store="memory")).named(), profile)
+    return codex_catalog(build(replace(config, store="memory")).iter_entries(), profile)

@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 
 from dovetail.cli.flags import with_settings
-from dovetail.pipeline.execution import answer
-from dovetail.pipeline.registry import Offered
-from dovetail.pipeline.sinks import Viewer
+from dovetail.pipeline.execution import run_request
+from dovetail.pipeline.registry import ModelEntry
+from dovetail.pipeline.sinks import CallbackSink
 from dovetail.server.build import build
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.settings.sources import LoadedConfig
@@ -33,13 +33,13 @@ def chat(settings: LoadedConfig) -> None:
     """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
     try:
         service = build(settings.config)
-        asyncio.run(_talk(service.served[0]))
+        asyncio.run(_talk(service.entries[0]))
     except SETUP_FAULTS as error:
         typer.echo(f"dovetail chat: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-async def _talk(served: Offered) -> None:
+async def _talk(served: ModelEntry) -> None:
     await served.engine.start()
     session = secrets.token_hex(8)
     turns: tuple[Turn, ...] = ()
@@ -60,9 +60,9 @@ async def _ask() -> str:
         return ""
 
 
-async def _listen(served: Offered, request: Request) -> Turn:
-    viewer = Viewer(_show)
-    await answer(served, request, lambda: f"call_{secrets.token_hex(12)}", viewer)
+async def _listen(served: ModelEntry, request: Request) -> Turn:
+    viewer = CallbackSink(_show)
+    await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", viewer)
     message = viewer.message()
     used = message.usage
     _out.print(

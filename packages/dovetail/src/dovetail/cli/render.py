@@ -16,7 +16,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import ModelLoadError, Model
 from dovetail.models.weights import ModelUnavailableError
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail.server.kept import TURNS, open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError
@@ -62,7 +62,7 @@ def render(  # noqa: PLR0913 - each is a flag
     _print(loaded, prepared, ids)
 
 
-async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -> Prepared:
+async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -> PreparedRequest:
     if data_dir is None:
         ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
@@ -70,14 +70,14 @@ async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -
             raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {TURNS}")
         config = Config(data_dir=data_dir)
         ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)
-    preparer = Preparer(model, ledger, keyring)
+    preparer = ChatPreparer(model, ledger, keyring)
     try:
         return await preparer.prepare(_CODECS[api].decode(body, {}))
     finally:
         await preparer.close()
 
 
-def _as_json(model: Model, prepared: Prepared) -> dict[str, object]:
+def _as_json(model: Model, prepared: PreparedRequest) -> dict[str, object]:
     prompt = prepared.prompt
     return {
         "text": model.tokenizer.decode(prompt.ids),
@@ -91,7 +91,7 @@ def _as_json(model: Model, prepared: Prepared) -> dict[str, object]:
     }
 
 
-def _print(model: Model, prepared: Prepared, ids: bool) -> None:
+def _print(model: Model, prepared: PreparedRequest, ids: bool) -> None:
     """The text; what the ledger gave is underlined, control tokens are bold."""
     prompt, tokenizer = prepared.prompt, model.tokenizer
     shown = Text()

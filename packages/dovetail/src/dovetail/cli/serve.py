@@ -66,12 +66,12 @@ def serve(settings: LoadedConfig) -> None:
     except (OSError, ValueError) as error:
         fail("serve", str(error))
     service = build_service(config)
-    first = service.served[0]
-    warn(config, *(warning for one in service.served for warning in one.warnings))
+    first = service.entries[0]
+    warn(config, *(warning for one in service.entries for warning in one.warnings))
     warn(config, *_of_interest(config, options))
 
     def ready() -> None:
-        _tell_serving(place, scheme, [one.name for one in service.served], config.workers)
+        _tell_serving(place, scheme, [one.name for one in service.entries], config.workers)
         _greet(_address(place, scheme), first.name, first.context_length, bool(options.keys))
         notify("READY=1")
 

@@ -17,7 +17,7 @@ from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
 from dovetail.net.settling import freeze_gc
 from dovetail.net.tls import TlsCertificate
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.server.build import DEFAULT_MODEL, build
 from dovetail.server.faults import SETUP_FAULTS
 from dovetail.server.http_server import serve as run_server
@@ -46,7 +46,7 @@ class Front:
 def run_here(
     config: Config,
     front: Front,
-    service: Service,
+    service: ModelRegistry,
     ready: Callable[[], None],
     beside: Callable[[App], AbstractAsyncContextManager[None]] = lambda app: nullcontext(),
 ) -> None:
@@ -126,7 +126,7 @@ def warn(config: Config, *told: str | None) -> None:
             _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
-def build_service(config: Config) -> Service:
+def build_service(config: Config) -> ModelRegistry:
     """The service; how far a download is, is shown in a terminal."""
     columns = (
         TextColumn("{task.description}"),

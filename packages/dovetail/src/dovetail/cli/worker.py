@@ -61,15 +61,15 @@ def _serve(order: Order) -> None:
     except (OSError, ValueError) as error:
         fail("serve", str(error))
     service = build_service(config)
-    first = service.served[0]
+    first = service.entries[0]
     if order.number == 0:
-        warn(config, *(warning for one in service.served for warning in one.warnings))
+        warn(config, *(warning for one in service.entries for warning in one.warnings))
 
     def beside(app: App) -> AbstractAsyncContextManager[None]:
         return joined(app, order.folder, order.number, config.workers)
 
     def ready() -> None:
-        names = [one.name for one in service.served]
+        names = [one.name for one in service.entries]
         report({"name": first.name, "window": first.context_length, "models": names})
 
     run_here(config, front, service, ready, beside)

@@ -12,10 +12,10 @@ from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, load_scri
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline.execution import Watch, answer
-from dovetail.pipeline.preparation import Prepared, Preparer
-from dovetail.pipeline.registry import Served
-from dovetail.pipeline.sinks import Viewer
+from dovetail.pipeline.execution import RequestObserver, run_request
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.registry import TokenModel
+from dovetail.pipeline.sinks import CallbackSink
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_protocols import MESSAGES
@@ -51,32 +51,32 @@ async def play(console: Console, *, fast: bool = False) -> bool:
     return exact
 
 
-def _served(rate: float) -> Served:
+def _served(rate: float) -> TokenModel:
     model = demo_model()
     with as_file(files("dovetail.demo")) as folder:
         script = load_script(folder / "session.yaml")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions(decode_rate=rate))
-    preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([secrets.token_bytes(32)]))
-    return Served(("demo",), model, preparer, ReplicaPool([engine]))
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([secrets.token_bytes(32)]))
+    return TokenModel(("demo",), model, preparer, ReplicaPool([engine]))
 
 
 async def _turn(
-    served: Served, history: list[dict[str, object]], screen: Screen
-) -> tuple[Prepared, Message]:
+    served: TokenModel, history: list[dict[str, object]], screen: Screen
+) -> tuple[PreparedRequest, Message]:
     """One request as a client of the Messages API sends it, and its answer as it comes."""
     tools = [{"name": name, "input_schema": SCHEMA} for name in RESULTS]
     body = {"model": "demo", "max_tokens": 4096, "messages": history, "tools": tools}
     headers = {"x-claude-code-session-id": "demo"}
     request = MESSAGES.decode(json.dumps(body).encode(), headers)
-    seen: list[Prepared] = []
-    viewer = Viewer(screen.show)
-    watch = Watch(prepared=seen.append)
-    await answer(served, request, lambda: f"toolu_{secrets.token_hex(12)}", viewer, watch)
+    seen: list[PreparedRequest] = []
+    viewer = CallbackSink(screen.show)
+    watch = RequestObserver(on_prepared=seen.append)
+    await run_request(served, request, lambda: f"toolu_{secrets.token_hex(12)}", viewer, watch)
     screen.close()
     return seen[0], viewer.message()
 
 
-def _tell(console: Console, prepared: Prepared, message: Message, exact: bool, before: int) -> None:
+def _tell(console: Console, prepared: PreparedRequest, message: Message, exact: bool, before: int) -> None:
     prompt, used = prepared.prompt, message.usage
     console.print(
         f"[dim]prompt of {used.input_tokens} tokens, {used.cached_tokens} in the engine's cache, "

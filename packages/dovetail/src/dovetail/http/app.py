@@ -28,7 +28,7 @@ from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.net.trace_context import SpanFactory, trace_scope
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
@@ -43,7 +43,7 @@ class App:
 
     def __init__(
         self,
-        service: Service,
+        service: ModelRegistry,
         options: HttpOptions | None = None,
         metrics: Metrics | None = None,
         recorders: Sequence[RequestRecorder] = (),
@@ -54,7 +54,7 @@ class App:
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaNumbers(service))
-        self.metrics.registry.register(StoreNumbers(service.stores))
+        self.metrics.registry.register(StoreNumbers(service.store_faults))
         self.metrics.track_held_body_bytes(lambda: held.size)
         self._hush = LogThrottle()
         self.fault: str | None = None  # why the service did not start
@@ -63,7 +63,7 @@ class App:
         self.numbers: Callable[[str], Awaitable[tuple[bytes, str]]] = self._own_numbers
         self.draining = Draining(self.options.drain_timeout)
         self.draining.on_begin(lambda: self.metrics.set_draining(True))
-        self.background = Background(service.kept, self.metrics, self.draining)
+        self.background = Background(service.response_store, self.metrics, self.draining)
         self._generator = Generator(
             service, self.options, self.draining, self.metrics, self.background
         )

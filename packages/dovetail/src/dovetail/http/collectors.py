@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 
 
 class ReplicaNumbers(Collector):
     """Shows what the pools of a service know of themselves."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelRegistry) -> None:
         self._service = service
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
@@ -30,7 +30,7 @@ class ReplicaNumbers(Collector):
         return up, restarts, warmed
 
     def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
-        for one in self._service.served:
+        for one in self._service.entries:
             if isinstance(one.engine, ReplicaPool):
                 yield one.name, one.engine
 

@@ -3,8 +3,8 @@
 from time import perf_counter
 
 from dovetail.http.standing import prefix_of
-from dovetail.pipeline.execution import Watch
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.execution import RequestObserver
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Usage
@@ -31,7 +31,7 @@ class Course:
         self._metrics = metrics
         self._model = model
         self._cached_told = False
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedRequest | None = None
         self.prepared_at: float | None = None
         self.prefix: PrefixStats | None = None
         self.replica: int | None = None  # the last that was asked
@@ -40,15 +40,15 @@ class Course:
         self.notes: dict[str, None] = {}  # what a client hears without asking
         self.said: dict[int, Usage] = {}  # of each choice, its tokens when it was over
 
-    def watch(self) -> Watch:
-        return Watch(
-            prepared=self._on_prepared,
-            noted=self._on_note,
-            inexact=self._on_inexact,
-            migrated=self._on_migrated,
-            relayed=self._on_relayed,
-            taken=self._on_taken,
-            said=self._on_said,
+    def watch(self) -> RequestObserver:
+        return RequestObserver(
+            on_prepared=self._on_prepared,
+            on_note=self._on_note,
+            on_inexact=self._on_inexact,
+            on_migrated=self._on_migrated,
+            on_upstream_request=self._on_relayed,
+            on_replica_assigned=self._on_taken,
+            on_choice_finished=self._on_said,
         )
 
     def reprefilled(self, usage: Usage | None) -> int | None:
@@ -57,7 +57,7 @@ class Course:
             return None
         return max(0, self.prefix.common - usage.cached_tokens)
 
-    def _on_prepared(self, prepared: Prepared) -> None:
+    def _on_prepared(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self.prepared_at = perf_counter()
         self.prefix = prefix_of(prepared)

@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from dovetail.http.levels import DESCRIPTIONS, default_level, levels
-from dovetail.pipeline.registry import Offered, Relayed, Served
+from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
 
 Json = dict[str, Any]
 
@@ -14,7 +14,7 @@ LEAST_OUTPUT = 1_000
 MOST_ROOM = 20_000  # tokens that are kept for an answer and for the results of its calls
 
 
-def entry(name: str, offered: Offered, priority: int = 1) -> Json:
+def entry(name: str, offered: ModelEntry, priority: int = 1) -> Json:
     """What Codex should know of a model under one of its names. The lowest priority is first.
 
     `supports_reasoning_summaries` and `supports_parallel_tool_calls` are read by older versions.
@@ -31,7 +31,7 @@ def entry(name: str, offered: Offered, priority: int = 1) -> Json:
         **thoughts,
         "supports_reasoning_summaries": thoughts["supports_reasoning_summary_parameter"],
         "supports_parallel_tool_calls": _calls_in_parallel(offered),
-        "input_modalities": ["text", "image"] if isinstance(offered, Relayed) else ["text"],
+        "input_modalities": ["text", "image"] if isinstance(offered, UpstreamModel) else ["text"],
         "shell_type": "default",
         "apply_patch_tool_type": "freeform" if _calls(offered) else None,
         "support_verbosity": False,  # no template reads it
@@ -63,11 +63,11 @@ def _window(length: int) -> Json:
     }
 
 
-def _thoughts(offered: Offered) -> Json:
+def _thoughts(offered: ModelEntry) -> Json:
     """Levels and summaries. Of an upstream's thoughts nothing is known: it may have some."""
-    thinks = isinstance(offered, Relayed) or offered.model.reasoning_parser is not None
-    taken = levels(offered) if isinstance(offered, Served) else ()
-    usual = default_level(offered, taken) if isinstance(offered, Served) else None
+    thinks = isinstance(offered, UpstreamModel) or offered.model.reasoning_parser is not None
+    taken = levels(offered) if isinstance(offered, TokenModel) else ()
+    usual = default_level(offered, taken) if isinstance(offered, TokenModel) else None
     return {
         "default_reasoning_level": usual,
         "supported_reasoning_levels": [
@@ -79,9 +79,9 @@ def _thoughts(offered: Offered) -> Json:
     }
 
 
-def _calls(offered: Offered) -> bool:
-    return isinstance(offered, Relayed) or offered.model.tool_parser is not None
+def _calls(offered: ModelEntry) -> bool:
+    return isinstance(offered, UpstreamModel) or offered.model.tool_parser is not None
 
 
-def _calls_in_parallel(offered: Offered) -> bool:
-    return isinstance(offered, Relayed) or (_calls(offered) and offered.model.facts.many_calls)
+def _calls_in_parallel(offered: ModelEntry) -> bool:
+    return isinstance(offered, UpstreamModel) or (_calls(offered) and offered.model.facts.many_calls)

@@ -24,10 +24,10 @@ from dovetail.http.tracker import Account
 from dovetail.http.whole import Whole
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected
-from dovetail.pipeline.choice_runner import read_ahead
-from dovetail.pipeline.execution import answer, tokens_of
-from dovetail.pipeline.raw import raw
-from dovetail.pipeline.registry import Offered, Served, Service
+from dovetail.pipeline.choice_runner import warm_prefix
+from dovetail.pipeline.execution import run_request, require_token_model
+from dovetail.pipeline.raw import to_raw_model
+from dovetail.pipeline.registry import ModelEntry, TokenModel, ModelRegistry
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import (
     ContextOverflow,
@@ -66,7 +66,7 @@ class Generator:
 
     def __init__(
         self,
-        service: Service,
+        service: ModelRegistry,
         options: HttpOptions,
         draining: Draining,
         metrics: Metrics,
@@ -83,7 +83,7 @@ class Generator:
             options.queue_timeout,
             refused=lambda: metrics.count_rate_limited("busy"),
         )
-        self._raw = {one.name: raw(one) for one in service.served if isinstance(one, Served)}
+        self._raw = {one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)}
 
     async def generate(self, exchange: Exchange, account: Account, codec: Codec) -> None:
         """One request, from its body to the end of its answer."""
@@ -112,7 +112,7 @@ class Generator:
             account.body = body[:MOST_KEPT]
         if not isinstance(codec, ResponsesCodec):
             return Asked(self._own(exchange, codec.decode(body, exchange.headers, memory)))
-        conversation = Conversation(self._service.kept, exchange, body)
+        conversation = Conversation(self._service.response_store, exchange, body)
         await conversation.join(options.max_body_bytes)
         request = self._own(exchange, codec.decode(conversation.body, exchange.headers, memory))
         return Asked(request, await conversation.keeping(request))
@@ -139,8 +139,8 @@ class Generator:
             frames = new_encoder(RESPONSES, asked).encode([Usage(), Finish("stop")])
             if asked.keeping is not None:
                 frames += await asked.keeping.late()
-            if isinstance(served, Served):
-                read_ahead(served, asked.request)
+            if isinstance(served, TokenModel):
+                warm_prefix(served, asked.request)
             await exchange.begin(200, SSE, account.headers())
             await exchange.send(end_of(frames))
 
@@ -182,7 +182,7 @@ class Generator:
         served = self._service.find(request.model)
         account.asked(request, served)
         if codec is COMPLETIONS:
-            served = self._raw[tokens_of(served).name]
+            served = self._raw[require_token_model(served).name]
         try:
             async with (
                 self._draining.answering(codec),
@@ -201,7 +201,7 @@ class Generator:
         exchange: Exchange,
         account: Account,
         codec: Codec,
-        task: "tuple[Offered, Asked]",
+        task: "tuple[ModelEntry, Asked]",
         lifeline: DisconnectGuard,
     ) -> None:
         served, asked = task
@@ -214,11 +214,11 @@ class Generator:
             ending = None if keeping is None else keeping.late
             pause = self._options.keep_alive
             streaming = Streaming(exchange, account, codec, encoder, pause, ending)
-            told = answer(served, request, new_call_id, streaming, watch)
+            told = run_request(served, request, new_call_id, streaming, watch)
             await streaming.run(self._draining.breakable(told), lifeline)
             return
         whole = Whole(request, codec, account)
-        await answer(served, request, new_call_id, whole, watch)
+        await run_request(served, request, new_call_id, whole, watch)
         body = whole.body()
         lifeline.release()
         if keeping is not None:

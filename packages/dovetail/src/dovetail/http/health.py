@@ -11,7 +11,7 @@ from dovetail.engines.engine import check_health
 from dovetail.http.drain import Draining
 from dovetail.http.exchange import Exchange
 from dovetail.http.tracker import Account
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail_model import Unauthenticated
 
 _VERSION = version("dovetail")
@@ -24,7 +24,7 @@ class Probes:
     Names, addresses and what engines say of themselves are for admins.
     """
 
-    def __init__(self, service: Service, keys: Keys, draining: Draining) -> None:
+    def __init__(self, service: ModelRegistry, keys: Keys, draining: Draining) -> None:
         self._service = service
         self._keys = keys
         self._draining = draining
@@ -44,7 +44,7 @@ class Probes:
             await exchange.answer(503, b'{"status":"draining"}')
             return
         states = await asyncio.gather(
-            *(check_health(served.engine, _PATIENCE) for served in self._service.served)
+            *(check_health(served.engine, _PATIENCE) for served in self._service.entries)
         )
         ready = all(state.ready for state in states)
         trusted = self._trusts(exchange, account)
@@ -54,7 +54,7 @@ class Probes:
                 "ready": state.ready,
                 **({"detail": state.detail, "facts": state.facts or {}} if trusted else {}),
             }
-            for served, state in zip(self._service.served, states, strict=True)
+            for served, state in zip(self._service.entries, states, strict=True)
         ]
         body = {"status": "ready" if ready else "not ready", "engines": engines}
         await exchange.answer(200 if ready else 503, msgspec.json.encode(body))

@@ -1,6 +1,6 @@
 """How hard a model can be asked to think, in the words of Codex."""
 
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.rendering_template import RenderError
 from dovetail_model import Thinking
 
@@ -17,7 +17,7 @@ DESCRIPTIONS = {
 _USUAL = "medium"
 
 
-def levels(served: Served) -> tuple[str, ...]:
+def levels(served: TokenModel) -> tuple[str, ...]:
     """The levels that make a difference; none where the template leaves no choice.
 
     A template that only turns thinking on and off has two: `none` and the usual one.
@@ -31,7 +31,7 @@ def levels(served: Served) -> tuple[str, ...]:
     return ("none", *(harder or [_USUAL]))
 
 
-def default_level(served: Served, offered: tuple[str, ...]) -> str | None:
+def default_level(served: TokenModel, offered: tuple[str, ...]) -> str | None:
     """The level that a request which says nothing has already: Codex names one in every request.
 
     Naming another would overrule what the operator or the template's author chose.
@@ -46,11 +46,11 @@ def default_level(served: Served, offered: tuple[str, ...]) -> str | None:
     return _USUAL if _USUAL in offered else offered[len(offered) // 2]
 
 
-def _prompt(served: Served, thinking: Thinking) -> str | None:
+def _prompt(served: TokenModel, thinking: Thinking) -> str | None:
     """A short prompt under what is asked about thoughts; None if the template refuses it."""
     model = served.model
     text = "x" if model.facts.content == "string" else [{"type": "text", "text": "x"}]
-    switches = served.preparer.steering(thinking)
+    switches = served.preparer.template_switches(thinking)
     try:
         return model.template.render([{"role": "user", "content": text}], switches=switches)
     except RenderError:

@@ -8,13 +8,13 @@ import msgspec
 
 from dovetail.http.exchange import JSON, Exchange, end_of
 from dovetail.http.published import Catalog
-from dovetail.pipeline.registry import Offered, Service
+from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
 
 _MOST = 1000
 _COUNT = re.compile(r"[0-9]{1,6}")
 Json = dict[str, Any]
-Named = list[tuple[str, Offered]]
+Named = list[tuple[str, ModelEntry]]
 
 
 #: Codex compares it with the tag of the list that it has, and fetches the list anew if they differ.
@@ -24,12 +24,12 @@ CATALOG_TAG = "x-models-etag"
 class Models:
     """Lists of models, and single ones. Their names may have slashes."""
 
-    def __init__(self, service: Service, catalog: Catalog) -> None:
+    def __init__(self, service: ModelRegistry, catalog: Catalog) -> None:
         self._service = service
         self._catalog = catalog
 
     async def list(self, exchange: Exchange) -> None:
-        found = list(self._service.named())
+        found = list(self._service.iter_entries())
         if is_anthropic(exchange):
             await exchange.answer(200, msgspec.json.encode(_page(exchange, found)))
         elif "client_version" in exchange.query:
@@ -71,7 +71,7 @@ def _openai_list(found: Named) -> Json:
     return {"object": "list", "data": [_openai(name, served) for name, served in found]}
 
 
-def _openai(name: str, served: Offered) -> Json:
+def _openai(name: str, served: ModelEntry) -> Json:
     """OpenAI's entry with the limits under the names that vLLM and OpenRouter made known."""
     return {
         "id": name,
@@ -85,7 +85,7 @@ def _openai(name: str, served: Offered) -> Json:
     }
 
 
-def _anthropic(name: str, served: Offered) -> Json:
+def _anthropic(name: str, served: ModelEntry) -> Json:
     return {
         "type": "model",
         "id": name,

@@ -9,13 +9,13 @@ import msgspec
 
 from dovetail.http.codex_catalog import aliased
 from dovetail.http.entries import entry
-from dovetail.pipeline.registry import Offered, Service
+from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 
 Json = dict[str, Any]
 Profile = Mapping[str, Any]
 
 
-def catalog(named: Iterable[tuple[str, Offered]], profile: Profile | None = None) -> Json:
+def catalog(named: Iterable[tuple[str, ModelEntry]], profile: Profile | None = None) -> Json:
     """The catalog of models under their names, as the file that Codex takes has it."""
     entries = [entry(name, one, place) for place, (name, one) in enumerate(named, 1)]
     return {"models": [aliased(one, profile) if profile else one for one in entries]}
@@ -37,8 +37,8 @@ class Catalog:
 
     __slots__ = ("_named", "_profile", "_published", "_windows")
 
-    def __init__(self, service: Service, profile: Profile | None = None) -> None:
-        self._named = tuple(service.named())
+    def __init__(self, service: ModelRegistry, profile: Profile | None = None) -> None:
+        self._named = tuple(service.iter_entries())
         self._profile = profile
         self._windows: list[int] | None = None
         self._published = Published([], "")

@@ -3,7 +3,7 @@
 from itertools import islice
 
 from dovetail.net.trace_context import parse_traceparent
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Request, ToolResultBlock
 
@@ -36,7 +36,7 @@ def results_of(request: Request) -> tuple[str, ...]:
     return tuple(short(id) for id in islice(reversed(found), _MOST_RESULTS))
 
 
-def prefix_of(prepared: Prepared) -> PrefixStats:
+def prefix_of(prepared: PreparedRequest) -> PrefixStats:
     """How the prompt stands beside the last one of its session."""
     diagnosis = prepared.diagnosis
     begins = all(turn.role != "assistant" for turn in prepared.request.turns)
@@ -50,7 +50,7 @@ def prefix_of(prepared: Prepared) -> PrefixStats:
     )
 
 
-def _turns(prepared: Prepared) -> dict[str, int]:
+def _turns(prepared: PreparedRequest) -> dict[str, int]:
     """How the assistant turns stand in the prompt, from the first that was not there before."""
     prompt, turns = prepared.prompt, prepared.request.turns
     start = prompt.history.anchor_index or 0

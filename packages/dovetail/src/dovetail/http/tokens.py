@@ -7,9 +7,9 @@ import msgspec
 from dovetail.http.body import read_body
 from dovetail.http.exchange import Exchange
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline.beside import beside
-from dovetail.pipeline.execution import count_tokens, tokens_of
-from dovetail.pipeline.registry import Served, Service
+from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.execution import count_tokens, require_token_model
+from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
 from dovetail_protocols import CHAT, decode_count, encode_count
 
@@ -34,7 +34,7 @@ class DetokenizeBody(msgspec.Struct):
 class Tokens:
     """The endpoints about tokens. None of them reaches an engine."""
 
-    def __init__(self, service: Service, options: HttpOptions) -> None:
+    def __init__(self, service: ModelRegistry, options: HttpOptions) -> None:
         self._service = service
         self._options = options
 
@@ -57,7 +57,7 @@ class Tokens:
         }
         if asked.return_token_strs:
             decode = served.model.tokenizer.decode
-            answer["token_strs"] = await beside(len(ids), lambda: [decode([id]) for id in ids])
+            answer["token_strs"] = await run_in_thread(len(ids), lambda: [decode([id]) for id in ids])
         await exchange.answer(200, msgspec.json.encode(answer))
 
     async def detokenize(self, exchange: Exchange) -> None:
@@ -66,17 +66,17 @@ class Tokens:
         for id in (min(asked.tokens, default=0), max(asked.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
                 raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
-        text = await beside(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
+        text = await run_in_thread(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
         await exchange.answer(200, msgspec.json.encode({"prompt": text}))
 
     async def _ids(
-        self, asked: TokenizeBody, body: bytes, exchange: Exchange, served: Served
+        self, asked: TokenizeBody, body: bytes, exchange: Exchange, served: TokenModel
     ) -> list[int]:
         if asked.messages is None:
             if asked.prompt is None:
                 raise InvalidRequest("prompt: Field required, or messages", param="prompt")
             text, encode = asked.prompt, served.model.tokenizer.encode
-            return await beside(len(text), lambda: encode(text))
+            return await run_in_thread(len(text), lambda: encode(text))
         if asked.add_generation_prompt is False:
             raise Unsupported(
                 "add_generation_prompt: a prompt always asks for an answer here",
@@ -89,10 +89,10 @@ class Tokens:
         prepared = await served.preparer.prepare(request)
         return prepared.prompt.ids.tolist()
 
-    def _served(self, name: str | None) -> Served:
+    def _served(self, name: str | None) -> TokenModel:
         """The model of a name. Where none is named, the first."""
-        found = self._service.served[0] if name is None else self._service.find(name)
-        return tokens_of(found)
+        found = self._service.entries[0] if name is None else self._service.find(name)
+        return require_token_model(found)
 
     async def _body(self, exchange: Exchange) -> bytes:
         options = self._options

@@ -12,9 +12,9 @@ from dovetail.http.exchange import Exchange
 from dovetail.http.memory import release
 from dovetail.http.pipeline_tracker import Timeline
 from dovetail.http.standing import results_of, short, short_or_none, traceparent
-from dovetail.pipeline.execution import Watch
-from dovetail.pipeline.preparation import Prepared
-from dovetail.pipeline.registry import Offered
+from dovetail.pipeline.execution import RequestObserver
+from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.registry import ModelEntry
 from dovetail.prompt.diagnosis import describe_prefix, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
@@ -97,7 +97,7 @@ class Account:
         """The request is counted from now on."""
         self._metrics.start_request(self._endpoint)
 
-    def asked(self, request: Request, served: Offered) -> None:
+    def asked(self, request: Request, served: ModelEntry) -> None:
         """The request is understood and its model is known."""
         self._decoded = perf_counter()
         self._request = request
@@ -112,12 +112,12 @@ class Account:
         """There is room for the request."""
         self._admitted = perf_counter()
 
-    def watch(self) -> Watch:
+    def watch(self) -> RequestObserver:
         """What the pipeline tells this account."""
         return self._course.watch()
 
     @property
-    def prepared(self) -> Prepared | None:
+    def prepared(self) -> PreparedRequest | None:
         return self._course.prepared
 
     def heard(self, choice: int, events: list[Event]) -> None:
@@ -249,7 +249,7 @@ class Account:
             made = self.prepared
             inside = RequestContents(
                 ids=None if made is None else made.prompt.ids,
-                key=b"" if made is None else made.owner.key,
+                key=b"" if made is None else made.owner.chain_key,
                 body=self.body,
                 answer=answer,
             )

@@ -20,139 +20,139 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Detokenizer, Tokenizer
 
-Delta = TextDelta | ReasoningDelta | CallArgs
+BlockDelta = TextDelta | ReasoningDelta | CallArgs
 
 
-class Extents:
+class BlockOffsets:
     """The account of one answer. Who has its ids may add to them, where nothing is held back."""
 
     __slots__ = (
-        "_calls",
+        "_call_blocks",
         "_ids",
-        "_kinds",
+        "_block_types",
         "_marks",
-        "_read",
+        "_decoded_chars",
         "_tokenizer",
-        "_told",
-        "before_stop",
-        "open",
-        "reach",
-        "settled",
+        "_emitted_chars",
+        "chars_before_stop",
+        "open_type",
+        "end_offsets",
+        "all_emitted",
     )
 
     def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:
         self._tokenizer = tokenizer
         self._ids = ids
-        self._read = 0  # characters that were decoded
-        self._told = 0  # of those, characters whose raw text has left in events
-        self.before_stop = 0  # of those that were read, characters before a stop sequence
+        self._decoded_chars = 0  # characters that were decoded
+        self._emitted_chars = 0  # of those, characters whose raw text has left in events
+        self.chars_before_stop = 0  # of those that were read, characters before a stop sequence
         # Characters read and ids so far, at the ends of feeds: the last told one, and those since.
         self._marks = deque([(0, 0)])
-        self._kinds: list[type[Delta]] = []  # of each block: what it grows by
-        self._calls: dict[int, int] = {}  # a call's index -> its block's place
-        self.reach: list[int] = []  # of each block so far: ids up to its end; 0: it is open
-        self.open: type[Delta] | None = None  # what only goes on with the open block
-        self.settled = True  # all that was read was told
+        self._block_types: list[type[BlockDelta]] = []  # of each block: what it grows by
+        self._call_blocks: dict[int, int] = {}  # a call's index -> its block's place
+        self.end_offsets: list[int] = []  # of each block so far: ids up to its end; 0: it is open
+        self.open_type: type[BlockDelta] | None = None  # what only goes on with the open block
+        self.all_emitted = True  # all that was read was told
 
     @property
-    def thought_tokens(self) -> int:
+    def reasoning_tokens(self) -> int:
         """How many of the tokens so far were spent on thoughts."""
         spent, start = 0, 0
-        for kind, reach in zip(self._kinds, self.reach, strict=True):
+        for kind, reach in zip(self._block_types, self.end_offsets, strict=True):
             end = reach or len(self._ids)
             spent += end - start if kind is ReasoningDelta else 0
             start = end
         return spent
 
     @property
-    def only_thought(self) -> bool:
+    def is_only_reasoning(self) -> bool:
         """Whether nothing was told but one thought, if that."""
-        return self._kinds in ([ReasoningDelta], [])
+        return self._block_types in ([ReasoningDelta], [])
 
     @property
-    def untold(self) -> str:
+    def pending_text(self) -> str:
         """The text that is held back."""
-        if self.settled:
+        if self.all_emitted:
             return ""
-        self._forget_marks()
+        self._drop_emitted_marks()
         read, count = self._marks[0]
-        return self._tokenizer.decode(self._ids[count:])[self._told - read :]
+        return self._tokenizer.decode(self._ids[count:])[self._emitted_chars - read :]
 
     @property
-    def in_thought(self) -> bool:
+    def in_reasoning(self) -> bool:
         """Whether a thought is open."""
-        return self.open is ReasoningDelta
+        return self.open_type is ReasoningDelta
 
-    def begin(self) -> None:
+    def begin_feed(self) -> None:
         """Something is about to be read that may be held back."""
-        if self.settled:
-            self._read = self._told = self.before_stop = 0
+        if self.all_emitted:
+            self._decoded_chars = self._emitted_chars = self.chars_before_stop = 0
             self._marks.clear()
             self._marks.append((0, len(self._ids)))
-            self.settled = False
+            self.all_emitted = False
 
-    def read(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Text was decoded."""
-        self._read += len(text)
+        self._decoded_chars += len(text)
 
-    def mark(self) -> None:
+    def mark_boundary(self) -> None:
         """The ids so far are the text so far: no character is cut in two here."""
-        self._marks.append((self._read, len(self._ids)))
+        self._marks.append((self._decoded_chars, len(self._ids)))
 
-    def add(self, id: int, text: str) -> None:
+    def add_token(self, id: int, text: str) -> None:
         """One more id, of whole characters."""
-        if self.settled:
-            self.begin()
+        if self.all_emitted:
+            self.begin_feed()
         self._ids.append(id)
-        self._read += len(text)
-        self._marks.append((self._read, len(self._ids)))
+        self._decoded_chars += len(text)
+        self._marks.append((self._decoded_chars, len(self._ids)))
 
-    def end(self) -> type[Delta] | None:
+    def end_feed(self) -> type[BlockDelta] | None:
         """All was told that can be told now. What goes on with the open block, if that was all."""
-        self._forget_marks()
-        self.settled = self._told == self._read and self._marks[0] == (self._read, len(self._ids))
-        return self.open if self.settled else None
+        self._drop_emitted_marks()
+        self.all_emitted = self._emitted_chars == self._decoded_chars and self._marks[0] == (self._decoded_chars, len(self._ids))
+        return self.open_type if self.all_emitted else None
 
-    def tell(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """An event of the answer leaves."""
         match event:
             case TextDelta(raw=raw) | ReasoningDelta(raw=raw):
-                self._told += len(raw)
-                if type(event) is not self.open:
+                self._emitted_chars += len(raw)
+                if type(event) is not self.open_type:
                     self._open_block(type(event))
             case CallArgs(raw=raw):
-                self._told += len(raw)
+                self._emitted_chars += len(raw)
             case CallOpen(index=index, raw=raw):
-                self._told += len(raw)
-                self._calls[index] = len(self.reach)
+                self._emitted_chars += len(raw)
+                self._call_blocks[index] = len(self.end_offsets)
                 self._open_block(CallArgs)
             case CallClose(index=index, raw=raw):
-                self._told += len(raw)
-                self.reach[self._calls[index]] = self.ids_within(self._told)
-                self.open = None
+                self._emitted_chars += len(raw)
+                self.end_offsets[self._call_blocks[index]] = self.count_ids_within(self._emitted_chars)
+                self.open_type = None
             case SpanEnd(raw=raw):
-                self._told += len(raw)
-                if self.reach:
-                    self.reach[-1] = self.ids_within(self._told)
-                self.open = None
+                self._emitted_chars += len(raw)
+                if self.end_offsets:
+                    self.end_offsets[-1] = self.count_ids_within(self._emitted_chars)
+                self.open_type = None
 
-    def ids_within(self, characters: int) -> int:
+    def count_ids_within(self, chars: int) -> int:
         """How many ids end at or before this many characters, no fewer than were told of."""
-        self._forget_marks()
-        reached, count = next(m for m in reversed(self._marks) if m[0] <= characters)
+        self._drop_emitted_marks()
+        reached, count = next(m for m in reversed(self._marks) if m[0] <= chars)
         detokenizer = Detokenizer(self._tokenizer)
         for id in self._ids[count:]:
             reached += sum(len(piece.text) for piece in detokenizer.feed([id]))
-            if reached > characters:
+            if reached > chars:
                 break
             count += 1
         return count
 
-    def _open_block(self, delta: type[Delta]) -> None:
-        self.reach.append(0)
-        self._kinds.append(delta)
-        self.open = delta
+    def _open_block(self, delta: type[BlockDelta]) -> None:
+        self.end_offsets.append(0)
+        self._block_types.append(delta)
+        self.open_type = delta
 
-    def _forget_marks(self) -> None:
-        while len(self._marks) > 1 and self._marks[1][0] <= self._told:
+    def _drop_emitted_marks(self) -> None:
+        while len(self._marks) > 1 and self._marks[1][0] <= self._emitted_chars:
             self._marks.popleft()

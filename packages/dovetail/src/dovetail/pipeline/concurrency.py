@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+ItemT = TypeVar("T")
 
 
-async def held(stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | None]:
+async def signal_slow_start(stream: AsyncGenerator[ItemT], seconds: float) -> AsyncGenerator[ItemT | None]:
     """The stream; None first, if its first item lets itself be waited for."""
     first = asyncio.ensure_future(anext(stream, None))
     try:
@@ -25,12 +25,12 @@ async def held(stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | 
         yield item
 
 
-async def together(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Runs them all. The first that fails ends the others, and its error is raised."""
-    if len(parts) == 1:
-        await parts[0]
+    if len(coroutines) == 1:
+        await coroutines[0]
         return
-    tasks = [asyncio.create_task(part) for part in parts]
+    tasks = [asyncio.create_task(part) for part in coroutines]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -6,65 +6,65 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
 
 from collections.abc import Callable, Sequence
 
-from dovetail.pipeline.choice_runner import Speaker, Watch
-from dovetail.pipeline.concurrency import together
-from dovetail.pipeline.preparation import Prepared
-from dovetail.pipeline.registry import Offered, Relayed, Served
-from dovetail.pipeline.sinks import Audience
-from dovetail.pipeline.upstream_runner import Relay
+from dovetail.pipeline.choice_runner import ChoiceRunner, RequestObserver
+from dovetail.pipeline.concurrency import run_all
+from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
+from dovetail.pipeline.sinks import EventSink
+from dovetail.pipeline.upstream_runner import UpstreamRunner
 from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported
 
-__all__ = ["Watch", "answer", "count_tokens", "tokens_of"]
+__all__ = ["RequestObserver", "run_request", "count_tokens", "require_token_model"]
 
-MOST_CHOICES = 16
+MAX_CHOICES = 16
 
 
-async def answer(
-    served: Offered,
+async def run_request(
+    entry: ModelEntry,
     request: Request,
     new_call_id: Callable[[], str],
-    audience: Audience,
-    watch: Watch | None = None,
+    sink: EventSink,
+    observer: RequestObserver | None = None,
 ) -> None:
     """Tells the events of an answer, by choice. Raises before the first ones; a `Failure` after."""
-    voices = await _voices(served, request, new_call_id, watch or Watch())
-    await together([voice.speak(audience) for voice in voices])
+    voices = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
+    await run_all([voice.run(sink) for voice in voices])
 
 
-async def count_tokens(served: Offered, request: Request) -> int:
+async def count_tokens(entry: ModelEntry, request: Request) -> int:
     """The exact number of input tokens that this request would have."""
-    return await tokens_of(served).preparer.count(request)
+    return await require_token_model(entry).preparer.count_tokens(request)
 
 
-def tokens_of(served: Offered) -> Served:
+def require_token_model(entry: ModelEntry) -> TokenModel:
     """The model, if its tokens are known here."""
-    if isinstance(served, Relayed):
-        raise Unsupported(f"The tokens of {served.name} are known to its own server only.")
-    return served
+    if isinstance(entry, UpstreamModel):
+        raise Unsupported(f"The tokens of {entry.name} are known to its own server only.")
+    return entry
 
 
-async def _voices(
-    served: Offered, request: Request, new_call_id: Callable[[], str], watch: Watch
-) -> Sequence[Speaker | Relay]:
+async def _create_runners(
+    entry: ModelEntry, request: Request, new_call_id: Callable[[], str], observer: RequestObserver
+) -> Sequence[ChoiceRunner | UpstreamRunner]:
     """One for each choice."""
-    count = _choices(request)
-    if isinstance(served, Relayed):
-        return [Relay(served, request, new_call_id, watch, at) for at in range(count)]
-    prepared = await served.preparer.prepare(request)
-    watch.prepared(prepared)
-    limit = _room(served, prepared)
-    return [Speaker(served, prepared, new_call_id, limit, watch, at) for at in range(count)]
+    count = _choice_count(request)
+    if isinstance(entry, UpstreamModel):
+        return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
+    prepared = await entry.preparer.prepare(request)
+    observer.on_prepared(prepared)
+    limit = _max_output_tokens(entry, prepared)
+    return [ChoiceRunner(entry, prepared, new_call_id, limit, observer, at) for at in range(count)]
 
 
-def _choices(request: Request) -> int:
-    if request.sampling.n > MOST_CHOICES:
-        raise InvalidRequest(f"n: at most {MOST_CHOICES} choices", param="n")
+def _choice_count(request: Request) -> int:
+    if request.sampling.n > MAX_CHOICES:
+        raise InvalidRequest(f"n: at most {MAX_CHOICES} choices", param="n")
     return max(1, request.sampling.n)
 
 
-def _room(served: Served, prepared: Prepared) -> int:
+def _max_output_tokens(entry: TokenModel, prepared: PreparedRequest) -> int:
     """How many tokens the answer may have. Raises where the prompt leaves none."""
-    length, window = len(prepared.prompt.ids), served.context_length
+    length, window = len(prepared.prompt.ids), entry.context_length
     if length >= window:
         raise ContextOverflow(
             f"prompt is too long: {length} tokens > {window - 1} maximum", param="messages"

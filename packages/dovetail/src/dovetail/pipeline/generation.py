@@ -12,9 +12,9 @@ from functools import cached_property
 import msgspec
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry
-from dovetail.pipeline.block_offsets import Delta, Extents
-from dovetail.pipeline.stop_text import StopText
-from dovetail.pipeline.turn_record import Origin, Owner, TurnRecord
+from dovetail.pipeline.block_offsets import BlockDelta, BlockOffsets
+from dovetail.pipeline.stop_text import StopSequenceMatcher
+from dovetail.pipeline.turn_record import TurnOrigin, TurnOwner, TurnRecord
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import (
     CallOpen,
@@ -29,11 +29,11 @@ from dovetail_model import (
 from dovetail_parsers import Parser, markers
 from dovetail_tokenizers import Detokenizer, Piece, PlainTexts, Tokenizer
 
-__all__ = ["Generation", "Owner", "Voice"]
+__all__ = ["Generation", "TurnOwner", "OutputSpec"]
 
 
 @dataclass(frozen=True)
-class Voice:
+class OutputSpec:
     """How a model's output is read: its tokens, the ids that end a turn, its parsers."""
 
     tokenizer: Tokenizer
@@ -43,14 +43,14 @@ class Voice:
     fingerprint: str
 
     @cached_property
-    def special(self) -> frozenset[str]:
+    def special_markers(self) -> frozenset[str]:
         """The markers of its parsers that are tokens of its own, or begin with one."""
         known = markers(self.tool_parser, self.reasoning_parser)
         controls = self.tokenizer.controls
         return frozenset(marker for marker in known if any(c in marker for c in controls))
 
     @cached_property
-    def texts(self) -> PlainTexts:
+    def plain_texts(self) -> PlainTexts:
         """What its plain tokens read as; those that end a turn are none."""
         return PlainTexts(self.tokenizer, apart=self.stop_ids)
 
@@ -60,96 +60,96 @@ class Generation:
 
     def __init__(
         self,
-        voice: Voice,
+        spec: OutputSpec,
         prompt: Prompt,
-        owner: Owner,
+        owner: TurnOwner,
         request: Request,
         *,
         entry_id: str,
         new_call_id: Callable[[], str],
     ) -> None:
-        self._voice = voice
+        self._spec = spec
         self.entry_id = entry_id
         self._new_call_id = new_call_id
-        self._texts = voice.texts
-        self._detokenizer = Detokenizer(voice.tokenizer, voice.texts)
+        self._plain_texts = spec.plain_texts
+        self._detokenizer = Detokenizer(spec.tokenizer, spec.plain_texts)
         self._parser = Parser(
-            voice.tool_parser,
-            voice.reasoning_parser,
+            spec.tool_parser,
+            spec.reasoning_parser,
             tools=request.tools,
             in_reasoning=prompt.in_reasoning,
-            special=voice.special,
+            special=spec.special_markers,
         )
         stops = request.sampling.stop
-        self._stop_text = StopText(stops) if any(stops) else None
+        self._stop_matcher = StopSequenceMatcher(stops) if any(stops) else None
         self._fold = Fold()
         #: What was generated, without the token that ended it.
         self.ids = array(TOKEN_ID_TYPECODE)
-        self._extents = Extents(voice.tokenizer, self.ids)
+        self._offsets = BlockOffsets(spec.tokenizer, self.ids)
         thinking = msgspec.json.encode(request.thinking)
-        origin = Origin(entry_id, voice.fingerprint, prompt, owner, thinking, request.identity)
-        self._record = TurnRecord(origin, self.ids, self._extents)
-        self._one_by_one = self._stop_text is None  # a plain token can be read for itself
-        self._flowing: type[Delta] | None = None  # more of the open block, if nothing is held back
-        self._stop: int | None = None
+        origin = TurnOrigin(entry_id, spec.fingerprint, prompt, owner, thinking, request.identity)
+        self._record = TurnRecord(origin, self.ids, self._offsets)
+        self._single_token_path = self._stop_matcher is None  # a plain token can be read for itself
+        self._open_type: type[BlockDelta] | None = None  # more of the open block, if nothing is held back
+        self._stop_id: int | None = None
         #: Whether the turn has ended: by the model, or by a stop sequence.
         self.stopped = False
-        self._over = False
+        self._finished = False
 
     @property
-    def thinking(self) -> bool:
+    def in_reasoning(self) -> bool:
         """Whether what comes next belongs to a thought."""
         return self._parser.thinking
 
     @property
-    def thought_tokens(self) -> int:
+    def reasoning_tokens(self) -> int:
         """How many of the tokens so far were spent on thoughts."""
-        return self._extents.thought_tokens
+        return self._offsets.reasoning_tokens
 
     @property
-    def undecided(self) -> bool:
+    def has_pending_text(self) -> bool:
         """Whether something is begun that is no text yet: a character, or perhaps a marker."""
-        return self._detokenizer.holding or bool(self._extents.untold.strip())
+        return self._detokenizer.holding or bool(self._offsets.pending_text.strip())
 
-    def only_thought(self, closing: str) -> bool:
+    def is_only_reasoning(self, closing: str) -> bool:
         """Whether nothing but one thought was said, be it open or closed as `closing` closes it."""
-        if self._detokenizer.holding or not self._extents.only_thought:
+        if self._detokenizer.holding or not self._offsets.is_only_reasoning:
             return False
-        held = self._extents.untold.strip()
+        held = self._offsets.pending_text.strip()
         return self._parser.thinking or held.removeprefix(closing.strip()) == ""
 
     def feed(self, ids: Sequence[int]) -> list[Event]:
         """The events that these tokens complete. What follows the end of the turn is ignored."""
-        if self._one_by_one and len(ids) == 1 and (text := self._texts[ids[0]]) is not None:
+        if self._single_token_path and len(ids) == 1 and (text := self._plain_texts[ids[0]]) is not None:
             events = self._parser.feed(text, False)
-            if len(events) == 1 and type(event := events[0]) is self._flowing and event.raw is text:
+            if len(events) == 1 and type(event := events[0]) is self._open_type and event.raw is text:
                 self.ids.append(ids[0])  # one more word of what is open, as nearly always
                 self._fold.add(event)
                 return events
-            self._extents.add(ids[0], text)
-            return self._account(events)
-        return [] if self.stopped else self._feed(ids)
+            self._offsets.add_token(ids[0], text)
+            return self._finish_feed(events)
+        return [] if self.stopped else self._feed_tokens(ids)
 
-    def probable(self, logprobs: Iterable[float]) -> None:
+    def add_logprobs(self, logprobs: Iterable[float]) -> None:
         """What the engine says about the tokens that are fed next."""
         if not self.stopped:
-            self._record.probable(logprobs)
+            self._record.add_logprobs(logprobs)
 
-    def forced(self, start: int) -> None:
+    def mark_forced(self, start: int) -> None:
         """The tokens from this place on were not chosen by the model."""
         if start < len(self.ids):
-            self._record.forced.append((start, len(self.ids)))
+            self._record.forced_ranges.append((start, len(self.ids)))
 
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
         """The events that the end of the output completes, the `Finish` among them."""
-        self._one_by_one = False
-        self._extents.begin()
+        self._single_token_path = False
+        self._offsets.begin_feed()
         events = self._parse(self._detokenizer.finish())
-        if self._stop_text is not None:
-            events += self._parser.feed(self._stop_text.finish())
-        told = self._tell(events + self._parser.finish())
-        end = Finish(self._reason(reason), self._stop_sequence)
-        self._over = True
+        if self._stop_matcher is not None:
+            events += self._parser.feed(self._stop_matcher.finish())
+        told = self._emit(events + self._parser.finish())
+        end = Finish(self._finish_reason(reason), self._stop_sequence)
+        self._finished = True
         self._fold.add(end)
         return [*told, end]
 
@@ -157,87 +157,87 @@ class Generation:
         """The answer so far."""
         return self._fold.message()
 
-    def entry(self, created: float = 0.0) -> LedgerEntry:
+    def build_entry(self, created: float = 0.0) -> LedgerEntry:
         """The turn as the ledger keeps it."""
-        over = self._over or self._stop is not None
+        over = self._finished or self._stop_id is not None
         # Behind a stop sequence nothing is kept, so no token ended what is.
-        stop = self._stop if self._stop_sequence is None else None
-        return self._record.entry(self._fold.message(), stop, over, created)
+        stop = self._stop_id if self._stop_sequence is None else None
+        return self._record.build_entry(self._fold.message(), stop, over, created)
 
     # Reading
 
-    def _feed(self, ids: Sequence[int]) -> list[Event]:
+    def _feed_tokens(self, ids: Sequence[int]) -> list[Event]:
         """Any tokens: several, a control token, one that ends the turn, a part of a character."""
-        said = self._until_end(ids)
-        self._extents.begin()
+        said = self._take_until_stop_id(ids)
+        self._offsets.begin_feed()
         self.ids.extend(said)
         events = self._parse(self._detokenizer.feed(said))
-        if self._stop is not None:
-            events += self._end_token(self._stop)
+        if self._stop_id is not None:
+            events += self._parse_stop_token(self._stop_id)
         holding = self._detokenizer.holding
         if not holding:
-            self._extents.mark()
+            self._offsets.mark_boundary()
         if self._stop_sequence is not None:
-            self._cut()
-        self._one_by_one = not (holding or self.stopped or self._stop_text is not None)
-        return self._account(events)
+            self._truncate()
+        self._single_token_path = not (holding or self.stopped or self._stop_matcher is not None)
+        return self._finish_feed(events)
 
-    def _until_end(self, ids: Sequence[int]) -> Sequence[int]:
-        stop_ids = self._voice.stop_ids
+    def _take_until_stop_id(self, ids: Sequence[int]) -> Sequence[int]:
+        stop_ids = self._spec.stop_ids
         if stop_ids.isdisjoint(ids):
             return ids
         end = next(at for at, id in enumerate(ids) if id in stop_ids)
-        self._stop = ids[end]
+        self._stop_id = ids[end]
         self.stopped = True
         return ids[:end]
 
     def _parse(self, pieces: Iterable[Piece]) -> list[Event]:
         events: list[Event] = []
         for piece in pieces:
-            self._extents.read(piece.text)
-            if self._stop_text is not None:
-                events += self._until_stop(piece, self._stop_text)
+            self._offsets.add_text(piece.text)
+            if self._stop_matcher is not None:
+                events += self._parse_until_stop_sequence(piece, self._stop_matcher)
             else:
                 events += self._parser.feed(piece.text, piece.special)
         return events
 
-    def _until_stop(self, piece: Piece, stops: StopText) -> list[Event]:
+    def _parse_until_stop_sequence(self, piece: Piece, stops: StopSequenceMatcher) -> list[Event]:
         """What comes before a stop sequence. Only plain text can be one, never a control token."""
         if stops.found is not None:
             return []
         text = stops.finish() if piece.special else stops.feed(piece.text)
         events = self._parser.feed(text, False)
-        self._extents.before_stop += len(text)
+        self._offsets.chars_before_stop += len(text)
         self.stopped |= stops.found is not None
         if piece.special:
             events += self._parser.feed(piece.text, True)
-            self._extents.before_stop += len(piece.text)
+            self._offsets.chars_before_stop += len(piece.text)
         return events
 
-    def _end_token(self, id: int) -> list[Event]:
+    def _parse_stop_token(self, id: int) -> list[Event]:
         """An end token that is a marker too (gpt-oss ends a call with one) is the parser's."""
-        text = self._voice.tokenizer.bytes_of(id).decode("utf-8", "replace")
-        if text not in self._voice.special:
+        text = self._spec.tokenizer.bytes_of(id).decode("utf-8", "replace")
+        if text not in self._spec.special_markers:
             return []
         return self._parse([*self._detokenizer.finish(), Piece(text, True)])
 
     # Telling
 
-    def _account(self, events: list[Event]) -> list[Event]:
+    def _finish_feed(self, events: list[Event]) -> list[Event]:
         """The events of a feed as they go out, with what was held back accounted for."""
-        told = self._tell(events) if events else events
-        self._flowing = self._extents.end()
+        told = self._emit(events) if events else events
+        self._open_type = self._offsets.end_feed()
         return told
 
-    def _tell(self, events: list[Event]) -> list[Event]:
+    def _emit(self, events: list[Event]) -> list[Event]:
         """Events as they go out, with outward ids and seals."""
         told: list[Event] = []
         for event in events:
             if isinstance(event, CallOpen):
                 own, event = event.id, msgspec.structs.replace(event, id=self._new_call_id())
-                self._record.own_ids[event.id or ""] = own
+                self._record.model_call_ids[event.id or ""] = own
             self._fold.add(event)
-            self._extents.tell(event)
+            self._offsets.add_event(event)
             if isinstance(event, SpanEnd) and event.kind == "reasoning":
                 event = msgspec.structs.replace(event, seal=self._record.seal(self._fold))
             told.append(event)
@@ -245,13 +245,13 @@ class Generation:
 
     @property
     def _stop_sequence(self) -> str | None:
-        return self._stop_text.found if self._stop_text is not None else None
+        return self._stop_matcher.found if self._stop_matcher is not None else None
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         """Keeps the tokens that the client saw: those before the stop sequence."""
-        del self.ids[self._extents.ids_within(self._extents.before_stop) :]
+        del self.ids[self._offsets.count_ids_within(self._offsets.chars_before_stop) :]
 
-    def _reason(self, given: FinishReason | None) -> FinishReason:
+    def _finish_reason(self, given: FinishReason | None) -> FinishReason:
         if self._stop_sequence is not None:
             return "stop_sequence"
         if given in (None, "stop", "tool_calls"):

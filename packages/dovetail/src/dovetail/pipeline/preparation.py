@@ -20,8 +20,8 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
-from dovetail.pipeline.beside import beside
-from dovetail.pipeline.generation import Generation, Owner, Voice
+from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.normalization import PromptNormalizer
@@ -43,16 +43,16 @@ from dovetail_model import (
     Unsupported,
 )
 
-CallIds = Callable[[], str]
-WORTH_WARMING = 16  # tokens: the block of an engine's cache
+CallIdFactory = Callable[[], str]
+MIN_WARM_TOKENS = 16  # tokens: the block of an engine's cache
 
 
 @dataclass(frozen=True)
-class Settings:
+class PromptSettings:
     """What an operator decides about prompts."""
 
     replay: ReplayPolicy = "auto"
-    stability: NormalizationOptions = field(default_factory=NormalizationOptions)
+    normalization: NormalizationOptions = field(default_factory=NormalizationOptions)
     default_thinking: Literal["enabled", "disabled"] | None = None
     template_switches: Mapping[str, Any] = field(default_factory=dict)
     resume_drop_thinking: float | None = None
@@ -60,17 +60,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """A request ready for the engine."""
 
     request: Request
     prompt: Prompt
-    owner: Owner
-    sighting: PromptObservation
+    owner: TurnOwner
+    prefix_snapshot: PromptObservation
     diagnosis: PrefixReport
 
 
-class Prepares(Protocol):
+class RequestPreparer(Protocol):
     """What the pipeline asks of whoever makes prompts.
 
     `records_first`: a turn is to be recorded before its end is told, since the next request may
@@ -78,26 +78,26 @@ class Prepares(Protocol):
     """
 
     @property
-    def records_first(self) -> bool: ...
+    def records_before_finish(self) -> bool: ...
 
-    async def prepare(self, request: Request, harness: str = "") -> Prepared: ...
+    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest: ...
 
-    async def count(self, request: Request) -> int: ...
+    async def count_tokens(self, request: Request) -> int: ...
 
-    def steering(self, thinking: Thinking) -> dict[str, Any]: ...
+    def template_switches(self, thinking: Thinking) -> dict[str, Any]: ...
 
-    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation: ...
+    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation: ...
 
-    async def record(self, prepared: Prepared, generation: Generation) -> None: ...
+    async def record(self, prepared: PreparedRequest, generation: Generation) -> None: ...
 
-    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None": ...
+    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None": ...
 
-    async def opening(self, request: Request) -> "array[int] | None": ...
+    async def shared_prompt_prefix(self, request: Request) -> "array[int] | None": ...
 
     async def close(self) -> None: ...
 
 
-class Preparer:
+class ChatPreparer:
     """Prepares the requests of one model, and records its turns."""
 
     def __init__(
@@ -105,40 +105,40 @@ class Preparer:
         model: Model,
         ledger: Ledger,
         keyring: Keyring,
-        settings: Settings | None = None,
+        settings: PromptSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._model = model
         self._ledger = ledger
         self._keyring = keyring
-        self._settings = settings or Settings()
+        self._settings = settings or PromptSettings()
         self._clock = clock
         self._sealer = Sealer(keyring)
-        self._stabilizer = PromptNormalizer(self._settings.stability)
+        self._normalizer = PromptNormalizer(self._settings.normalization)
         self._renderers = RendererCache(model)
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recaller = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
-        self._voice = Voice(
+        self._output_spec = OutputSpec(
             model.tokenizer,
             model.stop_ids,
             model.tool_parser,
             model.reasoning_parser,
             model.fingerprint,
         )
-        self._owners: dict[str, Owner] = {}
-        self._doctor = PrefixDiagnostics(decode=model.tokenizer.decode)
+        self._owners: dict[str, TurnOwner] = {}
+        self._prefix_diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     @property
-    def records_first(self) -> bool:
+    def records_before_finish(self) -> bool:
         return self._ledger.has_worker_peers
 
-    async def prepare(self, request: Request, harness: str = "") -> Prepared:
+    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
         """The request as the model gets it. `harness` names the client, for comparisons."""
         request, prompt, owner, cleared = await self._render(request)
-        sighting = _sighting(request, prompt, harness, deliberate=cleared)
-        return Prepared(request, prompt, owner, sighting, self._doctor.compare(sighting))
+        sighting = _snapshot_prefix(request, prompt, harness, deliberate=cleared)
+        return PreparedRequest(request, prompt, owner, sighting, self._prefix_diagnostics.compare(sighting))
 
-    async def count(self, request: Request) -> int:
+    async def count_tokens(self, request: Request) -> int:
         """The number of tokens of a request's prompt. Leaves no trace.
 
         A client may ask what its tools alone cost: they are counted beside a one-letter message.
@@ -148,31 +148,31 @@ class Preparer:
         _, prompt, _, _ = await self._render(request)
         return len(prompt.ids)
 
-    def steering(self, thinking: Thinking) -> dict[str, Any]:
+    def template_switches(self, thinking: Thinking) -> dict[str, Any]:
         """The switches of the template in an agent's session that asks this about thoughts."""
-        return self._switches(thinking, tools=True)
+        return self._resolve_switches(thinking, tools=True)
 
-    async def _render(self, request: Request) -> tuple[Request, Prompt, Owner, bool]:
-        request = self._stabilizer.normalize(request)
+    async def _render(self, request: Request) -> tuple[Request, Prompt, TurnOwner, bool]:
+        request = self._normalizer.normalize(request)
         if not request.turns and not request.system:
             raise InvalidRequest("The request has no message.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()
-        if any(map(_is_picture, newest)):
+        if any(map(_lacks_text, newest)):
             name = request.model or self._model.name
             raise Unsupported(f"The model {name} is served as text: it takes no images or files.")
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
-        owner = self._owner(request.identity.tenant)
+        owner = self._owner_of(request.identity.tenant)
         scope = RecognitionScope(
             tenant=owner.tenant,
-            chain_key=owner.key,
+            chain_key=owner.chain_key,
             model=self._model.fingerprint,
             tools=request.tools,
             session=request.identity.session,
         )
         walk = await self._recaller.match_turns(request.turns, scope)
-        request = _thinking_on(request, await self._recaller.find_last_entry(walk, scope))
-        steering = self._switches(request.thinking, tools=bool(request.tools))
+        request = _inherit_thinking(request, await self._recaller.find_last_entry(walk, scope))
+        steering = self._resolve_switches(request.thinking, tools=bool(request.tools))
         renderer = self._renderers.get(bool(request.tools), steering)
         head = renderer.digest_head(request, steering).whole
         start = renderer.replay_start(request.turns, bool(request.tools))
@@ -180,21 +180,21 @@ class Preparer:
         loop = 0
         if self._settings.resume_drop_thinking is not None:
             loop = find_loop_start(request.turns)
-        clears = self._clears_thoughts(request, recalled, loop)
+        clears = self._should_clear_reasoning(request, recalled, loop)
         if clears:
-            request, recalled = _without_thoughts(request, loop), recalled.without_entries(loop)
+            request, recalled = _strip_reasoning(request, loop), recalled.without_entries(loop)
         new = renderer.count_new_chars(request, recalled)
         try:
-            prompt = await beside(new, lambda: renderer.render(request, recalled, steering))
+            prompt = await run_in_thread(new, lambda: renderer.render(request, recalled, steering))
         except RenderError as error:
             message = f"The model's chat template refuses this conversation: {error}"
             raise InvalidRequest(message) from error
         return request, prompt, owner, clears
 
-    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
+    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation:
         """The answer to a prepared request, ready to be fed."""
         return Generation(
-            self._voice,
+            self._output_spec,
             prepared.prompt,
             prepared.owner,
             prepared.request,
@@ -202,31 +202,31 @@ class Preparer:
             new_call_id=new_call_id,
         )
 
-    async def record(self, prepared: Prepared, generation: Generation) -> None:
+    async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
         """Keeps the turn that was generated."""
-        entry = generation.entry(self._clock())
-        seen = prepared.sighting
-        self._doctor.record_output(seen.session, generation.ids, turn=entry.chain, prompt=seen)
+        entry = generation.build_entry(self._clock())
+        seen = prepared.prefix_snapshot
+        self._prefix_diagnostics.record_output(seen.session, generation.ids, turn=entry.chain, prompt=seen)
         await self._ledger.record(entry, prepared.prompt.ids)
 
-    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
+    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None":
         """How the next prompt will begin if a user speaks next; None if the engine has all of it.
 
         A template that drops the thoughts of finished turns lets the next prompt leave this one
         long before its end.
         """
         turns = (*prepared.request.turns, Turn("assistant", generation.message().blocks))
-        ids = await self.opening(msgspec.structs.replace(prepared.request, turns=turns))
+        ids = await self.shared_prompt_prefix(msgspec.structs.replace(prepared.request, turns=turns))
         known = count_common_ids(ids, prepared.prompt.ids + generation.ids)
-        return ids if len(ids) - known >= WORTH_WARMING else None
+        return ids if len(ids) - known >= MIN_WARM_TOKENS else None
 
-    async def opening(self, request: Request) -> "array[int]":
+    async def shared_prompt_prefix(self, request: Request) -> "array[int]":
         """How every prompt begins that goes on from this request with a user's words.
 
         Where nobody has spoken yet, more may be said to the system before.
         """
         shared: array[int] | None = None
-        for asked in _continued(request):
+        for asked in _possible_continuations(request):
             _, prompt, _, _ = await self._render(asked)
             shared = prompt.ids if shared is None else shared[: count_common_ids(shared, prompt.ids)]
         assert shared is not None
@@ -236,7 +236,7 @@ class Preparer:
         """Writes down what is still to be written."""
         await self._ledger.close()
 
-    def _clears_thoughts(self, request: Request, recalled: RecognizedHistory, loop: int) -> bool:
+    def _should_clear_reasoning(self, request: Request, recalled: RecognizedHistory, loop: int) -> bool:
         """Whether a session comes back so late that nothing of it can be cached any more.
 
         Only thoughts of finished loops may go, and only if there are any.
@@ -247,12 +247,12 @@ class Preparer:
         earlier = [turn for turn in request.turns[:loop] if turn.role == "assistant"]
         return bool(earlier) and self._model.reasoning_parser is not None
 
-    def _owner(self, tenant: str) -> Owner:
+    def _owner_of(self, tenant: str) -> TurnOwner:
         if tenant not in self._owners:
-            self._owners[tenant] = Owner(tenant, self._keyring.chain_key(tenant), self._sealer)
+            self._owners[tenant] = TurnOwner(tenant, self._keyring.chain_key(tenant), self._sealer)
         return self._owners[tenant]
 
-    def _switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
+    def _resolve_switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
         speech = self._model.tool_chat_template if tools else self._model.chat_template
         return resolve_switches(
             thinking,
@@ -263,7 +263,7 @@ class Preparer:
         )
 
 
-def _thinking_on(request: Request, last: LedgerEntry | None) -> Request:
+def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
     """The request with what it leaves unsaid about thoughts as the line that it goes on had it."""
     if last is None or not last.thinking:
         return request
@@ -271,14 +271,14 @@ def _thinking_on(request: Request, last: LedgerEntry | None) -> Request:
     return msgspec.structs.replace(request, thinking=merge_thinking(before, request.thinking))
 
 
-def _is_picture(block: Block) -> bool:
+def _lacks_text(block: Block) -> bool:
     """Whether a block has no text that the model could read."""
     if isinstance(block, DocumentBlock):
         return block.text is None
     return isinstance(block, ImageBlock)
 
 
-def _without_thoughts(request: Request, until: int) -> Request:
+def _strip_reasoning(request: Request, until: int) -> Request:
     """The request without the thoughts of the turns before a place."""
     cleared = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
@@ -287,7 +287,7 @@ def _without_thoughts(request: Request, until: int) -> Request:
     return msgspec.structs.replace(request, turns=(*cleared, *request.turns[until:]))
 
 
-def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> PromptObservation:
+def _snapshot_prefix(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> PromptObservation:
     """What the doctor needs to know. Tenants are never set beside each other."""
     identity, head = request.identity, prompt.head
     return PromptObservation(
@@ -304,7 +304,7 @@ def _sighting(request: Request, prompt: Prompt, harness: str, *, deliberate: boo
     )
 
 
-def _continued(request: Request) -> Iterator[Request]:
+def _possible_continuations(request: Request) -> Iterator[Request]:
     """Ways in which it may go on: what their prompts share does not depend on what is said."""
     for text in ("a", "b"):
         turns = (*request.turns, Turn("user", (TextBlock(text),)))

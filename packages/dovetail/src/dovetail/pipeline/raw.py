@@ -11,20 +11,20 @@ from typing import Any
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.models.loader import Model
-from dovetail.pipeline.beside import beside
-from dovetail.pipeline.generation import Generation, Owner, Voice
-from dovetail.pipeline.preparation import CallIds, Prepared
-from dovetail.pipeline.registry import Served
+from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
+from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
+from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.prefix_diagnostics import PromptObservation
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 
-_HEAD = HeadDigests(b"", b"", b"", b"")
+_EMPTY_HEAD = HeadDigests(b"", b"", b"", b"")
 
 
-def raw(served: Served) -> Served:
+def to_raw_model(served: TokenModel) -> TokenModel:
     """The same model for text completions: the pipeline is the same, what it prepares is not."""
     return replace(served, preparer=RawPreparer(served.model))
 
@@ -34,31 +34,31 @@ class RawPreparer:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._voice = Voice(model.tokenizer, model.stop_ids, None, None, model.fingerprint)
-        self.records_first = False
+        self._output_spec = OutputSpec(model.tokenizer, model.stop_ids, None, None, model.fingerprint)
+        self.records_before_finish = False
 
-    async def prepare(self, request: Request, harness: str = "") -> Prepared:
-        ids = array(TOKEN_ID_TYPECODE, await self._ids(request))
+    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
+        ids = array(TOKEN_ID_TYPECODE, await self._encode(request))
         if not ids:
             raise InvalidRequest("prompt: there is nothing in it", param="prompt")
-        return Prepared(
+        return PreparedRequest(
             request=request,
-            prompt=Prompt(ids, "cold", False, _HEAD, RecognizedHistory()),
-            owner=Owner(request.identity.tenant, b""),
-            sighting=PromptObservation(None, harness, ids),
+            prompt=Prompt(ids, "cold", False, _EMPTY_HEAD, RecognizedHistory()),
+            owner=TurnOwner(request.identity.tenant, b""),
+            prefix_snapshot=PromptObservation(None, harness, ids),
             diagnosis=PrefixReport(common_tokens=0, total_tokens=len(ids), prefill_tokens=len(ids)),
         )
 
-    async def count(self, request: Request) -> int:
-        return len(await self._ids(request))
+    async def count_tokens(self, request: Request) -> int:
+        return len(await self._encode(request))
 
-    def steering(self, thinking: Thinking) -> dict[str, Any]:
+    def template_switches(self, thinking: Thinking) -> dict[str, Any]:
         """There is no template to be steered."""
         return {}
 
-    def generation(self, prepared: Prepared, new_call_id: CallIds) -> Generation:
+    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation:
         return Generation(
-            self._voice,
+            self._output_spec,
             prepared.prompt,
             prepared.owner,
             prepared.request,
@@ -66,25 +66,25 @@ class RawPreparer:
             new_call_id=new_call_id,
         )
 
-    async def record(self, prepared: Prepared, generation: Generation) -> None:
+    async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
         """A text is no turn: nothing would come back to it."""
 
-    async def expected(self, prepared: Prepared, generation: Generation) -> "array[int] | None":
+    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None":
         """Nobody knows what follows a text."""
         return None
 
-    async def opening(self, request: Request) -> "array[int] | None":
+    async def shared_prompt_prefix(self, request: Request) -> "array[int] | None":
         """Nor what else begins with one."""
         return None
 
     async def close(self) -> None:
         """Nothing was kept."""
 
-    async def _ids(self, request: Request) -> list[int]:
+    async def _encode(self, request: Request) -> list[int]:
         prompt = raw_prompt(request)
         if isinstance(prompt, str):
             encode = self._model.tokenizer.encode  # spelled-out control tokens are meant
-            return await beside(len(prompt), lambda: encode(prompt))
+            return await run_in_thread(len(prompt), lambda: encode(prompt))
         largest = max(prompt, default=0)
         if largest >= self._model.tokenizer.size:
             raise InvalidRequest(f"prompt: the model has no token {largest}", param="prompt")

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 from dovetail_model import InvalidRequest
 
-LONGEST = 1024  # characters of one sequence: its beginnings are kept, which grow by the square
-ALL = 16 << 10  # characters of all of them together
+MAX_STOP_SEQUENCE_CHARS = 1024  # characters of one sequence: its beginnings are kept, which grow by the square
+MAX_STOP_TOTAL_CHARS = 16 << 10  # characters of all of them together
 
 
-class StopText:
+class StopSequenceMatcher:
     """Lets text through up to the first stop sequence; holds back what may become one."""
 
     __slots__ = ("_held", "_longest", "_pattern", "_prefixes", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
         kept = sorted(set(filter(None, stops)), key=len, reverse=True)
-        if kept and (len(kept[0]) > LONGEST or sum(map(len, kept)) > ALL):
+        if kept and (len(kept[0]) > MAX_STOP_SEQUENCE_CHARS or sum(map(len, kept)) > MAX_STOP_TOTAL_CHARS):
             raise InvalidRequest(
-                f"stop sequences: at most {LONGEST} characters each, {ALL} together", param="stop"
+                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, {MAX_STOP_TOTAL_CHARS} together", param="stop"
             )
         self._pattern = re.compile("|".join(map(re.escape, kept)))
         self._prefixes = {stop[:size] for stop in kept for size in range(1, len(stop))}
@@ -35,7 +35,7 @@ class StopText:
         if match is not None:
             self.found, self._held = match[0], ""
             return text[: match.start()]
-        held = self._begun(text)
+        held = self._partial_match_length(text)
         self._held = text[len(text) - held :] if held else ""
         return text[: len(text) - held] if held else text
 
@@ -44,7 +44,7 @@ class StopText:
         held, self._held = self._held, ""
         return held
 
-    def _begun(self, text: str) -> int:
+    def _partial_match_length(self, text: str) -> int:
         """The length of the longest end of the text that begins a stop sequence."""
         for size in range(min(self._longest, len(text)), 0, -1):
             if text[-size:] in self._prefixes:

@@ -9,23 +9,23 @@ from dovetail.ledger.entry import FINISH_INTERRUPTED, TOKEN_ID_TYPECODE, LOGPROB
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.sealed import SealPayload, PreviousTurnTail
 from dovetail.ledger.turn_digest import extend_chain, digest_turn
-from dovetail.pipeline.block_offsets import Extents
+from dovetail.pipeline.block_offsets import BlockOffsets
 from dovetail.prompt.prefix import count_common_ids
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
 
 
 @dataclass(frozen=True)
-class Owner:
+class TurnOwner:
     """Whose turn it is: the tenant, the key of its chain, and what seals its thoughts."""
 
     tenant: str
-    key: bytes
+    chain_key: bytes
     sealer: Sealer | None = None
 
 
 @dataclass(frozen=True)
-class Origin:
+class TurnOrigin:
     """Where a turn comes from. `thinking` is what was asked about thoughts, as JSON.
 
     `identity` is who asked: the turn belongs to its session.
@@ -34,7 +34,7 @@ class Origin:
     entry_id: str
     model: str
     prompt: Prompt
-    owner: Owner
+    owner: TurnOwner
     thinking: bytes
     identity: Identity
 
@@ -43,27 +43,27 @@ class TurnRecord:
     """The record of one turn, whose ids and extents others write."""
 
     __slots__ = (
-        "_extents",
+        "_offsets",
         "_ids",
         "_logprobs",
         "_origin",
-        "_sealed",
-        "_thoughts",
-        "forced",
-        "own_ids",
+        "_sealed_until",
+        "_reasoning_count",
+        "forced_ranges",
+        "model_call_ids",
     )
 
-    def __init__(self, origin: Origin, ids: "array[int]", extents: Extents) -> None:
+    def __init__(self, origin: TurnOrigin, ids: "array[int]", offsets: BlockOffsets) -> None:
         self._origin = origin
         self._ids = ids
-        self._extents = extents
-        self.own_ids: dict[str, str | None] = {}  # outward call id -> the model's own
-        self._thoughts = 0
-        self._sealed = (0, 0)  # ids and spans that the turn's seals hold so far
+        self._offsets = offsets
+        self.model_call_ids: dict[str, str | None] = {}  # outward call id -> the model's own
+        self._reasoning_count = 0
+        self._sealed_until = (0, 0)  # ids and spans that the turn's seals hold so far
         self._logprobs: array[float] = array(LOGPROB_TYPECODE)
-        self.forced: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
+        self.forced_ranges: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
 
-    def probable(self, logprobs: Iterable[float]) -> None:
+    def add_logprobs(self, logprobs: Iterable[float]) -> None:
         """What the engine says about the ids that come next. About some it may have said nothing.
 
         Only what is noted is paid for: an answer without any has no numbers.
@@ -71,14 +71,14 @@ class TurnRecord:
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
 
-    def entry(self, message: Message, stop: int | None, over: bool, created: float) -> LedgerEntry:
+    def build_entry(self, message: Message, stop: int | None, finished: bool, created: float) -> LedgerEntry:
         """The turn as the ledger keeps it. One that is not `over` broke off."""
         origin, prompt = self._origin, self._origin.prompt
-        parent, keep, suffix = _growth(prompt)
-        blocks = message.blocks[: self._whole_blocks(over)]
+        parent, keep, suffix = _diff_to_parent(prompt)
+        blocks = message.blocks[: self._count_kept_blocks(finished)]
         spans = self._spans(blocks)
         shown = digest_turn(Turn("assistant", blocks))
-        kept = self._kept(spans, over)
+        kept = self._count_kept_tokens(spans, finished)
         before = prompt.history.chain
         return LedgerEntry(
             id=origin.entry_id,
@@ -91,30 +91,30 @@ class TurnRecord:
             stop=stop,
             spans=spans,
             before=before,
-            chain=extend_chain(origin.owner.key, before, shown.digest),
+            chain=extend_chain(origin.owner.chain_key, before, shown.digest),
             head=prompt.head.whole,
-            finish=message.finish if over else FINISH_INTERRUPTED,
+            finish=message.finish if finished else FINISH_INTERRUPTED,
             created=created,
             line=prompt.history.lineage,
             opening=prompt.opening,
             thinking=origin.thinking,
-            session=self._session(),
+            session=self._session_name(),
             agent=normalize_session_name(origin.identity.agent or ""),
             answer=origin.identity.answer,
-            logprobs=self._known(kept, stop),
-            forced=tuple((start, min(end, kept)) for start, end in self.forced if start < kept),
+            logprobs=self._encode_logprobs(kept, stop),
+            forced=tuple((start, min(end, kept)) for start, end in self.forced_ranges if start < kept),
         )
 
     def seal(self, fold: Fold) -> str | None:
         """The seal of the thought that has just ended, with the turn since the seal before it."""
         origin, prompt = self._origin, self._origin.prompt
-        self._thoughts += 1
+        self._reasoning_count += 1
         if origin.owner.sealer is None:
             return None
         recalled = prompt.history
         blocks = fold.message().blocks
-        ids, spans = self._sealed
-        reach = self._extents.reach[-1]
+        ids, spans = self._sealed_until
+        reach = self._offsets.end_offsets[-1]
         sealed = SealPayload(
             entry=origin.entry_id,
             parent=recalled.parent.id if recalled.parent is not None else None,
@@ -122,22 +122,22 @@ class TurnRecord:
             spans=self._spans(blocks)[spans:],
             before=recalled.chain,
             head=prompt.head.whole,
-            thought=self._thoughts - 1,
-            previous=_tail(recalled.parent) if self._thoughts == 1 else None,
+            thought=self._reasoning_count - 1,
+            previous=_unsealed_tail(recalled.parent) if self._reasoning_count == 1 else None,
             start=ids,
             opening=prompt.opening,
         )
-        self._sealed = (reach, len(blocks))
+        self._sealed_until = (reach, len(blocks))
         return origin.owner.sealer.seal(sealed, origin.owner.tenant, origin.model)
 
-    def _session(self) -> str:
+    def _session_name(self) -> str:
         """The session that the client names, else the one that the turn goes on with."""
         named, parent = self._origin.identity.session, self._origin.prompt.history.parent
         if named:
             return normalize_session_name(named)
         return (parent.session if parent is not None else "") or self._origin.entry_id
 
-    def _known(self, kept: int, stop: int | None) -> bytes:
+    def _encode_logprobs(self, kept: int, stop: int | None) -> bytes:
         """What is known of the ids that are kept, and of the one that ended the turn."""
         if not self._logprobs:
             return b""
@@ -148,7 +148,7 @@ class TurnRecord:
 
     def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[EntrySpan, ...]:
         whole = len(self._ids)
-        reaches = self._extents.reach[: len(blocks)]
+        reaches = self._offsets.end_offsets[: len(blocks)]
         return tuple(
             self._span(block, reach or whole) for block, reach in zip(blocks, reaches, strict=True)
         )
@@ -167,33 +167,33 @@ class TurnRecord:
                     reach,
                     call.name,
                     call.id,
-                    self.own_ids.get(call.id),
+                    self.model_call_ids.get(call.id),
                     call.namespace,
                     call.custom,
                     call.complete,
                 )
 
-    def _whole_blocks(self, over: bool) -> int:
+    def _count_kept_blocks(self, finished: bool) -> int:
         """How many blocks stay with the turn: of one that broke off, those that clients keep.
 
         A thought that never ended is not among them, unless there is nothing else.
         """
-        blocks = len(self._extents.reach)
-        open_thought = self._extents.in_thought and not over
+        blocks = len(self._offsets.end_offsets)
+        open_thought = self._offsets.in_reasoning and not finished
         return blocks - 1 if open_thought and blocks > 1 else blocks
 
-    def _kept(self, spans: Sequence[EntrySpan], over: bool) -> int:
+    def _count_kept_tokens(self, spans: Sequence[EntrySpan], finished: bool) -> int:
         """How many tokens stay with the turn: of one that broke off, those that were told.
 
         Behind a whole block may be half a marker, which the client has never seen.
         """
         last = spans[-1] if spans else None
-        if over or last is None or last.kind == "text" or not last.complete:
+        if finished or last is None or last.kind == "text" or not last.complete:
             return len(self._ids)
         return last.tokens
 
 
-def _growth(prompt: Prompt) -> tuple[str | None, int, bytes]:
+def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
     """The prompt as what it adds to the parent's whole."""
     ids, recalled = prompt.ids, prompt.history
     if recalled.parent is None or recalled.parent_token_ids is None:
@@ -204,7 +204,7 @@ def _growth(prompt: Prompt) -> tuple[str | None, int, bytes]:
     return recalled.parent.id, keep, ids[keep:].tobytes()
 
 
-def _tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
+def _unsealed_tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
     """What the previous turn said behind its last seal."""
     if parent is None:
         return None

@@ -14,8 +14,8 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.engines_files import find_tokenizer_files
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
-from dovetail.pipeline.preparation import Preparer, Settings
-from dovetail.pipeline.registry import Offered, Relayed, Served, Service
+from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
@@ -47,14 +47,14 @@ class _Shared:
     keyring: Keyring
 
 
-def build(config: Config, progress: Progress | None = None) -> Service:
+def build(config: Config, progress: Progress | None = None) -> ModelRegistry:
     """The service that the settings ask for. Its engines are started by `Service.start`."""
     folder = config.data_dir or default_data_dir()
     shared = _Shared(folder, open_ledger(config, folder), open_keyring(config, folder))
     each = [replace(config, models=(), **table) for table in config.models] or [config]
     offered = [_offer(one, shared, progress) for one in each]
     usual = {CLAUDE: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
-    return Service(
+    return ModelRegistry(
         offered, aliases(config) or usual, open_kept(config, folder), shared.ledger.faults
     )
 
@@ -66,7 +66,7 @@ def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model
     return model, make_pool(config, model, path, None)
 
 
-def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offered:
+def _offer(config: Config, shared: _Shared, progress: Progress | None) -> ModelEntry:
     """One model. A remote engine is asked first: it may know better what it serves."""
     remote = find_remote(config)
     if remote is not None and config.engine in UPSTREAMS:
@@ -74,34 +74,34 @@ def _offer(config: Config, shared: _Shared, progress: Progress | None) -> Offere
     return _served(config, shared, remote, progress)
 
 
-def _relayed(config: Config, shared: _Shared, remote: Remote) -> Relayed:
+def _relayed(config: Config, shared: _Shared, remote: Remote) -> UpstreamModel:
     # A server that has many models is asked for the one that a client names, unless somebody chose.
     if config.model is not None or config.served_model_name:
         remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
-    return Relayed(
+    return UpstreamModel(
         names=config.served_model_name or remote.model.names or (remote.model.name,),
         engine=make_upstream(config, remote),
-        stabilizer=PromptNormalizer(settings(config).stability),
+        normalizer=PromptNormalizer(settings(config).normalization),
         sealer=Sealer(shared.keyring),
         max_context=config.context_length,
-        defaults=default_sampling(config),
+        default_sampling=default_sampling(config),
     )
 
 
 def _served(
     config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
-) -> Served:
+) -> TokenModel:
     path = _files(config, shared.folder, remote, progress)
     model = _load(config, path, remote)
-    return Served(
+    return TokenModel(
         names=config.served_model_name or _names(config, path, remote),
         model=model,
-        preparer=Preparer(model, shared.ledger, shared.keyring, settings(config)),
+        preparer=ChatPreparer(model, shared.ledger, shared.keyring, settings(config)),
         engine=make_pool(config, model, path, remote),
         max_context=config.context_length,
         migration_limit=config.migration_limit,
         recovery_wait=config.recovery_wait,
-        defaults=default_sampling(config),
+        default_sampling=default_sampling(config),
         keep_logprobs=config.keep_logprobs,
     )
 
@@ -151,11 +151,11 @@ def default_sampling(config: Config) -> Sampling:
     return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})
 
 
-def settings(config: Config) -> Settings:
+def settings(config: Config) -> PromptSettings:
     """What an operator decides about prompts."""
-    return Settings(
+    return PromptSettings(
         replay=config.replay,
-        stability=NormalizationOptions(
+        normalization=NormalizationOptions(
             strip_preamble=config.strip_anthropic_preamble,
             volatile=(*DEFAULT_PATTERNS, *config.volatile_pattern),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dovetail.pipeline.preparation import Prepared
+from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.prompt.arrange import order_turns
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.rendering_template import RenderError
@@ -47,7 +47,7 @@ class _Pair:
     """One request as both prompts, and how sure its numbers are."""
 
     natural: Natural
-    prepared: Prepared
+    prepared: PreparedRequest
     basis: Basis
     scale: float
     findings: tuple[Finding, ...]
@@ -194,7 +194,7 @@ class Analyst:
             return bare, "confirmed", (Finding("thoughts_not_read"),)
         return ids, "estimated", ()
 
-    def _record(self, bench: _Bench, heard: Heard, natural: Natural, prepared: Prepared) -> bool:
+    def _record(self, bench: _Bench, heard: Heard, natural: Natural, prepared: PreparedRequest) -> bool:
         """Keeps the answer. Whether its tokens are known, by the server's own word."""
         said = _said(heard)
         if said is None:
@@ -206,7 +206,7 @@ class Analyst:
         return self._run(bench.exact.answered(prepared, said, ids)) and sure
 
     def _generated(
-        self, bench: _Bench, heard: Heard, natural: Natural, prepared: Prepared, said: Turn
+        self, bench: _Bench, heard: Heard, natural: Natural, prepared: PreparedRequest, said: Turn
     ) -> tuple[Sequence[int] | None, bool]:
         """The tokens of an answer, and whether they are as many as the server counted."""
         answer = heard.answer

@@ -19,7 +19,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
-from dovetail.pipeline.preparation import Prepared, Preparer
+from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
@@ -115,9 +115,9 @@ class ExactPrompts:
         self._model = model
         self._guard = Guard(model.tokenizer)
         self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
-        self._preparer = Preparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+        self._preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
-    async def prepare(self, request: Request) -> Prepared:
+    async def prepare(self, request: Request) -> PreparedRequest:
         return await self._preparer.prepare(request)
 
     def spelled(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
@@ -132,10 +132,10 @@ class ExactPrompts:
             text = text.rstrip().removesuffix(ended)
         return self._guard.encode(text, first=False)
 
-    async def answered(self, prepared: Prepared, turn: Turn, ids: Sequence[int]) -> bool:
+    async def answered(self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]) -> bool:
         """Records what was generated. False if it does not read as what the client was shown."""
         calls = _call_ids(turn)
-        generation = self._preparer.generation(prepared, lambda: next(calls))
+        generation = self._preparer.create_generation(prepared, lambda: next(calls))
         stop = min(self._model.stop_ids, default=None)
         generation.feed([*ids, *([] if stop is None else [stop])])
         generation.finish("stop")

@@ -16,7 +16,7 @@ from dovetail.http.responses.run import Key
 from dovetail.http.routes import Route
 from dovetail.http.tracker import Account
 from dovetail.pipeline.execution import count_tokens
-from dovetail.pipeline.registry import Service
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import is_valid_id
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
@@ -43,11 +43,11 @@ class Responses:
     """What a client may ask of responses once they are there."""
 
     def __init__(
-        self, service: Service, options: HttpOptions, background: Background, forget: Forget
+        self, service: ModelRegistry, options: HttpOptions, background: Background, forget: Forget
     ) -> None:
         self._service = service
         self._options = options
-        self._kept = service.kept
+        self._kept = service.response_store
         self._background = background
         self._forget = forget
         self._leaving = 0  # bytes of large answers that are being read
@@ -111,7 +111,7 @@ class Responses:
         """By the same rendering as the real request."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        named = with_model(body, self._service.served[0].name)
+        named = with_model(body, self._service.entries[0].name)
         conversation = Conversation(self._kept, exchange, named)
         await conversation.join(options.max_body_bytes)
         memory = self._service.memory
