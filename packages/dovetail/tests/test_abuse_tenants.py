@@ -16,9 +16,9 @@ from http_stage import CALL, NAME, Reply, Stage, run, serving
 from socket_stage import asked as asked_over_socket
 from socket_stage import socket_to
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
-from dovetail.access.limits import Limits
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
+from dovetail.access.limits import RateLimits
 from dovetail.http.options import HttpOptions
 
 ASKED, THOUGHT = "KESTREL", "MAGPIE"
@@ -26,7 +26,7 @@ WORDS = (ASKED, THOUGHT)
 ANSWER = f"<think>\nIt is {THOUGHT}.\n</think>\n\nSurely.\n{CALL}"
 OWNER, SAME, THIEF, NAMELESS = "key-owner", "key-same", "key-thief", "key-nameless"
 HASHED = (("owner", OWNER), ("owner", SAME), ("thief", THIEF))
-KEYS = Keys([NAMELESS], [Key(name, sha256(key.encode()).digest()) for name, key in HASHED])
+KEYS = ApiKeys([NAMELESS], [ApiKey(name, sha256(key.encode()).digest()) for name, key in HASHED])
 TOOL: dict[str, Any] = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
 MESSAGES_TOOL = {"name": "look_up", "input_schema": {"type": "object", "properties": {}}}
 
@@ -228,9 +228,9 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
 
 def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
     async def scene() -> None:
-        narrow = Limits(requests=2, concurrent=1)
-        hashed = [Key(name, sha256(key.encode()).digest(), narrow) for name, key in HASHED]
-        async with serving(HttpOptions(keys=Keys([], hashed))) as stage:
+        narrow = RateLimits(requests=2, concurrent=1)
+        hashed = [ApiKey(name, sha256(key.encode()).digest(), narrow) for name, key in HASHED]
+        async with serving(HttpOptions(keys=ApiKeys([], hashed))) as stage:
             body = {"model": NAME, "messages": [_user("Hi")]}
             ask = "POST", "/v1/chat/completions", body
             greedy = [(await _try(stage, THIEF, ask))[0].status for _ in range(6)]

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dovetail.access.admission import Admission
+from dovetail.access.admission import AdmissionController
 from dovetail_model import Hints, Overloaded, RateLimited
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
@@ -21,15 +21,15 @@ def scene(play: Callable[[], Awaitable[None]]) -> None:
 class Visit:
     """A request that stays inside until it is told to leave."""
 
-    def __init__(self, admission: Admission, order: list[str], name: str, **hints: object) -> None:
+    def __init__(self, admission: AdmissionController, order: list[str], name: str, **hints: object) -> None:
         self.leave = asyncio.Event()
         self._order = order
         self._name = name
         hinted = Hints(**hints)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self._stay(admission, hinted))
 
-    async def _stay(self, admission: Admission, hints: Hints) -> None:
-        async with admission.enter(CHAT, hints):
+    async def _stay(self, admission: AdmissionController, hints: Hints) -> None:
+        async with admission.admit(CHAT, hints):
             self._order.append(self._name)
             await self.leave.wait()
 
@@ -41,9 +41,9 @@ async def settle(until: Callable[[], bool]) -> None:
 
 def test_the_most_urgent_comes_first_then_who_was_first() -> None:
     async def play() -> None:
-        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
+        admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         inside = Visit(admission, order, "inside")
-        await settle(lambda: admission.inside == 1)
+        await settle(lambda: admission.running == 1)
         waiting = [
             Visit(admission, order, "first"),
             Visit(admission, order, "second"),
@@ -51,12 +51,12 @@ def test_the_most_urgent_comes_first_then_who_was_first() -> None:
             Visit(admission, order, "important", priority=5),
             Visit(admission, order, "strict", strict_priority=1),
         ]
-        await settle(lambda: admission.waiting == 5)
+        await settle(lambda: admission.queued == 5)
         for visit in [inside, *waiting]:
             visit.leave.set()
         await asyncio.gather(*(visit.task for visit in [inside, *waiting]))
         assert order == ["inside", "strict", "important", "sensitive", "first", "second"]
-        assert (admission.inside, admission.waiting) == (0, 0)
+        assert (admission.running, admission.queued) == (0, 0)
 
     scene(play)
 
@@ -68,9 +68,9 @@ def test_no_room_to_wait_is_told_in_the_kind_that_clients_come_back_after(
     codec: object, kind: type[Exception]
 ) -> None:
     async def play() -> None:
-        admission = Admission(0, longest=0)
+        admission = AdmissionController(0, max_queued=0)
         with pytest.raises(kind):
-            async with admission.enter(codec, Hints()):  # type: ignore[arg-type]
+            async with admission.admit(codec, Hints()):  # type: ignore[arg-type]
                 pass
 
     scene(play)
@@ -78,44 +78,44 @@ def test_no_room_to_wait_is_told_in_the_kind_that_clients_come_back_after(
 
 def test_waiting_has_an_end() -> None:
     async def play() -> None:
-        admission = Admission(0, longest=1, patience=0.0)
+        admission = AdmissionController(0, max_queued=1, queue_timeout=0.0)
         with pytest.raises(RateLimited):
-            async with admission.enter(CHAT, Hints()):
+            async with admission.admit(CHAT, Hints()):
                 pass
-        assert (admission.inside, admission.waiting) == (0, 0)
+        assert (admission.running, admission.queued) == (0, 0)
 
     scene(play)
 
 
 def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
     async def play() -> None:
-        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
+        admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         inside = Visit(admission, order, "inside")
         gone, stays = Visit(admission, order, "gone", priority=9), Visit(admission, order, "stays")
-        await settle(lambda: admission.waiting == 2)
+        await settle(lambda: admission.queued == 2)
         gone.task.cancel()
-        await settle(lambda: admission.waiting == 1)
+        await settle(lambda: admission.queued == 1)
         inside.leave.set()
         stays.leave.set()
         await stays.task
         assert order == ["inside", "stays"]
-        assert admission.inside == 0
+        assert admission.running == 0
 
     scene(play)
 
 
 def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
     async def play() -> None:
-        admission, order = Admission(1, longest=10), []  # type: ignore[var-annotated]
-        async with admission.enter(CHAT, Hints()):
+        admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
+        async with admission.admit(CHAT, Hints()):
             gone = Visit(admission, order, "gone", priority=9)
             stays = Visit(admission, order, "stays")
-            await settle(lambda: admission.waiting == 2)
+            await settle(lambda: admission.queued == 2)
         gone.task.cancel()  # the room is its own now, and it has not noticed yet
         stays.leave.set()
         await stays.task
         assert order == ["stays"]
-        assert admission.inside == 0
+        assert admission.running == 0
 
     scene(play)
 
@@ -124,14 +124,14 @@ def test_who_waits_and_goes_again_leaves_nothing_behind() -> None:
     """Also while nobody inside leaves: a client could come and go for hours."""
 
     async def play() -> None:
-        admission, order = Admission(1, longest=4), []  # type: ignore[var-annotated]
+        admission, order = AdmissionController(1, max_queued=4), []  # type: ignore[var-annotated]
         inside, stays = Visit(admission, order, "inside"), Visit(admission, order, "stays")
         for number in range(100):
             gone = Visit(admission, order, f"gone {number}", priority=9)
-            await settle(lambda: admission.waiting == 2)
+            await settle(lambda: admission.queued == 2)
             gone.task.cancel()
-            await settle(lambda: admission.waiting == 1)
-        assert len(admission._line) < 10
+            await settle(lambda: admission.queued == 1)
+        assert len(admission._queue) < 10
         inside.leave.set()
         stays.leave.set()
         await stays.task

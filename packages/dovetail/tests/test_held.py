@@ -13,8 +13,8 @@ from background_stage import Gate
 from http_stage import ALIAS, Stage, head, read_reply, run, serving
 from socket_stage import ask, event, socket_to, until
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.cli import server_runner as command
 from dovetail.http.memory import held
 from dovetail.http.options import HttpOptions
@@ -56,7 +56,7 @@ async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asynci
 def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three large ones, here."""
     monkeypatch.setattr(held, "most", 300_000)
-    keys = Keys(hashed=[Key(name, sha256(name.encode()).digest()) for name in ("a", "b")])
+    keys = ApiKeys(hashed=[ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")])
 
     async def scene() -> None:
         async with serving(replace(OPTIONS, keys=keys, max_body_bytes=100_000)) as stage:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.access import auth
-from dovetail.access.auth import Caller, Keys, candidates, exposure
-from dovetail.access.key_file import MOST_KEYS, Key, KeyFileError, read_keys
-from dovetail.access.limits import Limits
+from dovetail.access.auth import Caller, ApiKeys, extract_keys, exposure_warning
+from dovetail.access.key_file import MAX_KEYS, ApiKey, KeyFileError, read_keys
+from dovetail.access.limits import RateLimits
 from dovetail.settings import file_version as stamps
 from dovetail_model import Unauthenticated
 
@@ -31,9 +31,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\nteam-a:{HASH}  # since May\nb/c:{hashed('other').upper()}\n")
     assert [key.tenant for key in read_keys(file)] == ["team-a", "b/c"]
-    keys = Keys(file=file)
-    assert keys.caller(sent("key")).tenant == "team-a"
-    assert keys.caller(sent("other")).tenant == "b/c"
+    keys = ApiKeys(file=file)
+    assert keys.authenticate(sent("key")).tenant == "team-a"
+    assert keys.authenticate(sent("other")).tenant == "b/c"
 
 
 def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> 
         f"a:{hashed('2')}\tconcurrent=8  expires=2027-01-31\n"
         f"b:{hashed('3')} expires=2027-01-31T12:00:00+02:00"
     )
-    one, two, three = read_keys(file, Limits(5, 500, 3))
-    assert (one.limits, one.admin, one.expires) == (Limits(60, None, 3), True, None)
-    assert (two.limits, two.admin) == (Limits(5, 500, 8), False)
+    one, two, three = read_keys(file, RateLimits(5, 500, 3))
+    assert (one.limits, one.admin, one.expires) == (RateLimits(60, None, 3), True, None)
+    assert (two.limits, two.admin) == (RateLimits(5, 500, 8), False)
     assert two.expires == 1_801_440_000.0  # the end of that day
     assert three.expires == 1_801_389_600.0
 
@@ -70,7 +70,7 @@ def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> 
         (f"team:{HASH} secret-that-was-meant-as-a-key\n", "behind the hash"),
         (f"a:{HASH}\nb:{HASH.upper()}\n", "same key as in line 1"),
         ("team:\udcff", "UTF-8"),
-        ("".join(f"t:{at:064x}\n" for at in range(MOST_KEYS + 1)), "more than"),
+        ("".join(f"t:{at:064x}\n" for at in range(MAX_KEYS + 1)), "more than"),
         ("#" * (5 << 20), "MiB"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, told: str) ->
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="No such file"):
-        Keys(file=tmp_path / "none")
+        ApiKeys(file=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -102,39 +102,39 @@ def test_a_missing_file(tmp_path: Path) -> None:
     ],
 )
 def test_where_keys_are_sent(headers: dict[str, str], found: list[str]) -> None:
-    assert candidates(headers) == found
+    assert extract_keys(headers) == found
 
 
 def test_without_keys_everybody_may_ask_and_all_share_the_limits() -> None:
-    caller = Keys(limits=Limits(requests=5)).caller({})
-    assert (caller.tenant, caller.limits, caller.admin) == ("", Limits(requests=5), True)
-    assert not Keys([""])
+    caller = ApiKeys(limits=RateLimits(requests=5)).authenticate({})
+    assert (caller.tenant, caller.limits, caller.admin) == ("", RateLimits(requests=5), True)
+    assert not ApiKeys([""])
 
 
 def test_a_key_of_the_command_line_is_the_operators() -> None:
-    caller = Keys(["key"], limits=Limits(tokens=9)).caller(sent("key"))
-    assert (caller.tenant, caller.limits, caller.admin) == ("", Limits(tokens=9), True)
+    caller = ApiKeys(["key"], limits=RateLimits(tokens=9)).authenticate(sent("key"))
+    assert (caller.tenant, caller.limits, caller.admin) == ("", RateLimits(tokens=9), True)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "né"}, {"authorization": "Bearer ke"}])
 def test_with_keys_not_everybody_may(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
-        Keys(["key"]).caller(headers)
+        ApiKeys(["key"]).authenticate(headers)
 
 
 def test_a_key_ends_with_its_day() -> None:
     now = [99.0]
-    old = Key("a", bytes.fromhex(hashed("old")), expires=100.0)
-    keys = Keys(hashed=[old, Key("a", bytes.fromhex(HASH))], clock=lambda: now[0])
-    caller = keys.caller(sent("old"))
-    assert keys.check(caller) == caller
+    old = ApiKey("a", bytes.fromhex(hashed("old")), expires=100.0)
+    keys = ApiKeys(hashed=[old, ApiKey("a", bytes.fromhex(HASH))], clock=lambda: now[0])
+    caller = keys.authenticate(sent("old"))
+    assert keys.revalidate(caller) == caller
     now[0] = 100.0
     with pytest.raises(Unauthenticated, match="expired"):
-        keys.caller(sent("old"))
+        keys.authenticate(sent("old"))
     with pytest.raises(Unauthenticated, match="expired"):
-        keys.check(caller)
+        keys.revalidate(caller)
     both = {"x-api-key": "old", "authorization": "Bearer key"}
-    assert keys.caller(both).tenant == "a"
+    assert keys.authenticate(both).tenant == "a"
 
 
 class Watched:
@@ -144,7 +144,7 @@ class Watched:
         monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
         self.file = file
         self.write(f"a:{HASH} requests=7")
-        self.keys = Keys(file=file)
+        self.keys = ApiKeys(file=file)
 
     def write(self, text: str) -> None:
         """As an operator should: the new file takes the place of the old."""
@@ -154,7 +154,7 @@ class Watched:
 
     def knows(self, key: str) -> bool:
         try:
-            self.keys.caller(sent(key))
+            self.keys.authenticate(sent(key))
         except Unauthenticated:
             return False
         return True
@@ -166,14 +166,14 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_keys_are_changed_while_the_server_runs(watched: Watched) -> None:
-    before = watched.keys.caller(sent("key"))
+    before = watched.keys.authenticate(sent("key"))
     watched.write(f"a:{HASH} requests=8\na:{hashed('next')}\n")
     assert watched.knows("next")
-    assert watched.keys.check(before).limits == Limits(requests=8)
+    assert watched.keys.revalidate(before).limits == RateLimits(requests=8)
     watched.write(f"a:{hashed('next')}\n")
     assert not watched.knows("key")
     with pytest.raises(Unauthenticated, match="no longer"):
-        watched.keys.check(before)
+        watched.keys.revalidate(before)
     assert watched.knows("next")
 
 
@@ -199,14 +199,14 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
 def test_the_last_key_can_be_taken_out(
     watched: Watched, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = watched.keys.caller(sent("key"))
+    before = watched.keys.authenticate(sent("key"))
     watched.write(text)
     assert watched.knows("key")  # somebody may be writing it just now
     monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if that were some time ago
     assert not watched.knows("key")
     assert not watched.knows("")
     with pytest.raises(Unauthenticated):
-        watched.keys.check(before)
+        watched.keys.revalidate(before)
     assert watched.keys  # it is not open to everybody for that
     watched.write(f"b:{hashed('next')}\n")
     assert watched.knows("next")
@@ -216,11 +216,11 @@ def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# nobody\n")
     with pytest.raises(KeyFileError):
-        Keys(file=file)
-    keys = Keys(file=file, may_be_empty=True)
+        ApiKeys(file=file)
+    keys = ApiKeys(file=file, may_be_empty=True)
     assert keys
     with pytest.raises(Unauthenticated):
-        keys.caller(sent(""))
+        keys.authenticate(sent(""))
 
 
 def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +228,10 @@ def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monkey
     reading, writing = os.pipe()
     os.write(writing, f"a:{HASH}\n".encode())
     os.close(writing)
-    keys = Keys(file=Path(f"/dev/fd/{reading}"))
+    keys = ApiKeys(file=Path(f"/dev/fd/{reading}"))
     for _ in range(2):
-        assert keys.caller(sent("key")).tenant == "a"
-        keys.read_again()
+        assert keys.authenticate(sent("key")).tenant == "a"
+        keys.reload()
     os.close(reading)
 
 
@@ -252,21 +252,21 @@ def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text(f"a:{HASH}")
     looks: list[Path] = []
     monkeypatch.setattr(auth, "LOOK_EVERY", 1e9)
-    keys = Keys(file=file)
+    keys = ApiKeys(file=file)
     monkeypatch.setattr(auth, "stamp", looks.append)
     for _ in range(100):
-        keys.caller(sent("key"))
+        keys.authenticate(sent("key"))
     assert looks == []
     file.write_text(f"a:{hashed('next')}")
-    keys.read_again()  # SIGHUP waits for no time
-    assert keys.caller(sent("next")).tenant == "a"
+    keys.reload()  # SIGHUP waits for no time
+    assert keys.authenticate(sent("next")).tenant == "a"
 
 
 def test_a_guess_costs_the_same_however_many_keys_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One comparison, of whole hashes and in constant time, whether there is such a key or not."""
-    keys = Keys(["key"], [Key("t", at.to_bytes(32, "big")) for at in range(1, 5000)])
+    keys = ApiKeys(["key"], [ApiKey("t", at.to_bytes(32, "big")) for at in range(1, 5000)])
     compared: list[tuple[bytes, bytes]] = []
     real = hmac.compare_digest
 
@@ -275,15 +275,15 @@ def test_a_guess_costs_the_same_however_many_keys_there_are(
         return real(one, other)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    assert keys.caller(sent("key")).admin
+    assert keys.authenticate(sent("key")).admin
     with pytest.raises(Unauthenticated):
-        keys.caller(sent("guess"))
+        keys.authenticate(sent("guess"))
     assert [len(a) == len(b) == 32 for a, b in compared] == [True, True]
 
 
 def test_nobody_is_no_caller_where_there_are_keys() -> None:
     with pytest.raises(Unauthenticated):
-        Keys(["key"]).check(Caller())
+        ApiKeys(["key"]).revalidate(Caller())
 
 
 @pytest.mark.parametrize(
@@ -300,5 +300,5 @@ def test_nobody_is_no_caller_where_there_are_keys() -> None:
     ],
 )
 def test_the_warning(host: str, warned: bool) -> None:
-    assert (exposure(host, Keys()) is not None) == warned
-    assert exposure(host, Keys(["key"])) is None
+    assert (exposure_warning(host, ApiKeys()) is not None) == warned
+    assert exposure_warning(host, ApiKeys(["key"])) is None

@@ -18,9 +18,9 @@ import pytest
 from http_stage import NAME, Stage, head, run, serving
 from socket_stage import asked, socket_to
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
-from dovetail.access.limits import Limits, MemoryBook, Standing
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
+from dovetail.access.limits import RateLimits, MemoryLimitStore, LimitStatus
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.limit_headers import limit_headers
 from dovetail.http.options import HttpOptions
@@ -47,24 +47,24 @@ class Desk:
     """A server with a key of such limits, and another without; and the book of what is left."""
 
     stage: Stage
-    book: MemoryBook
+    book: MemoryLimitStore
 
     async def ask(self, path: str, key: str = "key", **more: Any) -> Any:
         return await self.stage.ask("POST", path, {**BODIES[path], **more}, x_api_key=key)
 
     def exhaust(self, seconds: float) -> None:
         """All requests of this minute are used up; there is room for one in so many seconds."""
-        with self.book.row(digest("key")) as row:
+        with self.book.lock(digest("key")) as row:
             row.requests = time.monotonic() + 59.0 + seconds
 
     def owed(self) -> int:
         """Tokens that are not made up for yet, at one a minute: less than one is by now."""
-        with self.book.row(digest("key")) as row:
+        with self.book.lock(digest("key")) as row:
             return max(0, math.ceil((row.tokens - time.monotonic()) / 60))
 
     def inside(self) -> int:
-        with self.book.row(digest("key")) as row:
-            return row.inside
+        with self.book.lock(digest("key")) as row:
+            return row.in_flight
 
     def limited(self, reason: str) -> float:
         return self.stage.metric("dovetail_rate_limited_requests_total", reason=reason)
@@ -72,8 +72,8 @@ class Desk:
 
 @asynccontextmanager
 async def desk(**limits: int) -> AsyncIterator[Desk]:
-    book = MemoryBook()
-    keys = Keys(hashed=[Key("a", digest("key"), Limits(**limits)), Key("b", digest("other"))])
+    book = MemoryLimitStore()
+    keys = ApiKeys(hashed=[ApiKey("a", digest("key"), RateLimits(**limits)), ApiKey("b", digest("other"))])
     async with serving(HttpOptions(keys=keys, book=book)) as stage:
         yield Desk(stage, book)
 
@@ -343,7 +343,7 @@ def test_what_does_not_generate_is_not_limited() -> None:
 
 def test_without_keys_all_share_the_limit() -> None:
     async def scene() -> None:
-        keys = Keys(limits=Limits(requests=1))
+        keys = ApiKeys(limits=RateLimits(requests=1))
         async with serving(HttpOptions(keys=keys)) as stage:
             statuses = [
                 (await stage.ask("POST", path, body, x_api_key=path)).status
@@ -355,7 +355,7 @@ def test_without_keys_all_share_the_limit() -> None:
 
 
 def test_headers_as_each_api_writes_them() -> None:
-    standings = [Standing("requests", 60, 59, 1.0), Standing("tokens", 100, 0, 90.5)]
+    standings = [LimitStatus("requests", 60, 59, 1.0), LimitStatus("tokens", 100, 0, 90.5)]
     now = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
     assert dict(limit_headers(MESSAGES, standings, now)) == {
         "anthropic-ratelimit-requests-limit": "60",
@@ -374,7 +374,7 @@ def test_headers_as_each_api_writes_them() -> None:
             "x-ratelimit-remaining-tokens": "0",
             "x-ratelimit-reset-tokens": "1m30.5s",
         }
-    [*_, (_, reset)] = limit_headers(CHAT, [Standing("requests", 1, 1, 0.0123)])
+    [*_, (_, reset)] = limit_headers(CHAT, [LimitStatus("requests", 1, 1, 0.0123)])
     assert reset == "12ms"
 
 
@@ -427,14 +427,14 @@ def test_a_key_that_is_taken_back_ends_with_the_message_that_is_answered(tmp_pat
     async def scene() -> None:
         file = tmp_path / "keys"
         file.write_text(f"a:{digest('key').hex()}\n")
-        keys = Keys(file=file)
+        keys = ApiKeys(file=file)
         async with (
             serving(HttpOptions(keys=keys)) as stage,
             socket_to(stage, authorization="Bearer key") as socket,
         ):
             assert (await asked(socket))[-1]["type"] == "response.completed"
             file.write_text(f"a:{digest('next').hex()}\n")
-            keys.read_again()
+            keys.reload()
             [refused] = await asked(socket)
             assert (refused["type"], refused["status"]) == ("error", 401)
             assert refused["error"]["code"] == "invalid_api_key"

@@ -11,15 +11,15 @@ import openai
 import pytest
 from http_stage import NAME, Stage, run, service, serving
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.engines.engine import EngineRequest, EngineHealth, TokenDelta
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail_model import EngineError, EngineUnavailable
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]
-KEYS = Keys(["open-sesame"], [Key("team-a", sha256(b"key-a").digest())])
+KEYS = ApiKeys(["open-sesame"], [ApiKey("team-a", sha256(b"key-a").digest())])
 
 
 def test_a_wrong_key_is_refused_in_each_dialect() -> None:
@@ -45,7 +45,7 @@ def test_a_wrong_key_is_refused_in_each_dialect() -> None:
 
 
 def test_the_log_says_what_was_wrong_with_a_key_and_never_which() -> None:
-    gone = Keys(["open-sesame"], [Key("old", sha256(b"was-good").digest(), expires=1.0)])
+    gone = ApiKeys(["open-sesame"], [ApiKey("old", sha256(b"was-good").digest(), expires=1.0)])
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=gone)) as stage:

@@ -7,8 +7,8 @@ import pytest
 from served import dovetail
 from typer.testing import CliRunner, Result
 
-from dovetail.access.auth import Keys
-from dovetail.access.limits import Limits
+from dovetail.access.auth import ApiKeys
+from dovetail.access.limits import RateLimits
 from dovetail.cli.keys import app
 from dovetail_model import Unauthenticated
 
@@ -25,10 +25,10 @@ def test_a_key_and_its_line(tmp_path: Path) -> None:
     [line] = re.findall(r"^line: (team-a:.*)$", made.out, re.MULTILINE)
     assert key not in line
     (tmp_path / "keys").write_text(line)
-    keys = Keys(file=tmp_path / "keys", limits=Limits(1, 1, 1))
-    caller = keys.caller({"authorization": f"Bearer {key}"})
+    keys = ApiKeys(file=tmp_path / "keys", limits=RateLimits(1, 1, 1))
+    caller = keys.authenticate({"authorization": f"Bearer {key}"})
     assert (caller.tenant, caller.admin) == ("team-a", True)
-    assert caller.limits == Limits(60, None, 8)
+    assert caller.limits == RateLimits(60, None, 8)
 
 
 def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
@@ -37,11 +37,11 @@ def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
     file.write_text(f"# ours\n{file.read_text().strip()}")  # as an editor may leave it
     second = ran("new", "a", "expires=2099-01-31", "--file", file)
     assert first.exit_code == second.exit_code == 0
-    keys = Keys(file=file)
+    keys = ApiKeys(file=file)
     for made in (first, second):
-        assert keys.caller({"x-api-key": made.output.strip()}).tenant == "a"
+        assert keys.authenticate({"x-api-key": made.output.strip()}).tenant == "a"
     with pytest.raises(Unauthenticated):
-        keys.caller({"x-api-key": first.output.strip()[:-1]})
+        keys.authenticate({"x-api-key": first.output.strip()[:-1]})
 
 
 def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:

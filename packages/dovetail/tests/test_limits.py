@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.access.limits import NO_LIMITS, Book, Limits, MemoryBook, Quota, TooMany, Visit
-from dovetail.access.shared_limits import SharedBook, create_book
+from dovetail.access.limits import NO_LIMITS, LimitStore, RateLimits, MemoryLimitStore, RateLimiter, RateLimitExceeded, RateLimitLease
+from dovetail.access.shared_limits import SharedLimitStore, create_shared_limit_store
 from dovetail_model import Usage
 
 KEY, OTHER = bytes([1]) * 32, bytes([2]) * 32
@@ -28,34 +28,34 @@ class Clock:
 class Desk:
     """A quota over a book, and what it says."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: LimitStore) -> None:
         self.clock = Clock()
-        self.quota = Quota(book, self.clock)
+        self.quota = RateLimiter(book, self.clock)
 
-    def enter(self, limits: Limits, key: bytes = KEY) -> Visit:
-        return self.quota.enter(key, limits)
+    def enter(self, limits: RateLimits, key: bytes = KEY) -> RateLimitLease:
+        return self.quota.acquire(key, limits)
 
-    def refusal(self, limits: Limits, key: bytes = KEY) -> tuple[str, float]:
-        with pytest.raises(TooMany) as refused:
+    def refusal(self, limits: RateLimits, key: bytes = KEY) -> tuple[str, float]:
+        with pytest.raises(RateLimitExceeded) as refused:
             self.enter(limits, key)
         assert refused.value.retry_after is not None
         return refused.value.reason, round(refused.value.retry_after, 3)
 
-    def left(self, limits: Limits) -> list[tuple[str, int, int, float]]:
-        found = self.quota.standing(KEY, limits)
-        return [(one.name, one.limit, one.left, round(one.reset, 3)) for one in found]
+    def left(self, limits: RateLimits) -> list[tuple[str, int, int, float]]:
+        found = self.quota.status(KEY, limits)
+        return [(one.name, one.limit, one.remaining, round(one.reset_seconds, 3)) for one in found]
 
 
 @pytest.fixture(params=["memory", "shared"])
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
     if request.param == "memory":
-        return Desk(MemoryBook())
-    create_book(tmp_path / "book", workers=3)
-    return Desk(SharedBook(tmp_path / "book", worker=1))
+        return Desk(MemoryLimitStore())
+    create_shared_limit_store(tmp_path / "book", workers=3)
+    return Desk(SharedLimitStore(tmp_path / "book", worker=1))
 
 
 def test_a_minutes_requests_may_come_at_once_then_one_by_one(desk: Desk) -> None:
-    limits = Limits(requests=6)
+    limits = RateLimits(requests=6)
     for left in range(6, 0, -1):
         assert desk.left(limits)[0][2] == left
         desk.enter(limits)
@@ -73,18 +73,18 @@ def test_a_minutes_requests_may_come_at_once_then_one_by_one(desk: Desk) -> None
 def test_one_who_waits_as_told_is_let_in(desk: Desk) -> None:
     """Whatever the rate, and wherever its rounding falls."""
     for requests in (1, 7, 13, 60, 999, 86_401):
-        limits, key = Limits(requests=requests), requests.to_bytes(32, "big")
+        limits, key = RateLimits(requests=requests), requests.to_bytes(32, "big")
         for _ in range(requests % 1000):
             desk.enter(limits, key)
         desk.clock.now += random.random()
-        with pytest.raises(TooMany) as refused:
+        with pytest.raises(RateLimitExceeded) as refused:
             _enter_often(desk, limits, key)
         assert refused.value.retry_after is not None
         desk.clock.now += refused.value.retry_after
         desk.enter(limits, key)
 
 
-def _enter_often(desk: Desk, limits: Limits, key: bytes) -> None:
+def _enter_often(desk: Desk, limits: RateLimits, key: bytes) -> None:
     for _ in range(limits.requests or 0):
         desk.enter(limits, key)
     for _ in range(60):
@@ -92,7 +92,7 @@ def _enter_often(desk: Desk, limits: Limits, key: bytes) -> None:
 
 
 def test_keys_do_not_share_limits(desk: Desk) -> None:
-    limits = Limits(requests=1)
+    limits = RateLimits(requests=1)
     desk.enter(limits)
     desk.enter(limits, OTHER)
     assert desk.refusal(limits) == ("requests", 60.0)
@@ -100,44 +100,44 @@ def test_keys_do_not_share_limits(desk: Desk) -> None:
 
 
 def test_tokens_are_paid_afterwards(desk: Desk) -> None:
-    limits = Limits(tokens=600)
-    desk.enter(limits).leave(Usage(input_tokens=500, cached_tokens=400, output_tokens=50))
+    limits = RateLimits(tokens=600)
+    desk.enter(limits).release(Usage(input_tokens=500, cached_tokens=400, output_tokens=50))
     assert desk.left(limits) == [("tokens", 600, 450, 15.0)]
     first, second = desk.enter(limits), desk.enter(limits)
-    first.leave(Usage(input_tokens=500, output_tokens=250))  # more than there was: a debt
+    first.release(Usage(input_tokens=500, output_tokens=250))  # more than there was: a debt
     assert desk.refusal(limits) == ("tokens", 30.1)
-    second.leave(Usage(output_tokens=100))
+    second.release(Usage(output_tokens=100))
     assert desk.refusal(limits) == ("tokens", 40.1)
     assert desk.left(limits)[0][2] == 0
     desk.clock.now += 40.1
-    desk.enter(limits).leave(None)  # it cost nothing
+    desk.enter(limits).release(None)  # it cost nothing
     assert desk.left(limits)[0][2] == 1
 
 
 @pytest.mark.parametrize("cached", [0, 7, 10, 10**6])
 def test_what_was_cached_costs_nothing(desk: Desk, cached: int) -> None:
-    limits = Limits(tokens=60)
+    limits = RateLimits(tokens=60)
     usage = Usage(input_tokens=10, cached_tokens=cached, output_tokens=0)
-    desk.enter(limits).leave(usage)
+    desk.enter(limits).release(usage)
     assert desk.left(limits)[0][2] == 60 - max(0, 10 - cached)
 
 
 def test_so_many_at_once(desk: Desk) -> None:
-    limits = Limits(concurrent=2)
+    limits = RateLimits(concurrent=2)
     first = desk.enter(limits)
     desk.enter(limits)
     assert desk.refusal(limits) == ("concurrent", 2.0)
-    first.leave(None)
+    first.release(None)
     desk.enter(limits)
     assert desk.refusal(limits) == ("concurrent", 2.0)
 
 
 def test_one_who_is_refused_pays_nothing(desk: Desk) -> None:
-    limits = Limits(requests=3, tokens=60, concurrent=1)
+    limits = RateLimits(requests=3, tokens=60, concurrent=1)
     visit = desk.enter(limits)
     for _ in range(10):
         assert desk.refusal(limits) == ("concurrent", 2.0)
-    visit.leave(Usage(output_tokens=90))
+    visit.release(Usage(output_tokens=90))
     assert desk.left(limits)[0][2] == 2
     for _ in range(10):
         assert desk.refusal(limits)[0] == "tokens"
@@ -145,40 +145,40 @@ def test_one_who_is_refused_pays_nothing(desk: Desk) -> None:
 
 
 def test_the_longest_wait_is_told(desk: Desk) -> None:
-    limits = Limits(requests=1, tokens=60)
-    desk.enter(limits).leave(Usage(output_tokens=240))
+    limits = RateLimits(requests=1, tokens=60)
+    desk.enter(limits).release(Usage(output_tokens=240))
     assert desk.refusal(limits) == ("tokens", 181.0)
 
 
 def test_limits_may_change_while_requests_are_inside(desk: Desk) -> None:
-    before, after = Limits(requests=5), Limits(requests=5, concurrent=1, tokens=60)
+    before, after = RateLimits(requests=5), RateLimits(requests=5, concurrent=1, tokens=60)
     visit = desk.enter(before)
     inside = desk.enter(after)
-    visit.leave(Usage(output_tokens=50))  # it was not counted when it came in, nor is it now
+    visit.release(Usage(output_tokens=50))  # it was not counted when it came in, nor is it now
     assert desk.refusal(after)[0] == "concurrent"
-    inside.leave(None)
+    inside.release(None)
     desk.enter(after)
 
 
 def test_without_limits_nothing_is_kept() -> None:
-    book = MemoryBook()
-    quota = Quota(book)
-    quota.enter(KEY, NO_LIMITS).leave(Usage(output_tokens=5))
-    assert quota.standing(KEY, NO_LIMITS) == []
-    assert quota.standing(KEY, Limits(concurrent=2)) == []
+    book = MemoryLimitStore()
+    quota = RateLimiter(book)
+    quota.acquire(KEY, NO_LIMITS).release(Usage(output_tokens=5))
+    assert quota.status(KEY, NO_LIMITS) == []
+    assert quota.status(KEY, RateLimits(concurrent=2)) == []
     assert len(book) == 0
 
 
 def test_over_time_nobody_gets_more_than_the_rate(desk: Desk) -> None:
     """At most a minute's worth above it, however the requests come."""
     random.seed(10)
-    limits, begun, let_in = Limits(requests=30), desk.clock.now, 0
+    limits, begun, let_in = RateLimits(requests=30), desk.clock.now, 0
     for _ in range(3000):
         desk.clock.now += random.choice([0.0, 0.0, 0.01, 0.3, 4.0])
         try:
             desk.enter(limits)
             let_in += 1
-        except TooMany:
+        except RateLimitExceeded:
             pass
         assert let_in <= 30 + (desk.clock.now - begun) / 2 + 1e-6
     assert let_in > 1000
@@ -186,16 +186,16 @@ def test_over_time_nobody_gets_more_than_the_rate(desk: Desk) -> None:
 
 def test_rows_that_say_nothing_are_forgotten() -> None:
     clock = Clock()
-    book = MemoryBook(clock)
-    quota = Quota(book, clock)
+    book = MemoryLimitStore(clock)
+    quota = RateLimiter(book, clock)
     for at in range(5000):
-        quota.enter(at.to_bytes(32, "big"), Limits(requests=60, concurrent=1)).leave(None)
+        quota.acquire(at.to_bytes(32, "big"), RateLimits(requests=60, concurrent=1)).release(None)
         clock.now += 1
     assert len(book) < 2500
-    stays = quota.enter(KEY, Limits(concurrent=1))
+    stays = quota.acquire(KEY, RateLimits(concurrent=1))
     for at in range(5000):
-        quota.enter(at.to_bytes(32, "big"), Limits(requests=60)).leave(None)
+        quota.acquire(at.to_bytes(32, "big"), RateLimits(requests=60)).release(None)
         clock.now += 1
-    with pytest.raises(TooMany):
-        quota.enter(KEY, Limits(concurrent=1))
-    stays.leave(None)
+    with pytest.raises(RateLimitExceeded):
+        quota.acquire(KEY, RateLimits(concurrent=1))
+    stays.release(None)

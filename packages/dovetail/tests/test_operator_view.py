@@ -13,8 +13,8 @@ from http_stage import NAME, StageEngine, head, read_reply, run, serving, tiny_m
 from openai import AsyncStream
 from openai.types.responses import Response
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 from dovetail.routing.pool import ReplicaPool
@@ -89,7 +89,7 @@ def test_too_many_connections_are_counted_and_told_in_one_line(
 @pytest.mark.parametrize("path", ["/metrics", "/health"])
 def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
     """The answer of a probe is the same with a wrong key as without one."""
-    options = HttpOptions(keys=Keys(["key"]), metrics_need_key=True)
+    options = HttpOptions(keys=ApiKeys(["key"]), metrics_need_key=True)
 
     async def scene() -> None:
         async with serving(options) as stage:
@@ -110,8 +110,8 @@ def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
 
 
 def test_a_key_that_may_not_see_metrics_leaves_a_line() -> None:
-    key = Key("team", sha256(b"key").digest())
-    options = HttpOptions(keys=Keys(hashed=[key]), metrics_need_key=True)
+    key = ApiKey("team", sha256(b"key").digest())
+    options = HttpOptions(keys=ApiKeys(hashed=[key]), metrics_need_key=True)
 
     async def scene() -> None:
         async with serving(options) as stage:

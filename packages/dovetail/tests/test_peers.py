@@ -10,8 +10,8 @@ import pytest
 from http_stage import ALIAS, head, read_reply, run, service, serving
 from socket_stage import asked, socket_to
 
-from dovetail.access.auth import Keys
-from dovetail.access.limits import Limits
+from dovetail.access.auth import ApiKeys
+from dovetail.access.limits import RateLimits
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions, http_options
 from dovetail.net.client_address import ClientAddressResolver
@@ -104,7 +104,7 @@ class Ends:
 
 def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
     """The refusals first of all: somebody may want to lock out who sends them."""
-    keys = Keys(["key", "other"], limits=Limits(requests=2))
+    keys = ApiKeys(["key", "other"], limits=RateLimits(requests=2))
     options = HttpOptions(keys=keys, max_body_bytes=1000, metrics_need_key=True)
     ends = Ends()
 
@@ -154,7 +154,7 @@ def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
 
 def test_a_log_without_addresses() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(peers=ClientAddressResolver(enabled=False), keys=Keys(["key"]))) as stage:
+        async with serving(HttpOptions(peers=ClientAddressResolver(enabled=False), keys=ApiKeys(["key"]))) as stage:
             for path in ("/v1/models", "/nowhere"):
                 await stage.ask("GET", path)
                 assert "peer" not in await stage.ended.get()
@@ -166,7 +166,7 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        app = App(service()[0], HttpOptions(keys=Keys(["key"]), peers=ClientAddressResolver(["127.0.0.1"])))
+        app = App(service()[0], HttpOptions(keys=ApiKeys(["key"]), peers=ClientAddressResolver(["127.0.0.1"])))
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(tmp_path / "place"))
             running = server(app, draining=app.draining)

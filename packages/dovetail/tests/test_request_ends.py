@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from http_stage import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
@@ -240,10 +240,10 @@ def test_the_clients_span_is_kept_where_it_is_sound() -> None:
 
 
 def test_digests_of_a_prompt_tell_a_tenants_own_prefixes_alone() -> None:
-    keys = [Key(name, sha256(name.encode()).digest()) for name in ("a", "b")]
+    keys = [ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")]
 
     async def scene() -> None:
-        async with serving(HttpOptions(keys=Keys([], keys))) as stage:
+        async with serving(HttpOptions(keys=ApiKeys([], keys))) as stage:
             listener = listening(stage)
             path, found = "/v1/chat/completions", []
             text = "x" * (2 * PREFIX_BLOCK_TOKENS)

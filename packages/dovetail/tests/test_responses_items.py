@@ -9,8 +9,8 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.http.exchange import Exchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import Background
@@ -18,7 +18,7 @@ from dovetail.http.responses.endpoints import Responses
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Overloaded
 
-TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
 
 
 def test_input_items_are_listed_page_by_page() -> None:

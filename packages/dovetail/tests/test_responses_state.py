@@ -9,8 +9,8 @@ import pytest
 from http_stage import CALL, NAME, run, service, serving
 from responses_stage import THOUGHT, TOOL, ask, said
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
@@ -20,7 +20,7 @@ from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail_model import EngineError
 
-TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from served import NAME, qwen_folder, served
 
-from dovetail.access.limits import Limits, Quota, TooMany
-from dovetail.access.shared_limits import SharedBook, SharedBookError, create_book
+from dovetail.access.limits import RateLimits, RateLimiter, RateLimitExceeded
+from dovetail.access.shared_limits import SharedLimitStore, SharedLimitStoreError, create_shared_limit_store
 from dovetail_model import Usage
 
 KEY = bytes([7]) * 32
 NOW = 1e9  # a clock that stands still, and by which nothing is idle
-AT_ONCE = Limits(concurrent=4)
+AT_ONCE = RateLimits(concurrent=4)
 
 _HEAD = """
 import sys, time
@@ -58,7 +58,7 @@ with book.row(key):
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    create_book(tmp_path / "book", workers=4)
+    create_shared_limit_store(tmp_path / "book", workers=4)
     return tmp_path / "book"
 
 
@@ -97,83 +97,83 @@ def test_processes_share_every_limit(path: Path) -> None:
         for running in (one, two, three):
             _go(running)
         assert sum(int(_line(running)) for running in (one, two, three)) == 500
-    [requests, tokens] = Quota(SharedBook(path, 3), lambda: NOW).standing(
-        KEY, Limits(requests=500, tokens=10**6)
+    [requests, tokens] = RateLimiter(SharedLimitStore(path, 3), lambda: NOW).status(
+        KEY, RateLimits(requests=500, tokens=10**6)
     )
-    assert (requests.left, tokens.left) == (0, 10**6 - 500)
+    assert (requests.remaining, tokens.remaining) == (0, 10**6 - 500)
 
 
 def test_what_a_killed_process_had_inside_is_forgotten_by_the_next_of_its_number(
     path: Path,
 ) -> None:
-    ours = Quota(SharedBook(path, 0), lambda: NOW)
-    ours.enter(KEY, AT_ONCE)
+    ours = RateLimiter(SharedLimitStore(path, 0), lambda: NOW)
+    ours.acquire(KEY, AT_ONCE)
     with process(path, 1, STAYS) as first, process(path, 2, STAYS) as second:
         for running in (first, second):
             _go(running)
             assert _line(running) == "inside"
-        ours.enter(KEY, AT_ONCE)
-        with pytest.raises(TooMany):
-            ours.enter(KEY, AT_ONCE)
+        ours.acquire(KEY, AT_ONCE)
+        with pytest.raises(RateLimitExceeded):
+            ours.acquire(KEY, AT_ONCE)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         with process(path, 1, STAYS) as again:
-            ours.enter(KEY, AT_ONCE)  # the place of the one that died
-            with pytest.raises(TooMany):
-                ours.enter(KEY, AT_ONCE)
+            ours.acquire(KEY, AT_ONCE)  # the place of the one that died
+            with pytest.raises(RateLimitExceeded):
+                ours.acquire(KEY, AT_ONCE)
             assert again.poll() is None
 
 
 def test_a_process_that_stands_still_with_the_lock_does_not_stop_the_others(path: Path) -> None:
-    ours = Quota(SharedBook(path, 0), lambda: NOW)
+    ours = RateLimiter(SharedLimitStore(path, 0), lambda: NOW)
     with process(path, 1, HOLDS) as stuck:
         _go(stuck)
         assert _line(stuck) == "holds"
         os.kill(stuck.pid, signal.SIGSTOP)
-        ours.enter(KEY, Limits(requests=1))
-        with pytest.raises(TooMany):
-            ours.enter(KEY, Limits(requests=1))
+        ours.acquire(KEY, RateLimits(requests=1))
+        with pytest.raises(RateLimitExceeded):
+            ours.acquire(KEY, RateLimits(requests=1))
 
 
 def test_more_keys_than_places(tmp_path: Path) -> None:
     """The keys of one who is active stay known as long as there is an idle place nearby."""
-    create_book(tmp_path / "small", workers=1, places=128)
-    book = SharedBook(tmp_path / "small", 0)
-    real = Quota(book)  # by the real clock: its rows become idle at once
-    kept = Quota(book, lambda: NOW)
-    kept.enter(KEY, Limits(requests=1))
+    create_shared_limit_store(tmp_path / "small", workers=1, slots=128)
+    book = SharedLimitStore(tmp_path / "small", 0)
+    real = RateLimiter(book)  # by the real clock: its rows become idle at once
+    kept = RateLimiter(book, lambda: NOW)
+    kept.acquire(KEY, RateLimits(requests=1))
     for at in range(2000):
-        limits = Limits(concurrent=1)
-        real.enter(at.to_bytes(4, "big") * 8, limits).leave(Usage())
-    with pytest.raises(TooMany):
-        kept.enter(KEY, Limits(requests=1))
+        limits = RateLimits(concurrent=1)
+        real.acquire(at.to_bytes(4, "big") * 8, limits).release(Usage())
+    with pytest.raises(RateLimitExceeded):
+        kept.acquire(KEY, RateLimits(requests=1))
 
 
 def test_where_no_place_is_idle_a_request_is_let_in(tmp_path: Path) -> None:
-    create_book(tmp_path / "small", workers=1, places=16)
-    quota = Quota(SharedBook(tmp_path / "small", 0), lambda: NOW)
+    create_shared_limit_store(tmp_path / "small", workers=1, slots=16)
+    quota = RateLimiter(SharedLimitStore(tmp_path / "small", 0), lambda: NOW)
     visits = [
-        quota.enter(at.to_bytes(32, "little"), Limits(requests=5, concurrent=1))
+        quota.acquire(at.to_bytes(32, "little"), RateLimits(requests=5, concurrent=1))
         for at in range(1, 100)
     ]
     for visit in visits:
-        visit.leave(Usage(output_tokens=1))
+        visit.release(Usage(output_tokens=1))
 
 
 def test_the_file_is_for_its_owner_alone(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
-    create_book(path, workers=1)  # a server that comes up again begins anew
-    with pytest.raises(SharedBookError):
-        SharedBook(path, 1)
+    create_shared_limit_store(path, workers=1)  # a server that comes up again begins anew
+    with pytest.raises(SharedLimitStoreError):
+        SharedLimitStore(path, 1)
 
 
 def test_another_file_is_no_book(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 100)
-    with pytest.raises(SharedBookError):
-        SharedBook(tmp_path / "other", 0)
+    with pytest.raises(SharedLimitStoreError):
+        SharedLimitStore(tmp_path / "other", 0)
     (tmp_path / "short").write_bytes(b"")
-    with pytest.raises(SharedBookError):
-        SharedBook(tmp_path / "short", 0)
+    with pytest.raises(SharedLimitStoreError):
+        SharedLimitStore(tmp_path / "short", 0)
 
 
 @pytest.mark.long

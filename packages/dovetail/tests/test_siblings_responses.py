@@ -13,8 +13,8 @@ from background_stage import Gate, siblings, until
 from http_stage import NAME, Stage, head, run
 from socket_stage import until as it_is_so
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import Others, pieces
@@ -23,7 +23,7 @@ from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
 from dovetail.storage.fault import StoreError
 
-TENANTS = Keys([], [Key(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import answer, ask, asked, event, socket_to, text_of
 
-from dovetail.access.auth import Keys
-from dovetail.access.limits import Limits
+from dovetail.access.auth import ApiKeys
+from dovetail.access.limits import RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import outlet
 from dovetail.http.options import HttpOptions
@@ -163,7 +163,7 @@ def test_what_has_no_room_is_told_as_over_http() -> None:
 
 
 def test_the_limits_of_a_key_hold_for_every_message() -> None:
-    keys = Keys(["a"], limits=Limits(concurrent=1))
+    keys = ApiKeys(["a"], limits=RateLimits(concurrent=1))
 
     async def scene() -> None:
         async with (

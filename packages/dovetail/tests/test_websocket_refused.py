@@ -10,8 +10,8 @@ import pytest
 from http_stage import NAME, read_reply, run, serving
 from socket_stage import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
 
-from dovetail.access.auth import Keys
-from dovetail.access.key_file import Key
+from dovetail.access.auth import ApiKeys
+from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
 
@@ -20,7 +20,7 @@ ASKED = f'"model":"{NAME}","input":"Hi"'
 
 
 def test_a_key_is_asked_for_before_there_is_a_socket() -> None:
-    keys = Keys(["secret"], [Key("team-a", sha256(b"theirs").digest())])
+    keys = ApiKeys(["secret"], [ApiKey("team-a", sha256(b"theirs").digest())])
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=keys)) as stage:
@@ -43,7 +43,7 @@ def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixtu
     """The one that strangers can have only so many of."""
 
     async def scene() -> None:
-        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+        async with serving(HttpOptions(keys=ApiKeys(["secret"]))) as stage:
             with caplog.at_level(logging.INFO):
                 assert (await refusal(stage))[0] == 401
                 await stage.ended.get()
@@ -57,7 +57,7 @@ def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path)
     path = tmp_path / "keys"
     lines = [f"{name}:{sha256(name.encode()).hexdigest()}\n" for name in ("ours", "theirs")]
     path.write_text("".join(lines))
-    keys = Keys(file=path)
+    keys = ApiKeys(file=path)
 
     async def scene() -> None:
         async with (
@@ -66,7 +66,7 @@ def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path)
         ):
             assert text_of(await asked(socket)) == "Hello."
             path.write_text(lines[0])
-            keys.read_again()
+            keys.reload()
             (error,) = await asked(socket)
             assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
 
@@ -199,7 +199,7 @@ def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
 
 def test_a_server_that_cannot_answer_only_refuses() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(keys=Keys(["secret"]))) as stage:
+        async with serving(HttpOptions(keys=ApiKeys(["secret"]))) as stage:
             sent: list[Any] = []
             scope: dict[str, Any] = {"type": "websocket", "path": "/v1/responses", "headers": []}
 

@@ -6,7 +6,7 @@ import pytest
 from http_stage import CALL, NAME, Stage, run, serving
 from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 
-from dovetail.access.auth import Keys
+from dovetail.access.auth import ApiKeys
 from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
@@ -132,7 +132,7 @@ def _is_missing(error: Event) -> None:
 
 
 def test_what_is_stored_is_known_to_all_of_its_tenant() -> None:
-    keys = Keys(["a"])
+    keys = ApiKeys(["a"])
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=keys)) as stage:

@@ -9,11 +9,11 @@ from itertools import count
 from dovetail_model import DovetailError, Hints, Overloaded, RateLimited
 from dovetail_protocols import MESSAGES, Codec
 
-RETRY_AFTER = 2.0  # seconds
-Place = tuple[float, float, float, int]
+RETRY_AFTER_SECONDS = 2.0  # seconds
+QueuePosition = tuple[float, float, float, int]
 
 
-class Admission:
+class AdmissionController:
     """Lets in as many as there is room for. Others wait for a while, the most urgent in front.
 
     `most` are inside at once, `longest` wait, each for `patience` seconds at most. `refused` is
@@ -21,80 +21,80 @@ class Admission:
     """
 
     __slots__ = (
-        "_line",
-        "_longest",
-        "_most",
-        "_number",
-        "_patience",
-        "_refused",
-        "inside",
-        "waiting",
+        "_queue",
+        "_max_queued",
+        "_max_running",
+        "_sequence",
+        "_queue_timeout",
+        "_on_rejected",
+        "running",
+        "queued",
     )
 
     def __init__(
         self,
-        most: int,
-        longest: int = 0,
-        patience: float = 60.0,
-        refused: Callable[[], None] = lambda: None,
+        max_running: int,
+        max_queued: int = 0,
+        queue_timeout: float = 60.0,
+        on_rejected: Callable[[], None] = lambda: None,
     ) -> None:
-        self._most = most
-        self._longest = longest
-        self._patience = patience
-        self._refused = refused
-        self._line: list[tuple[Place, asyncio.Future[None]]] = []
-        self._number = count()
-        self.inside = 0
-        self.waiting = 0
+        self._max_running = max_running
+        self._max_queued = max_queued
+        self._queue_timeout = queue_timeout
+        self._on_rejected = on_rejected
+        self._queue: list[tuple[QueuePosition, asyncio.Future[None]]] = []
+        self._sequence = count()
+        self.running = 0
+        self.queued = 0
 
     @asynccontextmanager
-    async def enter(self, codec: Codec, hints: Hints) -> AsyncIterator[None]:
+    async def admit(self, codec: Codec, hints: Hints) -> AsyncIterator[None]:
         """Room for one request, for as long as it lasts."""
-        if self.inside < self._most:
-            self.inside += 1
+        if self.running < self._max_running:
+            self.running += 1
         else:
             await self._wait(codec, hints)
         try:
             yield
         finally:
-            self._leave()
+            self._release()
 
     async def _wait(self, codec: Codec, hints: Hints) -> None:
         """Returns when somebody who left has handed over the room."""
-        if self.waiting >= self._longest:
-            self._refused()
-            raise busy(codec)
-        if len(self._line) > 2 * self._longest:  # most of them have gone again
-            self._line = [one for one in self._line if not one[1].done()]
-            heapq.heapify(self._line)
+        if self.queued >= self._max_queued:
+            self._on_rejected()
+            raise busy_error(codec)
+        if len(self._queue) > 2 * self._max_queued:  # most of them have gone again
+            self._queue = [one for one in self._queue if not one[1].done()]
+            heapq.heapify(self._queue)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._line, (_place(hints, next(self._number)), turn))
-        self.waiting += 1
+        heapq.heappush(self._queue, (_queue_position(hints, next(self._sequence)), turn))
+        self.queued += 1
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._queue_timeout):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._leave()  # the room came too late
+                self._release()  # the room came too late
             turn.cancel()
             if isinstance(error, TimeoutError):
-                self._refused()
-                raise busy(codec) from None
+                self._on_rejected()
+                raise busy_error(codec) from None
             raise
         finally:
-            self.waiting -= 1
+            self.queued -= 1
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """The room goes to the next in line who still waits."""
-        while self._line:
-            _, turn = heapq.heappop(self._line)
+        while self._queue:
+            _, turn = heapq.heappop(self._queue)
             if not turn.done():
                 turn.set_result(None)
                 return
-        self.inside -= 1
+        self.running -= 1
 
 
-def _place(hints: Hints, number: int) -> Place:
+def _queue_position(hints: Hints, number: int) -> QueuePosition:
     """Smaller is sooner: what must come first, then what is worth more, then who came first."""
     return (
         -(hints.strict_priority or 0),
@@ -104,9 +104,9 @@ def _place(hints: Hints, number: int) -> Place:
     )
 
 
-def busy(codec: Codec) -> DovetailError:
+def busy_error(codec: Codec) -> DovetailError:
     """That there is no room, in the kind that this API's clients come back after."""
     kind = Overloaded if codec is MESSAGES else RateLimited
-    error = kind("The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER)
+    error = kind("The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER_SECONDS)
     error.reason = "busy"
     return error

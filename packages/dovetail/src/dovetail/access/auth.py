@@ -11,13 +11,13 @@ from hashlib import blake2b, sha256
 from ipaddress import ip_address
 from pathlib import Path
 
-from dovetail.access.key_file import Key, KeyFileError, NoKeys, read_keys
-from dovetail.access.limits import NO_LIMITS, Limits
+from dovetail.access.key_file import ApiKey, KeyFileError, EmptyKeyFileError, read_keys
+from dovetail.access.limits import NO_LIMITS, RateLimits
 from dovetail.settings.file_version import FileVersion, is_recently_changed, get_file_version
 from dovetail_model import Forbidden, Unauthenticated
 
-LOOK_EVERY = 3.0  # seconds
-_NOBODY = bytes(32)
+CHECK_INTERVAL_SECONDS = 3.0  # seconds
+_EMPTY_DIGEST = bytes(32)
 
 _log = logging.getLogger(__name__)
 
@@ -28,15 +28,15 @@ class Caller:
 
     tenant: str = ""
     key: bytes = b""
-    limits: Limits = NO_LIMITS
+    limits: RateLimits = NO_LIMITS
     admin: bool = False
 
 
 #: Whoever asks before it is known who.
-STRANGER = Caller()
+ANONYMOUS = Caller()
 
 
-class Keys:
+class ApiKeys:
     """Known keys, as their hashes. Without any, everybody may ask, for the one tenant there is.
 
     A key of the command line belongs to that tenant too, whose name is empty: turns stay known
@@ -51,11 +51,11 @@ class Keys:
     __slots__ = (
         "_clock",
         "_file",
-        "_lasts",
+        "_is_regular_file",
         "_limits",
-        "_next_look",
-        "_own",
-        "_read",
+        "_next_check",
+        "_static_keys",
+        "_loaded_version",
         "_secret",
         "_table",
     )
@@ -63,121 +63,121 @@ class Keys:
     def __init__(
         self,
         plain: Iterable[str] = (),
-        hashed: Iterable[Key] = (),
+        hashed: Iterable[ApiKey] = (),
         *,
         file: Path | None = None,
         may_be_empty: bool = False,
-        limits: Limits = NO_LIMITS,
+        limits: RateLimits = NO_LIMITS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
-        own = [Key("", _digest(key), self._limits, admin=True) for key in plain if key]
-        self._own = (*own, *hashed)
+        own = [ApiKey("", _digest(key), self._limits, admin=True) for key in plain if key]
+        self._static_keys = (*own, *hashed)
         self._file = file
-        self._lasts = file is not None and file.is_file()
+        self._is_regular_file = file is not None and file.is_file()
         self._clock = clock
         self._secret = secrets.token_bytes(16)
-        self._read: FileVersion | None = None
-        self._next_look = time.monotonic() + LOOK_EVERY
-        self._table: dict[bytes, Key] = {}
+        self._loaded_version: FileVersion | None = None
+        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
+        self._table: dict[bytes, ApiKey] = {}
         try:
-            found = self._from_file()
-        except NoKeys:
+            found = self._read_file()
+        except EmptyKeyFileError:
             if not may_be_empty:
                 raise
             found = []
-        self._take(found)
+        self._install(found)
 
     def __bool__(self) -> bool:
         """Whether a key is needed."""
-        return bool(self._own) or self._file is not None
+        return bool(self._static_keys) or self._file is not None
 
-    def caller(self, headers: Mapping[str, str]) -> Caller:
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Whose key was sent. Raises if none of the keys that were sent is known."""
-        self._look()
+        self._reload_if_changed()
         if not self:
             return Caller("", _digest(""), self._limits, admin=True)
-        sent = candidates(headers)
+        sent = extract_keys(headers)
         if not sent:
             message = "No API key was sent: use x-api-key or Authorization: Bearer."
-            raise _refusal(message, "no_key")
+            raise _unauthenticated(message, "no_key")
         found = [key for one in sent if (key := self._find(_digest(one))) is not None]
         if not found:
-            raise _refusal("The API key is not known here.", "unknown_key")
-        key = next((key for key in found if not self._is_over(key)), found[0])
+            raise _unauthenticated("The API key is not known here.", "unknown_key")
+        key = next((key for key in found if not self._is_expired(key)), found[0])
         self._require_current(key)
         return Caller(key.tenant, key.digest, key.limits, key.admin)
 
-    def check(self, caller: Caller) -> Caller:
+    def revalidate(self, caller: Caller) -> Caller:
         """The same caller later, with the limits of now. Raises where its key is no longer good."""
-        self._look()
+        self._reload_if_changed()
         if not self:
             return caller
         key = self._find(caller.key)
         if key is None:
-            raise _refusal("The API key is no longer known here.", "unknown_key")
+            raise _unauthenticated("The API key is no longer known here.", "unknown_key")
         self._require_current(key)
         return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
 
-    def read_again(self, *, at_once: bool = True) -> None:
+    def reload(self, *, accept_empty: bool = True) -> None:
         """Reads the file now. A version that cannot be used is told in the log, and not taken.
 
         One that is empty may be about to be written, and if not `at_once` is looked at once more.
         """
-        if not self._lasts:
+        if not self._is_regular_file:
             return
         try:
-            found = self._from_file()
-        except NoKeys:  # at the start that is a mistake; now the last one has been taken out
-            if not at_once and is_recently_changed(self._read):
+            found = self._read_file()
+        except EmptyKeyFileError:  # at the start that is a mistake; now the last one has been taken out
+            if not accept_empty and is_recently_changed(self._loaded_version):
                 return
             found = []
         except KeyFileError as error:
             _log.error("keys_refused", extra={"fields": {"reason": str(error)}})
             return
-        self._take(found)
+        self._install(found)
         level = logging.INFO if found else logging.WARNING
         _log.log(level, "keys_read", extra={"fields": {"keys": len(found)}})
 
-    def _from_file(self) -> list[Key]:
+    def _read_file(self) -> list[ApiKey]:
         if self._file is None:
             return []
-        self._read = get_file_version(self._file)
+        self._loaded_version = get_file_version(self._file)
         return read_keys(self._file, self._limits)
 
-    def _take(self, found: Iterable[Key]) -> None:
-        self._table = {self._place(key.digest): key for key in (*self._own, *found)}
+    def _install(self, found: Iterable[ApiKey]) -> None:
+        self._table = {self._table_key(key.digest): key for key in (*self._static_keys, *found)}
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         """Whether the file is another one by now, at most every few seconds."""
         now = time.monotonic()
-        if self._file is None or not self._lasts or now < self._next_look:
+        if self._file is None or not self._is_regular_file or now < self._next_check:
             return
-        self._next_look = now + LOOK_EVERY
-        if get_file_version(self._file) != self._read:
-            self.read_again(at_once=False)
+        self._next_check = now + CHECK_INTERVAL_SECONDS
+        if get_file_version(self._file) != self._loaded_version:
+            self.reload(accept_empty=False)
 
-    def _find(self, digest: bytes) -> Key | None:
+    def _find(self, digest: bytes) -> ApiKey | None:
         """Takes as long for any key as for another, however many there are.
 
         Where a key is looked for depends on a secret of this process; that it is the one is
         found out by all of its hash.
         """
-        key = self._table.get(self._place(digest))
-        same = hmac.compare_digest(digest, _NOBODY if key is None else key.digest)
+        key = self._table.get(self._table_key(digest))
+        same = hmac.compare_digest(digest, _EMPTY_DIGEST if key is None else key.digest)
         return key if same else None
 
-    def _place(self, digest: bytes) -> bytes:
+    def _table_key(self, digest: bytes) -> bytes:
         return blake2b(digest, key=self._secret, digest_size=16).digest()
 
-    def _is_over(self, key: Key) -> bool:
+    def _is_expired(self, key: ApiKey) -> bool:
         return key.expires is not None and self._clock() >= key.expires
 
-    def _require_current(self, key: Key) -> None:
-        if key.expires is not None and self._is_over(key):
+    def _require_current(self, key: ApiKey) -> None:
+        if key.expires is not None and self._is_expired(key):
             moment = datetime.fromtimestamp(key.expires, UTC)
             message = f"The API key has expired ({moment:%Y-%m-%d %H:%M} UTC)."
-            raise _refusal(message, "expired_key")
+            raise _unauthenticated(message, "expired_key")
 
 
 def require_admin(caller: Caller) -> None:
@@ -186,7 +186,7 @@ def require_admin(caller: Caller) -> None:
         raise Forbidden("This is for keys that are marked admin.")
 
 
-def candidates(headers: Mapping[str, str]) -> list[str]:
+def extract_keys(headers: Mapping[str, str]) -> list[str]:
     """The keys that a client sent. Claude Code may send both headers, with different keys."""
     sent = [headers.get("x-api-key", "")]
     scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -195,7 +195,7 @@ def candidates(headers: Mapping[str, str]) -> list[str]:
     return [key.strip() for key in sent if key.strip()]
 
 
-def exposure(host: str, keys: Keys) -> str | None:
+def exposure_warning(host: str, keys: ApiKeys) -> str | None:
     """A warning, where anybody who reaches this machine may ask."""
     if keys or _is_loopback(host):
         return None
@@ -205,7 +205,7 @@ def exposure(host: str, keys: Keys) -> str | None:
     )
 
 
-def _refusal(message: str, reason: str) -> Unauthenticated:
+def _unauthenticated(message: str, reason: str) -> Unauthenticated:
     error = Unauthenticated(message)
     error.reason = reason
     return error

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dovetail.access.limits import NO_LIMITS, Limits
+from dovetail.access.limits import NO_LIMITS, RateLimits
 
-MOST_KEYS = 10_000
-MOST_BYTES = 4 << 20
+MAX_KEYS = 10_000
+MAX_FILE_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _TENANT = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}")
 _COUNT = re.compile(r"[1-9][0-9]{0,14}")
@@ -28,12 +28,12 @@ class KeyFileError(ValueError):
     """A file of keys that cannot be used. Names the line, never what stands in it."""
 
 
-class NoKeys(KeyFileError):
+class EmptyKeyFileError(KeyFileError):
     """A file without any key."""
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     """A key, known by its hash alone. `expires` is a time of the clock, in seconds.
 
     `admin` may see what is about all tenants.
@@ -41,27 +41,27 @@ class Key:
 
     tenant: str
     digest: bytes
-    limits: Limits = NO_LIMITS
+    limits: RateLimits = NO_LIMITS
     expires: float | None = None
     admin: bool = False
 
 
-def read_keys(path: Path, limits: Limits = NO_LIMITS) -> list[Key]:
+def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
     """The keys of a file. Those that say nothing of limits get the ones that are given."""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror or error}") from error
-    if len(text) > MOST_BYTES:
-        raise KeyFileError(f"{path}: a file of keys has {MOST_BYTES >> 20} MiB at most")
+    if len(text) > MAX_FILE_BYTES:
+        raise KeyFileError(f"{path}: a file of keys has {MAX_FILE_BYTES >> 20} MiB at most")
     try:
         return list(parse_keys(text, limits))
     except KeyFileError as error:
         raise type(error)(f"{path}{error}") from None
 
 
-def parse_keys(text: bytes, limits: Limits = NO_LIMITS) -> Iterator[Key]:
+def parse_keys(text: bytes, limits: RateLimits = NO_LIMITS) -> Iterator[ApiKey]:
     """The keys of a file's text. Errors begin with where they are in the file."""
     try:
         lines = text.decode("utf-8-sig").splitlines()
@@ -73,35 +73,35 @@ def parse_keys(text: bytes, limits: Limits = NO_LIMITS) -> Iterator[Key]:
         if not words:
             continue
         try:
-            key = _key(words, limits)
+            key = _parse_key(words, limits)
         except ValueError as error:
             raise KeyFileError(f", line {number}: {error}") from None
         if key.digest in seen:
             raise KeyFileError(f", line {number}: the same key as in line {seen[key.digest]}")
-        if len(seen) == MOST_KEYS:
-            raise KeyFileError(f": more than {MOST_KEYS} keys")
+        if len(seen) == MAX_KEYS:
+            raise KeyFileError(f": more than {MAX_KEYS} keys")
         seen[key.digest] = number
         yield key
     if not seen:
-        raise NoKeys(": there is no key in it")
+        raise EmptyKeyFileError(": there is no key in it")
 
 
-def _key(words: list[str], limits: Limits) -> Key:
+def _parse_key(words: list[str], limits: RateLimits) -> ApiKey:
     tenant, _, digest = words[0].rpartition(":")
     if not (_TENANT.fullmatch(tenant) and _DIGEST.fullmatch(digest)):
         raise ValueError(_FORM)
-    key = Key(tenant, bytes.fromhex(digest), limits)
+    key = ApiKey(tenant, bytes.fromhex(digest), limits)
     told: set[str] = set()
     for word in words[1:]:
         name, _, value = word.partition("=")
         if name in told:
             raise ValueError(f"{name} is said twice")
         told.add(name)
-        key = _with(key, name, value, word)
+        key = _apply_option(key, name, value, word)
     return key
 
 
-def _with(key: Key, name: str, value: str, word: str) -> Key:
+def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
     """The key with one more word of its line. What is not known is not shown: it may be a key."""
     if name in _LIMITS:
         if value != "none" and not _COUNT.fullmatch(value):
@@ -109,13 +109,13 @@ def _with(key: Key, name: str, value: str, word: str) -> Key:
         count = None if value == "none" else int(value)
         return replace(key, limits=replace(key.limits, **{name: count}))
     if name == "expires":
-        return replace(key, expires=_moment(value))
+        return replace(key, expires=_parse_time(value))
     if word == "admin":
         return replace(key, admin=True)
     raise ValueError("behind the hash: requests=, tokens=, concurrent=, expires= or admin")
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     """A day, which counts to its end, or a time, in UTC unless it says otherwise."""
     try:
         found = datetime.fromisoformat(text)

@@ -16,63 +16,63 @@ from pathlib import Path
 
 from dovetail.access.limits import is_idle
 
-PLACES = 1 << 14
+DEFAULT_SLOTS = 1 << 14
 _MAGIC = b"dovetlm1"
-_HEAD = struct.Struct("=8sII48x")  # magic, places, processes
-_PLACE = struct.Struct("=32sdd")  # key, then when requests and tokens are made up for
+_HEADER = struct.Struct("=8sII48x")  # magic, places, processes
+_SLOT = struct.Struct("=32sdd")  # key, then when requests and tokens are made up for
 _COUNT = struct.Struct("=q")
-_TIMES = struct.Struct("=d")
+_TIME = struct.Struct("=d")
 _REQUESTS_AT, _TOKENS_AT = 32, 40
-_NOBODY = bytes(32)
-_PROBES = 64
-_PATIENCE = 0.1  # seconds that a lock is waited for
-_NAP = 0.0002
+_EMPTY_KEY = bytes(32)
+_MAX_PROBES = 64
+_LOCK_TIMEOUT_SECONDS = 0.1  # seconds that a lock is waited for
+_LOCK_RETRY_SECONDS = 0.0002
 
 
-class SharedBookError(OSError):
+class SharedLimitStoreError(OSError):
     """A file that is no shared book, or not one for this process."""
 
 
-def create_book(path: Path, workers: int, places: int = PLACES) -> None:
+def create_shared_limit_store(path: Path, workers: int, slots: int = DEFAULT_SLOTS) -> None:
     """Makes the file, empty and for this user alone. What stood there before is gone."""
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     place = os.open(path, flags, 0o600)
     try:
-        os.ftruncate(place, _HEAD.size + places * _size(workers))
-        os.pwrite(place, _HEAD.pack(_MAGIC, places, workers), 0)
+        os.ftruncate(place, _HEADER.size + slots * _slot_size(workers))
+        os.pwrite(place, _HEADER.pack(_MAGIC, slots, workers), 0)
     finally:
         os.close(place)
 
 
-class SharedBook:
+class SharedLimitStore:
     """The rows of all processes, as the process of one number sees them."""
 
-    __slots__ = ("_file", "_map", "_places", "_size", "_worker", "_workers")
+    __slots__ = ("_file", "_map", "_slots", "_slot_size", "_worker", "_workers")
 
     def __init__(self, path: Path, worker: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            head = os.pread(self._file, _HEAD.size, 0).ljust(_HEAD.size, b"\0")
-            magic, self._places, self._workers = _HEAD.unpack(head)
+            head = os.pread(self._file, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+            magic, self._slots, self._workers = _HEADER.unpack(head)
             if magic != _MAGIC or not 0 <= worker < self._workers:
-                raise SharedBookError(f"{path} is no book of limits for process {worker}")
+                raise SharedLimitStoreError(f"{path} is no book of limits for process {worker}")
             self._map = mmap.mmap(self._file, 0)
         except BaseException:
             os.close(self._file)
             raise
         self._worker = worker
-        self._size = _size(self._workers)
-        self._forget_predecessor()
+        self._slot_size = _slot_size(self._workers)
+        self._reset_worker_counts()
 
     def close(self) -> None:
         self._map.close()
         os.close(self._file)
 
     @contextmanager
-    def row(self, key: bytes) -> Iterator["SharedRow"]:
+    def lock(self, key: bytes) -> Iterator["SharedLimitState"]:
         with self._locked():
-            yield self._find(key)
+            yield self._find_state(key)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -80,58 +80,58 @@ class SharedBook:
 
         A count that is off by one is better than a server that hangs.
         """
-        deadline = time.monotonic() + _PATIENCE
-        held = self._try()
+        deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
+        held = self._try_lock()
         while not held and time.monotonic() < deadline:
-            time.sleep(_NAP)
-            held = self._try()
+            time.sleep(_LOCK_RETRY_SECONDS)
+            held = self._try_lock()
         try:
             yield
         finally:
             if held:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _try(self) -> bool:
+    def _try_lock(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
-    def _find(self, key: bytes) -> "SharedRow":
+    def _find_state(self, key: bytes) -> "SharedLimitState":
         """The key's place, or a free one. A place that was used once is never empty again."""
         first = int.from_bytes(key[:8], "big")
         now, free = time.monotonic(), -1
-        for probe in range(_PROBES):
-            at = self._at((first + probe) % self._places)
+        for probe in range(_MAX_PROBES):
+            at = self._slot_offset((first + probe) % self._slots)
             owner = self._map[at : at + 32]
             if owner == key:
-                return self._row(at)
-            if free < 0 and (owner == _NOBODY or is_idle(self._row(at), now)):
+                return self._state_at(at)
+            if free < 0 and (owner == _EMPTY_KEY or is_idle(self._state_at(at), now)):
                 free = at
-            if owner == _NOBODY:
+            if owner == _EMPTY_KEY:
                 break
         if free < 0:
-            free = self._at(first % self._places)  # all are in use: one is forgotten
-        self._map[free : free + self._size] = key.ljust(self._size, b"\0")
-        return self._row(free)
+            free = self._slot_offset(first % self._slots)  # all are in use: one is forgotten
+        self._map[free : free + self._slot_size] = key.ljust(self._slot_size, b"\0")
+        return self._state_at(free)
 
-    def _row(self, at: int) -> "SharedRow":
-        return SharedRow(self._map, at, self._worker, self._workers)
+    def _state_at(self, at: int) -> "SharedLimitState":
+        return SharedLimitState(self._map, at, self._worker, self._workers)
 
-    def _at(self, number: int) -> int:
-        return _HEAD.size + number * self._size
+    def _slot_offset(self, number: int) -> int:
+        return _HEADER.size + number * self._slot_size
 
-    def _forget_predecessor(self) -> None:
-        mine = _PLACE.size + self._worker * _COUNT.size
+    def _reset_worker_counts(self) -> None:
+        mine = _SLOT.size + self._worker * _COUNT.size
         with self._locked():
-            for number in range(self._places):
-                at = self._at(number) + mine
+            for number in range(self._slots):
+                at = self._slot_offset(number) + mine
                 if _COUNT.unpack_from(self._map, at)[0]:
                     _COUNT.pack_into(self._map, at, 0)
 
 
-class SharedRow:
+class SharedLimitState:
     """A place of the file as a row."""
 
     __slots__ = ("_at", "_map", "_worker", "_workers")
@@ -148,7 +148,7 @@ class SharedRow:
 
     @requests.setter
     def requests(self, value: float) -> None:
-        _TIMES.pack_into(self._map, self._at + _REQUESTS_AT, value)
+        _TIME.pack_into(self._map, self._at + _REQUESTS_AT, value)
 
     @property
     def tokens(self) -> float:
@@ -156,23 +156,23 @@ class SharedRow:
 
     @tokens.setter
     def tokens(self, value: float) -> None:
-        _TIMES.pack_into(self._map, self._at + _TOKENS_AT, value)
+        _TIME.pack_into(self._map, self._at + _TOKENS_AT, value)
 
     @property
-    def inside(self) -> int:
-        counts = struct.unpack_from(f"={self._workers}q", self._map, self._at + _PLACE.size)
+    def in_flight(self) -> int:
+        counts = struct.unpack_from(f"={self._workers}q", self._map, self._at + _SLOT.size)
         return sum(counts)
 
-    def add(self, by: int) -> None:
+    def add_in_flight(self, by: int) -> None:
         """Never below none: the place may have become another key's meanwhile."""
-        at = self._at + _PLACE.size + self._worker * _COUNT.size
+        at = self._at + _SLOT.size + self._worker * _COUNT.size
         count: int = _COUNT.unpack_from(self._map, at)[0]
         _COUNT.pack_into(self._map, at, max(0, count + by))
 
     def _time(self, offset: int) -> float:
-        value: float = _TIMES.unpack_from(self._map, self._at + offset)[0]
+        value: float = _TIME.unpack_from(self._map, self._at + offset)[0]
         return value
 
 
-def _size(workers: int) -> int:
-    return _PLACE.size + workers * _COUNT.size
+def _slot_size(workers: int) -> int:
+    return _SLOT.size + workers * _COUNT.size

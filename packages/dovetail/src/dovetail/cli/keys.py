@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from dovetail.access.key_file import Key, KeyFileError, parse_keys, read_keys
-from dovetail.access.limits import Limits
+from dovetail.access.key_file import ApiKey, KeyFileError, parse_keys, read_keys
+from dovetail.access.limits import RateLimits
 from dovetail.cli.errors import fail
 
 PREFIX = "dvt_"  # by which a key that leaked can be found
@@ -68,14 +68,14 @@ def new(
 def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
     """Read a file of keys as a server would, and show whose they are."""
     try:
-        found = read_keys(file, Limits(_UNSAID, _UNSAID, _UNSAID))
+        found = read_keys(file, RateLimits(_UNSAID, _UNSAID, _UNSAID))
     except KeyFileError as error:
         fail("keys", str(error))
     for key in found:
         typer.echo(_row(key, time.time()))
 
 
-def _row(key: Key, now: float) -> str:
+def _row(key: ApiKey, now: float) -> str:
     """Whose it is, with so much of the hash as tells it from others, and what it may do."""
     words = [f"{key.tenant}:{key.digest.hex()[:12]}…"]
     words += [

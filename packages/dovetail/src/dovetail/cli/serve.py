@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from dovetail.access.auth import exposure
+from dovetail.access.auth import exposure_warning
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.cli.server_runner import (
@@ -110,7 +110,7 @@ def _serve_together(
 
 def _of_interest(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
     """What an operator should know of these settings."""
-    return exposure(config.http_host, options.keys), _kept_payloads(config)
+    return exposure_warning(config.http_host, options.keys), _kept_payloads(config)
 
 
 def _address(place: socket.socket, scheme: str) -> str:

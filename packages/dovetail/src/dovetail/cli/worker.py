@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 import typer
 
-from dovetail.access.shared_limits import SharedBook
+from dovetail.access.shared_limits import SharedLimitStore
 from dovetail.cli.errors import fail
 from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
@@ -51,7 +51,7 @@ def _serve(order: Order) -> None:
         metrics.count_restarts(order.restarts)
         front = Front(
             http_options(
-                config, SharedBook(order.folder / BOOK, order.number), again=order.restarts > 0
+                config, SharedLimitStore(order.folder / BOOK, order.number), again=order.restarts > 0
             ),
             certificate_of(config),
             bind(config.http_host, order.port, shared=True),

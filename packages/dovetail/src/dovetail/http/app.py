@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from dovetail.access.auth import STRANGER, require_admin
+from dovetail.access.auth import ANONYMOUS, require_admin
 from dovetail.http.capture import Capture
 from dovetail.http.collectors import ReplicaNumbers
 from dovetail.http.drain import Draining
@@ -124,7 +124,7 @@ class App:
         try:
             route = self.routes.require(exchange)
             if route.needs_key:
-                exchange.caller = self.options.keys.caller(exchange.headers)
+                exchange.caller = self.options.keys.authenticate(exchange.headers)
                 exchange.tenant = exchange.caller.tenant
             await route.handler(exchange, account)
         except ClientDisconnected:
@@ -140,7 +140,7 @@ class App:
 
     def _close(self, exchange: Exchange, account: Account, answer: bytes | None = None) -> None:
         """The request is over. Strangers who are refused do not fill the log."""
-        if account.erred and exchange.caller is STRANGER and not self._hush.allow(exchange.peer):
+        if account.erred and exchange.caller is ANONYMOUS and not self._hush.allow(exchange.peer):
             account.mute()
         account.close(answer)
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from dovetail.access.auth import STRANGER
+from dovetail.access.auth import ANONYMOUS
 from dovetail.http.ids import new_id
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache
@@ -61,7 +61,7 @@ class Exchange:
         self.receive: Receive = receive
         self.send: Send = send
         self.status: int | None = None
-        self.caller = STRANGER
+        self.caller = ANONYMOUS
         self.tenant = ""
         self.transport: Literal["http", "websocket"] = "http"
         self.local: ConnectionCache | None = None

@@ -7,8 +7,8 @@ from typing import cast
 
 import msgspec
 
-from dovetail.access.admission import Admission
-from dovetail.access.limits import TooMany
+from dovetail.access.admission import AdmissionController
+from dovetail.access.limits import RateLimitExceeded
 from dovetail.http.body import read_body
 from dovetail.http.capture import MOST as MOST_KEPT
 from dovetail.http.drain import Draining
@@ -77,11 +77,11 @@ class Generator:
         self._draining = draining
         self._background = background
         self._gate = Gate(options.keys, options.book, metrics)
-        self._admission = Admission(
+        self._admission = AdmissionController(
             options.max_concurrent,
             options.max_queued,
             options.queue_timeout,
-            refused=lambda: metrics.count_rate_limited("busy"),
+            on_rejected=lambda: metrics.count_rate_limited("busy"),
         )
         self._raw = {one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)}
 
@@ -91,7 +91,7 @@ class Generator:
             with ExitStack() as visit:
                 visit.enter_context(self._gate.visit(exchange, account, codec))
                 await self._generate(exchange, account, codec, visit)
-        except TooMany as refusal:
+        except RateLimitExceeded as refusal:
             if codec is not RESPONSES:
                 raise
             request = await self._read_little(exchange, codec)
@@ -187,7 +187,7 @@ class Generator:
             async with (
                 self._draining.answering(codec),
                 DisconnectGuard(exchange.receive) as lifeline,
-                self._admission.enter(codec, request.hints),
+                self._admission.admit(codec, request.hints),
             ):
                 await self._answer(exchange, account, codec, (served, asked), lifeline)
         except (ContextOverflow, RateLimited) as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.access.auth import Keys
+from dovetail.access.auth import ApiKeys
 from dovetail.engines.engine import check_health
 from dovetail.http.drain import Draining
 from dovetail.http.exchange import Exchange
@@ -24,7 +24,7 @@ class Probes:
     Names, addresses and what engines say of themselves are for admins.
     """
 
-    def __init__(self, service: ModelRegistry, keys: Keys, draining: Draining) -> None:
+    def __init__(self, service: ModelRegistry, keys: ApiKeys, draining: Draining) -> None:
         self._service = service
         self._keys = keys
         self._draining = draining
@@ -62,7 +62,7 @@ class Probes:
     def _trusts(self, exchange: Exchange, account: Account) -> bool:
         """A wrong key changes nothing in the answer, but is told: it may be a guess."""
         try:
-            return self._keys.caller(exchange.headers).admin
+            return self._keys.authenticate(exchange.headers).admin
         except Unauthenticated as error:
             if error.reason != "no_key":
                 account.failed(error, 401)

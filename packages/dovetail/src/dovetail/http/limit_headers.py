@@ -3,23 +3,23 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from dovetail.access.limits import Standing
+from dovetail.access.limits import LimitStatus
 from dovetail_protocols import MESSAGES, Codec
 
 
 def limit_headers(
-    codec: Codec, standings: Iterable[Standing], now: datetime | None = None
+    codec: Codec, standings: Iterable[LimitStatus], now: datetime | None = None
 ) -> list[tuple[str, str]]:
     """What a limit is, what is left of it, and when all of it will be there again."""
     moment = now or datetime.now(UTC)
     found: list[tuple[str, str]] = []
     for one in standings:
-        values = {"limit": str(one.limit), "remaining": str(one.left)}
+        values = {"limit": str(one.limit), "remaining": str(one.remaining)}
         if codec is MESSAGES:
-            values["reset"] = f"{moment + timedelta(seconds=one.reset):%Y-%m-%dT%H:%M:%SZ}"
+            values["reset"] = f"{moment + timedelta(seconds=one.reset_seconds):%Y-%m-%dT%H:%M:%SZ}"
             found += [(f"anthropic-ratelimit-{one.name}-{k}", v) for k, v in values.items()]
         else:
-            values["reset"] = _span(one.reset)
+            values["reset"] = _span(one.reset_seconds)
             found += [(f"x-ratelimit-{k}-{one.name}", v) for k, v in values.items()]
     return found
 

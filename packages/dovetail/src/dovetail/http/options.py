@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.access.auth import Keys
+from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import KeyFileError
-from dovetail.access.limits import Book, Limits, MemoryBook
+from dovetail.access.limits import LimitStore, RateLimits, MemoryLimitStore
 from dovetail.http.codex_catalog import read_profile
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
@@ -29,8 +29,8 @@ class HttpOptions:
     entry of Codex's own catalog under which it is shown the models.
     """
 
-    keys: Keys = field(default_factory=Keys)
-    book: Book = field(default_factory=MemoryBook)
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    book: LimitStore = field(default_factory=MemoryLimitStore)
     peers: ClientAddressResolver = field(default_factory=ClientAddressResolver)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
@@ -49,12 +49,12 @@ class HttpOptions:
     codex_profile: Mapping[str, Any] | None = None
 
 
-def http_options(config: Config, book: Book | None = None, *, again: bool = False) -> HttpOptions:
+def http_options(config: Config, book: LimitStore | None = None, *, again: bool = False) -> HttpOptions:
     """What the settings say of it. Raises where keys or profile cannot be read.
 
     `again`: the server runs already, so its keys may all have been taken out.
     """
-    limits = Limits(
+    limits = RateLimits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
     )
     wanted: list[Channel] = []
@@ -64,12 +64,12 @@ def http_options(config: Config, book: Book | None = None, *, again: bool = Fals
         wanted.append("reasoning")
     try:
         file = config.api_key_file
-        keys = Keys(config.api_key, file=file, may_be_empty=again, limits=limits)
+        keys = ApiKeys(config.api_key, file=file, may_be_empty=again, limits=limits)
     except KeyFileError as error:
         raise ValueError(f"--api-key-file {error}") from error
     return HttpOptions(
         keys=keys,
-        book=MemoryBook() if book is None else book,
+        book=MemoryLimitStore() if book is None else book,
         peers=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,

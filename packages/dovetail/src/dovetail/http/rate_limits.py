@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dovetail.access.auth import Keys
-from dovetail.access.limits import Book, Quota, TooMany
+from dovetail.access.auth import ApiKeys
+from dovetail.access.limits import LimitStore, RateLimiter, RateLimitExceeded
 from dovetail.http.exchange import Exchange
 from dovetail.http.limit_headers import limit_headers
 from dovetail.http.tracker import Account
@@ -17,9 +17,9 @@ class Gate:
 
     __slots__ = ("_keys", "_metrics", "_quota")
 
-    def __init__(self, keys: Keys, book: Book, metrics: Metrics) -> None:
+    def __init__(self, keys: ApiKeys, book: LimitStore, metrics: Metrics) -> None:
         self._keys = keys
-        self._quota = Quota(book)
+        self._quota = RateLimiter(book)
         self._metrics = metrics
 
     @contextmanager
@@ -28,16 +28,16 @@ class Gate:
 
         A connection may outlive its key: that is looked at here again.
         """
-        caller = self._keys.check(exchange.caller)
+        caller = self._keys.revalidate(exchange.caller)
         try:
-            visit = self._quota.enter(caller.key, caller.limits)
-        except TooMany as refusal:
+            visit = self._quota.acquire(caller.key, caller.limits)
+        except RateLimitExceeded as refusal:
             self._metrics.count_rate_limited(refusal.reason)
             raise
         finally:
-            standings = self._quota.standing(caller.key, caller.limits)
+            standings = self._quota.status(caller.key, caller.limits)
             exchange.extra += limit_headers(codec, standings)
         try:
             yield
         finally:
-            visit.leave(account.usage)
+            visit.release(account.usage)

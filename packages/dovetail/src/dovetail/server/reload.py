@@ -7,16 +7,16 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from dovetail.access.auth import Keys
+from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import TlsCertificate
 
 
 @asynccontextmanager
-async def renewing(keys: Keys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
+async def renewing(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
     """Keeps keys and certificate fresh for as long as the block lasts."""
 
     def read_again() -> None:
-        keys.read_again()
+        keys.reload()
         if certificate is not None:
             certificate.reload()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dovetail.access.shared_limits import create_book
+from dovetail.access.shared_limits import create_shared_limit_store
 from dovetail.server.engine_supervisor import Hosts
 from dovetail.server.folder import new_folder
 from dovetail.server.notify import notify
@@ -55,7 +55,7 @@ class Crew:
         """
         self._heed()
         try:
-            create_book(self._folder / BOOK, self._config.workers)
+            create_shared_limit_store(self._folder / BOOK, self._config.workers)
             facts = await self._start()
             if facts is not None:
                 ready(facts)
