@@ -24,7 +24,7 @@ from benchmarks.gpu.orders import Serve
 from benchmarks.gpu.scenes import make_scene
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http.app import App
-from dovetail.http.options import http_options
+from dovetail.http.options import build_http_options
 from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import freeze_gc
 from dovetail.pipeline.preparation import ChatPreparer
@@ -78,7 +78,7 @@ def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
         max_context=config.context_length,
         default_sampling=default_sampling(config),
     )
-    return App(ModelRegistry([served]), http_options(config))
+    return App(ModelRegistry([served]), build_http_options(config))
 
 
 class Front:

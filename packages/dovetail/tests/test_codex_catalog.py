@@ -17,11 +17,11 @@ from served import dovetail, qwen_folder, served
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import EngineCapabilities
 from dovetail.engines.registry import UpstreamSetup, create_upstream
-from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
-from dovetail.http.entries import entry
-from dovetail.http.levels import default_level, levels
+from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
+from dovetail.http.entries import build_entry
+from dovetail.http.levels import default_level, supported_levels
 from dovetail.http.options import HttpOptions
-from dovetail.http.published import Catalog, catalog
+from dovetail.http.published import CodexCatalog, build_catalog
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -109,14 +109,14 @@ def test_levels_are_those_that_the_template_takes(
     name: str, settings: PromptSettings | None, taken: tuple[str, ...], usual: str | None
 ) -> None:
     one = offered(name, settings)
-    assert levels(one) == taken
+    assert supported_levels(one) == taken
     assert default_level(one, taken) == usual
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen3-Coder", "Kimi-K2-Thinking", "gpt-oss"])
 def test_an_entry_says_what_the_model_does(name: str) -> None:
     one = offered(name)
-    made = entry(name, one)
+    made = build_entry(name, one)
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
     thinks = one.model.reasoning_parser is not None
     assert made["default_reasoning_summary"] == ("auto" if thinks else "none")
@@ -133,7 +133,7 @@ def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
     """It may think and it gets images; which levels it takes, nobody knows."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
-    made = entry("m", UpstreamModel(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
+    made = build_entry("m", UpstreamModel(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
     assert made["context_window"] == 65_536
     assert made["input_modalities"] == ["text", "image"]
@@ -143,7 +143,7 @@ def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
 
 @given(window=st.integers(1_000, 2_000_000))
 def test_limits_leave_room_in_every_window(window: int) -> None:
-    made = entry("m", replace(small(), max_context=window))
+    made = build_entry("m", replace(small(), max_context=window))
     assert made["context_window"] == made["max_context_window"] == window
     left = made["context_window"] - made["auto_compact_token_limit"]
     assert min(window // 4, 20_000) <= left < window // 2
@@ -160,22 +160,22 @@ def test_limits_leave_room_in_every_window(window: int) -> None:
     ],
 )
 def test_limits_grow_with_the_window(window: int, compacts: int, output: int) -> None:
-    made = entry("m", offered("Qwen2.5", window=window))
+    made = build_entry("m", offered("Qwen2.5", window=window))
     assert made["auto_compact_token_limit"] == compacts
     assert made["truncation_policy"] == {"mode": "tokens", "limit": output}
 
 
 def test_all_names_have_an_entry_but_patterns() -> None:
     offers, _ = service(count=2)
-    made = catalog(offers.iter_entries())["models"]
+    made = build_catalog(offers.iter_entries())["models"]
     assert [one["slug"] for one in made] == [NAME, "second-name", "model-1", ALIAS]
     assert [one["priority"] for one in made] == [1, 2, 3, 4]
 
 
 def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
     offers, _ = service()
-    own = entry(NAME, offers.entries[0])
-    made = aliased(own, PROFILE)
+    own = build_entry(NAME, offers.entries[0])
+    made = apply_profile(own, PROFILE)
     kept = ("slug", "display_name", "context_window", "auto_compact_token_limit")
     assert [made[key] for key in kept] == [own[key] for key in kept]
     assert made["input_modalities"] == ["text"]
@@ -201,8 +201,8 @@ def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
 def test_an_alias_has_the_smaller_budget(
     theirs: Mapping[str, Any] | None, window: int, given_to_tools: Mapping[str, Any]
 ) -> None:
-    own = entry("m", offered("Qwen2.5", window=window))
-    assert aliased(own, {**PROFILE, "truncation_policy": theirs})["truncation_policy"] == (
+    own = build_entry("m", offered("Qwen2.5", window=window))
+    assert apply_profile(own, {**PROFILE, "truncation_policy": theirs})["truncation_policy"] == (
         given_to_tools
     )
 
@@ -222,7 +222,7 @@ def test_a_profile_is_read_from_the_installed_codex(
     arguments = '[ "$*" = "debug models --bundled" ] || exit 3'
     installed(tmp_path, monkeypatch, f"{arguments}\necho WARNING >&2\necho '{told}'")
     assert read_profile("gpt-1")["slug"] == "gpt-1"
-    with pytest.raises(ProfileError, match="no profile 'gpt-2'; it has gpt-0, gpt-1"):
+    with pytest.raises(CodexProfileError, match="no profile 'gpt-2'; it has gpt-0, gpt-1"):
         read_profile("gpt-2")
 
 
@@ -242,7 +242,7 @@ def test_a_codex_that_tells_nothing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
 ) -> None:
     installed(tmp_path, monkeypatch, script)
-    with pytest.raises(ProfileError, match=told):
+    with pytest.raises(CodexProfileError, match=told):
         read_profile("gpt-0")
 
 
@@ -250,18 +250,18 @@ def test_a_missing_codex_is_reported_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProfileError, match="not installed here: npm install -g @openai/codex"):
+    with pytest.raises(CodexProfileError, match="not installed here: npm install -g @openai/codex"):
         read_profile("gpt-0")
 
 
 def test_the_tag_stands_for_the_entries_alone() -> None:
     """Replicas share it; a window that an engine tells later changes it; so does a profile."""
     (one, engine), (other, _) = service(), service()
-    first = Catalog(one)
+    first = CodexCatalog(one)
     before = first.current()
-    assert Catalog(other).current() == before
+    assert CodexCatalog(other).current() == before
     assert first.current() is before
-    assert Catalog(one, PROFILE).current().etag != before.etag
+    assert CodexCatalog(one, PROFILE).current().etag != before.etag
     engine.abilities = EngineCapabilities(context_length=2048)
     assert first.current().etag != before.etag
     assert first.current().models[0]["context_window"] == 2048

@@ -58,7 +58,7 @@ class Stop:
 
     async def once(self) -> None:
         self.send()
-        await until(lambda: self._stage.app.draining.begun)
+        await until(lambda: self._stage.app.draining.started)
 
     def send(self) -> None:
         self._stage.running.handle_exit(signal.SIGTERM, None)
@@ -216,7 +216,7 @@ def test_who_waits_for_room_is_told_when_nobody_waits_any_longer() -> None:
             stage.engine.plan = halting(stage.engine, asyncio.Event())
             async with streaming(stage, path):
                 waiting = asyncio.create_task(stage.ask("POST", path, BODIES[path]))
-                await until(lambda: stage.app.draining.running == 2)
+                await until(lambda: stage.app.draining.active_requests == 2)
                 stop = Stop(stage)
                 await stop.once()
                 stop.send()

@@ -16,7 +16,7 @@ from socket_stage import ask, event, socket_to, until
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.cli import server_runner as command
-from dovetail.http.memory import held
+from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 
@@ -38,9 +38,9 @@ def asks(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for two large ones."""
-    monkeypatch.setattr(held, "most", 250_000)
+    monkeypatch.setattr(request_memory, "most", 250_000)
     yield
-    assert held.size == 0  # whatever happened, nothing is left
+    assert request_memory.total_bytes == 0  # whatever happened, nothing is left
 
 
 async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asyncio.StreamWriter:
@@ -55,7 +55,7 @@ async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asynci
 
 def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three large ones, here."""
-    monkeypatch.setattr(held, "most", 300_000)
+    monkeypatch.setattr(request_memory, "most", 300_000)
     keys = ApiKeys(hashed=[ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")])
 
     async def scene() -> None:
@@ -73,8 +73,8 @@ def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None
                 assert reply.status == 503
             for writer in writers:
                 writer.close()
-            await until(lambda: held.size == 0)
-            assert not held.of
+            await until(lambda: request_memory.total_bytes == 0)
+            assert not request_memory.bytes_by_tenant
 
     run(scene)
 
@@ -85,8 +85,8 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
         async with serving(OPTIONS) as stage:
             Gate(stage)
             writers = [await begun(stage, path) for _ in range(2)]
-            assert 180_000 < held.size < 190_000
-            assert stage.metric("dovetail_held_body_bytes") == held.size
+            assert 180_000 < request_memory.total_bytes < 190_000
+            assert stage.metric("dovetail_held_body_bytes") == request_memory.total_bytes
             for other, body in asks().items():
                 reply = await stage.ask("POST", other, body)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "2")
@@ -102,11 +102,11 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             # What is small is bounded by number: it is not shut out by what is large.
             assert (await stage.ask("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
             writers[0].close()
-            await until(lambda: held.size < 100_000)
+            await until(lambda: request_memory.total_bytes < 100_000)
             writers.append(await begun(stage, path))
             for writer in writers[1:]:
                 writer.close()
-            await until(lambda: held.size == 0)
+            await until(lambda: request_memory.total_bytes == 0)
 
     run(scene)
 
@@ -115,7 +115,7 @@ def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             kept = (await stage.ask("POST", "/v1/responses", asks()["/v1/responses"])).json
-            assert held.size == 0
+            assert request_memory.total_bytes == 0
             gate = Gate(stage)
             small = asks("", previous_response_id=kept["id"])["/v1/responses"]
             waiting = [
@@ -123,7 +123,7 @@ def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
             ]
             (refused,), others = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
             assert (await refused).status == 503
-            assert held.size > 180_000
+            assert request_memory.total_bytes > 180_000
             reply = await stage.ask("POST", "/v1/responses/input_tokens", small)
             assert reply.status == 503
             gate.opened.set()
@@ -139,9 +139,9 @@ def test_background_responses_are_held_until_they_are_over() -> None:
             body = asks(background=True)["/v1/responses"]
             for status in (200, 200, 503):
                 assert (await stage.ask("POST", "/v1/responses", body)).status == status
-            assert held.size > 180_000
+            assert request_memory.total_bytes > 180_000
             gate.opened.set()
-            await until(lambda: held.size == 0)
+            await until(lambda: request_memory.total_bytes == 0)
             assert gate.ended == 2
 
     run(scene)
@@ -165,13 +165,13 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
                     pass
                 assert told["status"] == 429
             writer.close()
-            await until(lambda: held.size == 0)
+            await until(lambda: request_memory.total_bytes == 0)
 
     run(scene)
 
 
 def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "most", 1)
+    monkeypatch.setattr(request_memory, "most", 1)
 
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
@@ -187,7 +187,7 @@ def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
         async with serving(OPTIONS) as stage:
             for path in asks():
                 assert (await stage.ask("POST", path, sent)).status == 400
-                assert held.size == 0
+                assert request_memory.total_bytes == 0
             reader, writer = await stage.connect()
             writer.write(head("POST", "/v1/messages", LIMIT + 1))
             assert (await read_reply(reader)).status == 413
@@ -209,4 +209,4 @@ def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> 
     for most in (4711, None):
         with pytest.raises(Stop):
             command.run_here(replace(Config(), max_held_bytes=most), front, service, lambda: None)
-        assert held.most == most
+        assert request_memory.max_bytes == most

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.http.body import read_body
-from dovetail.http.errors import TooSlow
-from dovetail.http.exchange import Exchange
-from dovetail.http.memory import release
+from dovetail.http.errors import RequestTimeout
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.memory import release_memory
 from dovetail.http.options import HttpOptions
 from dovetail.net.asgi import Message
 from dovetail.net.exchange import ClientDisconnected
@@ -176,15 +176,15 @@ def test_a_body_of_no_given_length_is_bounded_too() -> None:
     run(scene)
 
 
-def body_of(asked: Exchange, limit: int = 1000, seconds: float = 10) -> bytes:
+def body_of(asked: ApiExchange, limit: int = 1000, seconds: float = 10) -> bytes:
     """The body, of a request that is over then."""
     try:
         return asyncio.run(read_body(asked, limit, seconds))
     finally:
-        release(asked)
+        release_memory(asked)
 
 
-def exchange(messages: Iterator[Message], coding: str = "") -> Exchange:
+def exchange(messages: Iterator[Message], coding: str = "") -> ApiExchange:
     async def receive() -> Message:
         for message in messages:
             return message
@@ -196,7 +196,7 @@ def exchange(messages: Iterator[Message], coding: str = "") -> Exchange:
 
     headers = [(b"content-encoding", coding.encode())]
     scope = {"method": "POST", "path": "/", "headers": headers}
-    return Exchange(scope, receive, send)
+    return ApiExchange(scope, receive, send)
 
 
 def pieces(body: bytes, size: int) -> Iterator[Message]:
@@ -241,7 +241,7 @@ def test_a_client_that_hangs_up_while_it_sends() -> None:
 
 
 def test_a_client_that_never_ends_its_body() -> None:
-    with pytest.raises(TooSlow):
+    with pytest.raises(RequestTimeout):
         body_of(exchange(iter(())), seconds=0.01)
 
 

@@ -74,7 +74,7 @@ class Desk:
 async def desk(**limits: int) -> AsyncIterator[Desk]:
     book = MemoryLimitStore()
     keys = ApiKeys(hashed=[ApiKey("a", digest("key"), RateLimits(**limits)), ApiKey("b", digest("other"))])
-    async with serving(HttpOptions(keys=keys, book=book)) as stage:
+    async with serving(HttpOptions(keys=keys, limit_store=book)) as stage:
         yield Desk(stage, book)
 
 

@@ -14,7 +14,7 @@ from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, se
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import outlet
 from dovetail.http.options import HttpOptions
-from dovetail.http.response import Streaming
+from dovetail.http.response import StreamingResponse
 from dovetail.pipeline import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
@@ -216,7 +216,7 @@ def test_a_client_that_does_not_read_gets_no_signs_of_life(path: str) -> None:
 @pytest.mark.parametrize("path", APIS)
 def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole answer comes at once: it is over before its first frame has left."""
-    looks: list[Streaming] = []
+    looks: list[StreamingResponse] = []
 
     async def scene() -> None:
         async with serving(HttpOptions(keep_alive=0.01)) as stage:
@@ -224,7 +224,7 @@ def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch
             reader, writer = await stage.connect()
             writer.write(request(path))
             assert b"Hello." in (await read_reply(reader)).body
-            monkeypatch.setattr(Streaming, "_look", looks.append)
+            monkeypatch.setattr(StreamingResponse, "_look", looks.append)
             await asyncio.sleep(0.05)
             assert not looks
             writer.close()

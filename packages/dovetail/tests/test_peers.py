@@ -13,7 +13,7 @@ from socket_stage import asked, socket_to
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
 from dovetail.http.app import App
-from dovetail.http.options import HttpOptions, http_options
+from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.server.http_server import server
 from dovetail.settings.sources import load_config
@@ -80,13 +80,13 @@ def test_by_default_nobody_is_believed_and_some_want_no_addresses() -> None:
 def test_what_is_no_proxy_is_told_at_the_start(given: str) -> None:
     config = load_config({"trusted_proxy": [given]}, {"DOVETAIL_CONFIG": ""}).config
     with pytest.raises(ValueError, match="--trusted-proxy: "):
-        http_options(config)
+        build_http_options(config)
 
 
 def test_proxies_by_environment_are_a_list() -> None:
     variables = {"DOVETAIL_CONFIG": "", "DOVETAIL_TRUSTED_PROXY": "10.0.0.1, 2001:db8:1::/48"}
-    options = http_options(load_config({}, variables).config)
-    assert told(options.peers, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
+    options = build_http_options(load_config({}, variables).config)
+    assert told(options.client_addresses, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
 
 
 class Ends:
@@ -124,7 +124,7 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
                 assert (await stage.ask(method, path, body, **headers)).status == status
                 line = await stage.ended.get()
                 assert (line["status"], line["peer"]) == (status, "127.0.0.1")
-            stage.app.draining.begin()
+            stage.app.draining.start()
             assert (await stage.ask("POST", "/v1/messages", ASK, x_api_key="other")).status == 503
             assert (await stage.ended.get())["peer"] == "127.0.0.1"
             assert b"127.0.0.1" not in stage.app.metrics.render()[0]
@@ -136,7 +136,7 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
 
 def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
     """What a message says of headers is its client's claim: not that of the proxy."""
-    options = HttpOptions(peers=ClientAddressResolver(["127.0.0.0/8"]))
+    options = HttpOptions(client_addresses=ClientAddressResolver(["127.0.0.0/8"]))
     claims = {"x-forwarded-for": "1.1.1.1", "ws_request_header_x-forwarded-for": "1.1.1.1"}
 
     async def scene() -> None:
@@ -154,7 +154,7 @@ def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
 
 def test_a_log_without_addresses() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(peers=ClientAddressResolver(enabled=False), keys=ApiKeys(["key"]))) as stage:
+        async with serving(HttpOptions(client_addresses=ClientAddressResolver(enabled=False), keys=ApiKeys(["key"]))) as stage:
             for path in ("/v1/models", "/nowhere"):
                 await stage.ask("GET", path)
                 assert "peer" not in await stage.ended.get()
@@ -166,7 +166,7 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        app = App(service()[0], HttpOptions(keys=ApiKeys(["key"]), peers=ClientAddressResolver(["127.0.0.1"])))
+        app = App(service()[0], HttpOptions(keys=ApiKeys(["key"]), client_addresses=ClientAddressResolver(["127.0.0.1"])))
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(tmp_path / "place"))
             running = server(app, draining=app.draining)

@@ -8,11 +8,11 @@ import pytest
 from background_stage import Gate, shared_service, until
 from http_stage import NAME, run, serving
 
-from dovetail.http.exchange import Exchange
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
-from dovetail.http.responses.following import pieces, show
-from dovetail.http.responses.run import Frames
+from dovetail.http.responses.following import read_chunks, send_stream
+from dovetail.http.responses.run import FrameLog
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
@@ -275,12 +275,12 @@ def test_options_still_hold() -> None:
 @pytest.mark.parametrize("after", [-1, 0, 7, 2000])
 def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
     """What is not read yet stays with the frames, which all who follow share."""
-    frames, sent = Frames(), []
+    frames, sent = FrameLog(), []
     large = b"x" * 200_000
     each = [b'event: e\ndata: {"sequence_number":%d}\n\n' % number for number in range(3000)]
     each[5:5] = [b'data: {"sequence_number":4.5,"x":"%b"}\n\n' % large]
     for frame in each:
-        frames.add(frame)
+        frames.append(frame)
     frames.end()
 
     async def send(message: Any) -> None:
@@ -288,8 +288,8 @@ def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
 
     async def scene() -> None:
         scope = {"method": "GET", "path": "/", "headers": []}
-        exchange = Exchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
-        await show(exchange, pieces(frames, after))
+        exchange = ApiExchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        await send_stream(exchange, read_chunks(frames, after))
 
     asyncio.run(scene())
     assert max(map(len, sent)) <= 1 << 16

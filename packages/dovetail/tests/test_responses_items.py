@@ -11,10 +11,10 @@ from responses_stage import THOUGHT, TOOL, ask, said
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.http.exchange import Exchange
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
-from dovetail.http.responses.background import Background
-from dovetail.http.responses.endpoints import Responses
+from dovetail.http.responses.background import BackgroundResponses
+from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Overloaded
 
@@ -175,9 +175,9 @@ def test_large_answers_that_nobody_reads_have_a_bound() -> None:
 
     async def scene() -> None:
         made, _ = service()
-        background = Background(made.response_store, Metrics())
+        background = BackgroundResponses(made.response_store, Metrics())
         options = HttpOptions(max_body_bytes=100_000)
-        shown = Responses(made, options, background, background.abandon)
+        shown = ResponsesEndpoints(made, options, background, background.forget)
         read, body = asyncio.Event(), bytes(range(250)) * 1200
         sent: list[list[bytes]] = []
 
@@ -190,8 +190,8 @@ def test_large_answers_that_nobody_reads_have_a_bound() -> None:
                 own.append(message.get("body", b""))
 
             scope = {"method": "GET", "path": "/", "headers": []}
-            exchange = Exchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
-            return asyncio.create_task(shown._tell(exchange, body))
+            exchange = ApiExchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+            return asyncio.create_task(shown._send(exchange, body))
 
         waiting = [fetched() for _ in range(5)]
         await asyncio.sleep(0)

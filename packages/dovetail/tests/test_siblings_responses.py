@@ -17,7 +17,7 @@ from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
-from dovetail.http.responses.following import Others, pieces
+from dovetail.http.responses.following import ResponsePeers, read_chunks
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
@@ -80,7 +80,7 @@ def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async def watched(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
         try:
-            async for part in pieces(frames, after):
+            async for part in read_chunks(frames, after):
                 yield part
         finally:
             left.put_nowait(None)
@@ -160,7 +160,7 @@ def test_it_is_called_off_from_another(tmp_path: Path) -> None:
 class EndsFirst:
     """The others, asked when it is too late."""
 
-    def __init__(self, others: Others, gate: Gate, maker: Stage) -> None:
+    def __init__(self, others: ResponsePeers, gate: Gate, maker: Stage) -> None:
         self._others = others
         self._gate = gate
         self._maker = maker
@@ -179,7 +179,7 @@ def test_one_that_is_over_first_is_told_as_it_is(tmp_path: Path) -> None:
             gate = Gate(first)
             id = await begun(first)
             background = second.app.background
-            background.others = EndsFirst(background.others, gate, first)
+            background.peers = EndsFirst(background.peers, gate, first)
             assert (await second.openai().responses.cancel(id)).status == "completed"
             for stage in (first, second):
                 found = await stage.openai().responses.retrieve(id)
@@ -226,7 +226,7 @@ def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
         async with siblings(tmp_path, HttpOptions(keys=TENANTS)) as (first, second):
             gate = Gate(first)
             id = await begun(first, "key-a")
-            other, others = second.openai("key-b"), second.app.background.others
+            other, others = second.openai("key-b"), second.app.background.peers
             with pytest.raises(openai.NotFoundError):
                 await other.responses.retrieve(id, stream=True)
             with pytest.raises(openai.NotFoundError):
@@ -249,11 +249,11 @@ def test_what_is_elsewhere_keeps_a_server_up_that_is_to_stop(tmp_path: Path) -> 
             gate = Gate(first)
             id = await begun(first)
             stream = await second.openai().responses.retrieve(id, stream=True)
-            assert second.app.draining.running == 1
-            second.app.draining.begin()
+            assert second.app.draining.active_requests == 1
+            second.app.draining.start()
             gate.opened.set()
             assert [event async for event in stream][-1].type == "response.completed"
-            await it_is_so(lambda: second.app.draining.running == 0)
+            await it_is_so(lambda: second.app.draining.active_requests == 0)
             assert (await second.ask("GET", f"/v1/responses/{id}?stream=true")).status == 503
 
     run(scene)

@@ -280,7 +280,7 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
         begun = post(b"content-length: %d\r\n" % limit, b" " * (limit - 1), path=path)
         async with serving(HttpOptions(max_body_bytes=limit)) as stage:
             wires = [await wire_to(stage, begun) for _ in range(17)]
-            await until(lambda: held.held.size > 15 * limit)
+            await until(lambda: held.request_memory.total_bytes > 15 * limit)
             refused = [asyncio.create_task(wire.reply()) for wire in wires]
             (told,), waiting = await asyncio.wait(refused, return_when="FIRST_COMPLETED")
             reply = await told
@@ -292,7 +292,7 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
             await asyncio.wait(waiting)
             for task in waiting:
                 assert isinstance(task.exception(), asyncio.IncompleteReadError)
-            await until(lambda: held.held.size == 0)
+            await until(lambda: held.request_memory.total_bytes == 0)
 
     run(scene)
 

@@ -9,7 +9,7 @@ import pytest
 from ledger_entries import turn
 from prometheus_client import CollectorRegistry
 
-from dovetail.http.stores import StoreNumbers
+from dovetail.http.stores import StoreCollector
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.responses.redis import RedisResponseBackend
@@ -64,7 +64,7 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
     async def scene() -> None:
         store = SqliteLedgerStore(tmp_path / "turns.sqlite")
         ledger = Ledger(store)
-        registry.register(StoreNumbers([ledger.faults]))
+        registry.register(StoreCollector([ledger.faults]))
         store._connection.execute("PRAGMA query_only = ON")
         await ledger.record(turn("e1"), array("i"))
         await ledger.flush()

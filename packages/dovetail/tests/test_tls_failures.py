@@ -42,7 +42,7 @@ async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Au
         certificate=TlsCertificate(issued.cert, issued.key),
         draining=app.draining,
         metrics=app.metrics,
-        peers=app.options.peers,
+        peers=app.options.client_addresses,
     )
     task = asyncio.create_task(running.serve([place]))
     while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it

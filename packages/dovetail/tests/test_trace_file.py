@@ -224,7 +224,7 @@ def test_payloads_are_there_only_where_they_are_asked_for(tmp_path: Path, stream
 
     async def one(keeps: bool) -> Any:
         path = tmp_path / f"{keeps}.jsonl"
-        async with serving(HttpOptions(keep_payloads=keeps)) as stage:
+        async with serving(HttpOptions(capture_payloads=keeps)) as stage:
             stage.engine.plan = stage.engine.says("A zither.")
             stage.app.recorders = [TraceWriter(TraceFile(path, 0, 0))]
             headers = {"content_encoding": "zstd"}
@@ -255,14 +255,14 @@ def test_payloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             self.sent.append(message.get("body", b""))
 
     exchange: Any = Exchange()
-    capture = capturing.Capture(exchange)
+    capture = capturing.PayloadCapture(exchange)
 
     async def scene() -> None:
         for _ in range(5):
             await exchange.send({"type": "http.response.body", "body": b"0123456789abcdef"})
 
     asyncio.run(scene())
-    assert len(capture.answer) == 40
+    assert len(capture.response_body) == 40
     assert len(exchange.sent) == 5
 
 

@@ -68,7 +68,7 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
                 socket.transport.pause_reading()
                 await ask(socket)
                 (served,) = stage.running.server_state.connections
-                assert isinstance(served, carrier.BoundedSocket)
+                assert isinstance(served, carrier.BoundedWebSocketProtocol)
                 room = served.writable
                 await until(lambda: not room.is_set())  # every buffer on the way is full
                 given = stage.engine.given
@@ -184,18 +184,18 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
                 for sent in (half, first):
                     other = await opened.enter_async_context(socket_to(stage))
                     other.transport.write(sent)
-                await until(lambda: held.held.size >= 2 * (size - 1))
+                await until(lambda: held.request_memory.total_bytes >= 2 * (size - 1))
                 async with socket_to(stage) as socket:
                     assert text_of(await asked(socket)) == "Hello."
                     socket.transport.write(half)
                     assert await closed(socket) == 1013
-                await until(lambda: held.held.size < 2 * size)
+                await until(lambda: held.request_memory.total_bytes < 2 * size)
                 other.transport.abort()
-                await until(lambda: held.held.size < size)
+                await until(lambda: held.request_memory.total_bytes < size)
                 async with socket_to(stage) as socket:
                     socket.transport.write(half)
-                    await until(lambda: held.held.size >= 2 * (size - 1))
-            await until(lambda: held.held.size == 0)
+                    await until(lambda: held.request_memory.total_bytes >= 2 * (size - 1))
+            await until(lambda: held.request_memory.total_bytes == 0)
 
     run(scene)
 
@@ -213,26 +213,26 @@ def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.Monk
                     await event(socket)
                     for _ in range(2):
                         await ask(socket, "x" * 300)
-                await until(lambda: held.held.size > 1000)
+                await until(lambda: held.request_memory.total_bytes > 1000)
                 await ask(one, "x" * 100)
                 while (told := await event(one))["type"] != "error":
                     pass
                 assert told["status"] == 429
-            await until(lambda: held.held.size == 0)
+            await until(lambda: held.request_memory.total_bytes == 0)
 
     run(scene)
 
 
 def test_signs_of_life_that_nobody_reads_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait for the client, as many as it asks for."""
-    made: list[carrier.BoundedSocket] = []
-    opened = carrier.BoundedSocket.connection_made
+    made: list[carrier.BoundedWebSocketProtocol] = []
+    opened = carrier.BoundedWebSocketProtocol.connection_made
 
-    def note(self: carrier.BoundedSocket, transport: Any) -> None:
+    def note(self: carrier.BoundedWebSocketProtocol, transport: Any) -> None:
         made.append(self)
         opened(self, transport)
 
-    monkeypatch.setattr(carrier.BoundedSocket, "connection_made", note)
+    monkeypatch.setattr(carrier.BoundedWebSocketProtocol, "connection_made", note)
 
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
@@ -323,7 +323,7 @@ def test_a_server_that_stops_closes_what_is_idle_and_finishes_what_is_not() -> N
             async with socket_to(stage) as idle, socket_to(stage) as busy:
                 await ask(busy)
                 await stage.engine.began.wait()
-                stage.app.draining.begin()
+                stage.app.draining.start()
                 assert await closed(idle) == 1012
                 status, headers, _ = await refusal(stage)
                 assert (status, headers["retry-after"]) == (503, "2")

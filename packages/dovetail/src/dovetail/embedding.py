@@ -13,7 +13,7 @@ def app(**settings: Any) -> "App":
     The environment and `dovetail.toml` count too; what is given here is stronger.
     """
     from dovetail.http.app import App
-    from dovetail.http.options import http_options
+    from dovetail.http.options import build_http_options
     from dovetail.server.build import build
     from dovetail.settings.sources import load_config
     from dovetail.telemetry.metrics import Metrics
@@ -21,4 +21,4 @@ def app(**settings: Any) -> "App":
 
     config = load_config(settings, os.environ).config
     metrics = Metrics()
-    return App(build(config), http_options(config), metrics, open_recorders(config, metrics))
+    return App(build(config), build_http_options(config), metrics, open_recorders(config, metrics))

@@ -9,8 +9,8 @@ import typer
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.engines.registry import EngineSetupError
-from dovetail.http.codex_catalog import ProfileError, aliased, read_profile
-from dovetail.http.published import catalog as codex_catalog
+from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
+from dovetail.http.published import build_catalog as codex_catalog
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import ask
 from dovetail.models.loader import ModelLoadError
@@ -42,7 +42,7 @@ def catalog(
         raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
     try:
         found = _asked(url, settings.config) if url else _own(settings.config)
-    except (LaunchError, ProfileError, ModelLoadError, EngineSetupError, ModelUnavailableError) as error:
+    except (LaunchError, CodexProfileError, ModelLoadError, EngineSetupError, ModelUnavailableError) as error:
         fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
         fail("catalog", str(error))
@@ -57,7 +57,7 @@ def _asked(url: str, config: Config) -> Json:
     if config.codex_profile is None:
         return dict(server.catalog)
     profile = read_profile(config.codex_profile)
-    return {"models": [aliased(entry, profile) for entry in server.catalog["models"]]}
+    return {"models": [apply_profile(entry, profile) for entry in server.catalog["models"]]}
 
 
 def _own(config: Config) -> Json:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dovetail.cli.flags import with_settings
-from dovetail.http.codex_catalog import ProfileError
+from dovetail.http.codex_catalog import CodexProfileError
 from dovetail.launch.harnesses import HARNESSES, harness_of
 from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
 from dovetail.launch.plan import Harness, LaunchError, Order, Plan, Target
@@ -77,7 +77,7 @@ def launch(  # noqa: PLR0913 - each is a flag
             past = past_proxies(target.address, os.environ)
             order = Order(target, chosen, tuple(arguments or ()), executable, folder, past)
             status = _carry_out(known.prepare(order), use, printed)
-    except (LaunchError, ProfileError, OSError) as error:  # the last: what is no program
+    except (LaunchError, CodexProfileError, OSError) as error:  # the last: what is no program
         _fail(str(error))
     raise typer.Exit(status)
 

@@ -23,7 +23,7 @@ from dovetail.cli.server_runner import (
     run_here,
     warn,
 )
-from dovetail.http.options import HttpOptions, http_options
+from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.launch.harnesses import HARNESSES
 from dovetail.server.notify import notify
 from dovetail.server.supervisor import Crew, CrewError
@@ -46,7 +46,7 @@ def serve(settings: LoadedConfig) -> None:
     config = settings.config
     configure_logging(config.log_format, config.log_level)
     try:
-        options = http_options(config)
+        options = build_http_options(config)
         certificate = certificate_of(config)
         if config.workers > 1 and config.store == "memory":
             raise ValueError("--workers: several need one store of turns, sqlite or redis://")

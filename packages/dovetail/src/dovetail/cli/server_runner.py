@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dovetail.cli.errors import fail
 from dovetail.http.app import App
-from dovetail.http.memory import held
+from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
 from dovetail.net.settling import freeze_gc
 from dovetail.net.tls import TlsCertificate
@@ -54,9 +54,9 @@ def run_here(
 
     What runs `beside` the application does so for as long as it is served.
     """
-    held.most = config.max_held_bytes
+    request_memory.max_bytes = config.max_held_bytes
     app = App(service, front.options, front.metrics, front.recording)
-    app.draining.on_begin(lambda: notify("STOPPING=1"))
+    app.draining.on_start(lambda: notify("STOPPING=1"))
     serving = server(
         app,
         config.http_host,
@@ -65,7 +65,7 @@ def run_here(
         draining=app.draining,
         message_bytes=config.max_body_bytes if front.options.websockets else None,
         metrics=app.metrics,
-        peers=front.options.peers,
+        peers=front.options.client_addresses,
     )
 
     async def run() -> None:
@@ -79,7 +79,7 @@ def run_here(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
     if not serving.started:
-        fail("serve", app.fault or "the server could not be started; what went wrong is told above")
+        fail("serve", app.startup_error or "the server could not be started; what went wrong is told above")
 
 
 def port_of(config: Config) -> int:

@@ -10,7 +10,7 @@ from dovetail.access.shared_limits import SharedLimitStore
 from dovetail.cli.errors import fail
 from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
-from dovetail.http.options import http_options
+from dovetail.http.options import build_http_options
 from dovetail.server.folder import hold
 from dovetail.server.order import BOOK, Order, listen_to_parent, report, take_order
 from dovetail.server.peer_responses import joined
@@ -50,8 +50,8 @@ def _serve(order: Order) -> None:
         metrics = Metrics()
         metrics.count_restarts(order.restarts)
         front = Front(
-            http_options(
-                config, SharedLimitStore(order.folder / BOOK, order.number), again=order.restarts > 0
+            build_http_options(
+                config, SharedLimitStore(order.folder / BOOK, order.number), reloading=order.restarts > 0
             ),
             certificate_of(config),
             bind(config.http_host, order.port, shared=True),

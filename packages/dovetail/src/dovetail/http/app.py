@@ -5,26 +5,26 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.access.auth import ANONYMOUS, require_admin
-from dovetail.http.capture import Capture
-from dovetail.http.collectors import ReplicaNumbers
-from dovetail.http.drain import Draining
-from dovetail.http.errors import refuse, status_of, told
-from dovetail.http.exchange import Exchange
-from dovetail.http.generation import Generator
-from dovetail.http.health import Probes
-from dovetail.http.memory import NoRoom, held
-from dovetail.http.models import CATALOG_TAG, Models
-from dovetail.http.openapi import document
+from dovetail.http.capture import PayloadCapture
+from dovetail.http.collectors import ReplicaCollector
+from dovetail.http.drain import DrainController
+from dovetail.http.errors import send_error, error_status, to_public_error
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.generation import GenerationEndpoint
+from dovetail.http.health import HealthEndpoints
+from dovetail.http.memory import MemoryLimitReached, request_memory
+from dovetail.http.models import CATALOG_ETAG_HEADER, ModelsEndpoints
+from dovetail.http.openapi import build_document
 from dovetail.http.options import HttpOptions
-from dovetail.http.published import Catalog
-from dovetail.http.responses.background import Background
-from dovetail.http.responses.endpoints import Responses
-from dovetail.http.responses.run import Key
-from dovetail.http.routes import Handler, Route, Routes, dialect
-from dovetail.http.stores import StoreNumbers
-from dovetail.http.tokens import Tokens
-from dovetail.http.tracker import Account
-from dovetail.http.websocket.endpoint import SOCKET_PATH, Sockets
+from dovetail.http.published import CodexCatalog
+from dovetail.http.responses.background import BackgroundResponses
+from dovetail.http.responses.endpoints import ResponsesEndpoints
+from dovetail.http.responses.run import ResponseKey
+from dovetail.http.routes import Handler, Route, RouteTable, select_error_codec
+from dovetail.http.stores import StoreCollector
+from dovetail.http.tokens import TokensEndpoints
+from dovetail.http.tracker import RequestTracker
+from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint
 from dovetail.net.asgi import Receive, Scope, Send
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.net.trace_context import SpanFactory, trace_scope
@@ -53,53 +53,53 @@ class App:
         self._begin_span = next((one.start_span for one in recorders if isinstance(one, SpanFactory)), None)
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
-        self.metrics.registry.register(ReplicaNumbers(service))
-        self.metrics.registry.register(StoreNumbers(service.store_faults))
-        self.metrics.track_held_body_bytes(lambda: held.size)
-        self._hush = LogThrottle()
-        self.fault: str | None = None  # why the service did not start
+        self.metrics.registry.register(ReplicaCollector(service))
+        self.metrics.registry.register(StoreCollector(service.store_faults))
+        self.metrics.track_held_body_bytes(lambda: request_memory.total_bytes)
+        self._log_throttle = LogThrottle()
+        self.startup_error: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         #: What a scrape is answered with: all numbers, also of other processes where there are any.
-        self.numbers: Callable[[str], Awaitable[tuple[bytes, str]]] = self._own_numbers
-        self.draining = Draining(self.options.drain_timeout)
-        self.draining.on_begin(lambda: self.metrics.set_draining(True))
-        self.background = Background(service.response_store, self.metrics, self.draining)
-        self._generator = Generator(
+        self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = self._render_own_metrics
+        self.draining = DrainController(self.options.drain_timeout)
+        self.draining.on_start(lambda: self.metrics.set_draining(True))
+        self.background = BackgroundResponses(service.response_store, self.metrics, self.draining)
+        self._generation = GenerationEndpoint(
             service, self.options, self.draining, self.metrics, self.background
         )
-        self._catalog = Catalog(service, self.options.codex_profile)
-        self._sockets = Sockets(
+        self._catalog = CodexCatalog(service, self.options.codex_profile)
+        self._websockets = WebSocketEndpoint(
             self._respond, self.draining, self.metrics, self.options.max_body_bytes
         )
-        self.routes = Routes(self._table(), self._upgrades())
-        self._document = document(self.routes.all)
+        self.routes = RouteTable(self._build_routes(), self._websocket_routes())
+        self._openapi_document = build_document(self.routes.all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            self.options.peers.set_client(scope)
+            self.options.client_addresses.set_client(scope)
         match scope["type"]:
             case "http":
-                await self._respond(Exchange(scope, receive, send))
+                await self._respond(ApiExchange(scope, receive, send))
             case "lifespan":
-                await self._live(receive, send)
+                await self._run_lifespan(receive, send)
             case "websocket":
-                await self._sockets.serve(scope, receive, send)
+                await self._websockets.serve(scope, receive, send)
 
-    async def forget(self, key: Key) -> None:
+    async def forget_response(self, key: ResponseKey) -> None:
         """Lets go of what this process still has of a response that was deleted."""
-        self._sockets.forget(*key)
-        await self.background.abandon(key)
+        self._websockets.forget_response(*key)
+        await self.background.forget(key)
 
-    async def _respond(self, exchange: Exchange) -> None:
+    async def _respond(self, exchange: ApiExchange) -> None:
         """One request, in the trace that its client names."""
         with trace_scope(exchange.headers, self._begin_span):
-            await self._account_for(exchange)
+            await self._track(exchange)
 
-    async def _account_for(self, exchange: Exchange) -> None:
+    async def _track(self, exchange: ApiExchange) -> None:
         """One request. Whatever goes wrong is told in the client's own dialect."""
         route = self.routes.find(exchange.path, exchange.method)
         endpoint = "unknown" if route is None else route.endpoint
-        account = Account(
+        account = RequestTracker(
             exchange,
             endpoint,
             self.metrics,
@@ -107,44 +107,44 @@ class App:
             recorders=self.recorders,
         )
         if route is not None and not route.counted:
-            await self._try(exchange, account)
-            if account.refused:  # probes are many, but whoever tries keys on them is told of
-                account.open()
-                self._close(exchange, account)
+            await self._dispatch(exchange, account)
+            if account.is_key_rejected:  # probes are many, but whoever tries keys on them is told of
+                account.start()
+                self._finish(exchange, account)
             return
-        account.open()
-        capture = Capture(exchange) if self.options.keep_payloads else None
+        account.start()
+        capture = PayloadCapture(exchange) if self.options.capture_payloads else None
         try:
-            await self._try(exchange, account)
+            await self._dispatch(exchange, account)
         finally:
             if not account.detached:
-                self._close(exchange, account, None if capture is None else capture.answer)
+                self._finish(exchange, account, None if capture is None else capture.response_body)
 
-    async def _try(self, exchange: Exchange, account: Account) -> None:
+    async def _dispatch(self, exchange: ApiExchange, account: RequestTracker) -> None:
         try:
-            route = self.routes.require(exchange)
+            route = self.routes.match(exchange)
             if route.needs_key:
                 exchange.caller = self.options.keys.authenticate(exchange.headers)
                 exchange.tenant = exchange.caller.tenant
             await route.handler(exchange, account)
         except ClientDisconnected:
-            account.hung_up()
+            account.on_disconnect()
         except Exception as error:
-            codec, failure = dialect(exchange, self._chat), told(error)
-            account.failed(failure, status_of(failure, codec))
-            if isinstance(failure, NoRoom):
+            codec, failure = select_error_codec(exchange, self._chat), to_public_error(error)
+            account.on_error(failure, error_status(failure, codec))
+            if isinstance(failure, MemoryLimitReached):
                 self.metrics.count_rate_limited(failure.reason)
             if exchange.status is not None:
                 raise  # the server cuts the connection: half an answer must not look whole
-            await refuse(exchange, codec, failure)
+            await send_error(exchange, codec, failure)
 
-    def _close(self, exchange: Exchange, account: Account, answer: bytes | None = None) -> None:
+    def _finish(self, exchange: ApiExchange, account: RequestTracker, response_body: bytes | None = None) -> None:
         """The request is over. Strangers who are refused do not fill the log."""
-        if account.erred and exchange.caller is ANONYMOUS and not self._hush.allow(exchange.peer):
-            account.mute()
-        account.close(answer)
+        if account.has_error and exchange.caller is ANONYMOUS and not self._log_throttle.allow(exchange.peer):
+            account.suppress_log()
+        account.finish(response_body)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         """Starts the service before the first request, stops it after the last."""
         await receive()
         try:
@@ -155,7 +155,7 @@ class App:
             if not isinstance(error, DovetailError):
                 fields = {"reason": str(error)}
                 _log.error("start_failed", exc_info=error, extra={"fields": fields})
-            self.fault = str(error)
+            self.startup_error = str(error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
@@ -168,68 +168,68 @@ class App:
                 await asyncio.to_thread(recorder.close)
             await send({"type": "lifespan.shutdown.complete"})
 
-    async def _own_numbers(self, accept: str) -> tuple[bytes, str]:
+    async def _render_own_metrics(self, accept: str) -> tuple[bytes, str]:
         return self.metrics.render(accept)
 
-    async def _metrics(self, exchange: Exchange) -> None:
+    async def _metrics(self, exchange: ApiExchange) -> None:
         if self.options.metrics_need_key:
             require_admin(exchange.caller)
-        body, content_type = await self.numbers(exchange.headers.get("accept", ""))
-        await exchange.answer(200, body, content_type)
+        body, content_type = await self.render_metrics(exchange.headers.get("accept", ""))
+        await exchange.respond(200, body, content_type)
 
-    async def _openapi(self, exchange: Exchange) -> None:
-        await exchange.answer(200, self._document)
+    async def _openapi(self, exchange: ApiExchange) -> None:
+        await exchange.respond(200, self._openapi_document)
 
-    def _generates(self, codec: Codec) -> Handler:
-        async def handle(exchange: Exchange, account: Account) -> None:
+    def _generation_handler(self, codec: Codec) -> Handler:
+        async def handle(exchange: ApiExchange, account: RequestTracker) -> None:
             if codec is RESPONSES:
-                exchange.extra.append((CATALOG_TAG, self._catalog.current().etag))
-            await self._generator.generate(exchange, account, codec)
+                exchange.extra_headers.append((CATALOG_ETAG_HEADER, self._catalog.current().etag))
+            await self._generation.generate(exchange, account, codec)
 
         return handle
 
-    def _table(self) -> list[Route]:
-        models, tokens = Models(self.service, self._catalog), Tokens(self.service, self.options)
+    def _build_routes(self) -> list[Route]:
+        models, tokens = ModelsEndpoints(self.service, self._catalog), TokensEndpoints(self.service, self.options)
         post, get = "POST", "GET"
         table = [
-            Route(post, "/v1/responses", self._generates(RESPONSES), "OpenAI Responses"),
-            Route(post, "/v1/responses/compact", self._generates(COMPACT), "A summary instead"),
-            *Responses(self.service, self.options, self.background, self.forget).routes(),
-            Route(post, "/v1/chat/completions", self._generates(self._chat), "Chat Completions"),
-            Route(post, "/v1/completions", self._generates(COMPLETIONS), "Text completions"),
-            Route(get, "/v1/models", _plain(models.list), "Models that are served"),
-            Route(get, "/v1/models/", _plain(models.one), "One model; its name may have slashes"),
-            Route(get, "/openapi.json", _plain(self._openapi), "This document"),
-            *self._probes(),
+            Route(post, "/v1/responses", self._generation_handler(RESPONSES), "OpenAI Responses"),
+            Route(post, "/v1/responses/compact", self._generation_handler(COMPACT), "A summary instead"),
+            *ResponsesEndpoints(self.service, self.options, self.background, self.forget_response).routes(),
+            Route(post, "/v1/chat/completions", self._generation_handler(self._chat), "Chat Completions"),
+            Route(post, "/v1/completions", self._generation_handler(COMPLETIONS), "Text completions"),
+            Route(get, "/v1/models", _without_tracker(models.list), "Models that are served"),
+            Route(get, "/v1/models/", _without_tracker(models.get), "One model; its name may have slashes"),
+            Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
+            *self._health_routes(),
         ]
         for prefix in ("/v1", ""):
             table += [
-                Route(post, f"{prefix}/tokenize", _plain(tokens.tokenize), "Text to ids"),
-                Route(post, f"{prefix}/detokenize", _plain(tokens.detokenize), "Ids to text"),
+                Route(post, f"{prefix}/tokenize", _without_tracker(tokens.tokenize), "Text to ids"),
+                Route(post, f"{prefix}/detokenize", _without_tracker(tokens.detokenize), "Ids to text"),
             ]
         if self.options.messages_api:
             table += [
-                Route(post, "/v1/messages", self._generates(MESSAGES), "Anthropic Messages"),
-                Route(post, "/v1/messages/count_tokens", _plain(tokens.count), "Exact input size"),
+                Route(post, "/v1/messages", self._generation_handler(MESSAGES), "Anthropic Messages"),
+                Route(post, "/v1/messages/count_tokens", _without_tracker(tokens.count_tokens), "Exact input size"),
             ]
         return table
 
-    def _upgrades(self) -> list[Route]:
+    def _websocket_routes(self) -> list[Route]:
         """Where a client may ask for a WebSocket."""
         if not self.options.websockets:
             return []
 
-        async def accept(exchange: Exchange, account: Account) -> None:
-            exchange.extra.append((CATALOG_TAG, self._catalog.current().etag))
-            await self._sockets.accept(exchange)
+        async def accept(exchange: ApiExchange, account: RequestTracker) -> None:
+            exchange.extra_headers.append((CATALOG_ETAG_HEADER, self._catalog.current().etag))
+            await self._websockets.accept(exchange)
 
-        return [Route("GET", SOCKET_PATH, accept, "OpenAI Responses over a WebSocket")]
+        return [Route("GET", WEBSOCKET_PATH, accept, "OpenAI Responses over a WebSocket")]
 
-    def _probes(self) -> list[Route]:
-        probes = Probes(self.service, self.options.keys, self.draining)
+    def _health_routes(self) -> list[Route]:
+        probes = HealthEndpoints(self.service, self.options.keys, self.draining)
         open_to_all: list[tuple[str, Handler, str]] = [
-            ("/", _plain(probes.root), "Name and version"),
-            ("/live", _plain(probes.live), "Whether the process answers"),
+            ("/", _without_tracker(probes.root), "Name and version"),
+            ("/live", _without_tracker(probes.live), "Whether the process answers"),
             ("/ready", probes.ready, "Whether every engine is ready"),
             ("/health", probes.ready, "The same as /ready"),
         ]
@@ -241,7 +241,7 @@ class App:
             Route(
                 "GET",
                 "/metrics",
-                _plain(self._metrics),
+                _without_tracker(self._metrics),
                 "Numbers for Prometheus",
                 needs_key=self.options.metrics_need_key,
                 counted=False,
@@ -249,10 +249,10 @@ class App:
         ]
 
 
-def _plain(handler: Callable[[Exchange], Awaitable[None]]) -> Handler:
+def _without_tracker(handler: Callable[[ApiExchange], Awaitable[None]]) -> Handler:
     """A handler that has nothing to add to its request's account."""
 
-    async def handle(exchange: Exchange, account: Account) -> None:
+    async def handle(exchange: ApiExchange, account: RequestTracker) -> None:
         await handler(exchange)
 
     return handle

@@ -12,12 +12,12 @@ from typing import Any
 
 Json = dict[str, Any]
 
-PROGRAM = "codex"
-_ASK = ("debug", "models", "--bundled")
-_PATIENCE = 30.0  # seconds
+CODEX_PROGRAM = "codex"
+_CATALOG_ARGUMENTS = ("debug", "models", "--bundled")
+_TIMEOUT_SECONDS = 30.0  # seconds
 
 #: What an entry says of the model itself, whichever profile it is shown under.
-_OF_MODEL = (
+_MODEL_FIELDS = (
     "slug",
     "display_name",
     "description",
@@ -33,7 +33,7 @@ _OF_MODEL = (
     "supports_parallel_tool_calls",
 )
 #: What a profile says of its own service: prices, offers, and forms that only that service has.
-_OF_SERVICE: Json = {
+_SERVICE_FIELDS: Json = {
     "additional_speed_tiers": [],
     "service_tiers": [],
     "default_service_tier": None,
@@ -45,33 +45,33 @@ _OF_SERVICE: Json = {
 }
 
 
-class ProfileError(ValueError):
+class CodexProfileError(ValueError):
     """A profile that cannot be had, and why."""
 
 
 def read_profile(slug: str) -> Json:
     """The entry of a slug in the bundled catalog of the installed Codex."""
-    entries = {entry["slug"]: entry for entry in _bundled()}
+    entries = {entry["slug"]: entry for entry in _read_bundled_catalog()}
     if slug not in entries:
         known = ", ".join(entries)
-        raise ProfileError(f"the installed codex has no profile {slug!r}; it has {known}")
+        raise CodexProfileError(f"the installed codex has no profile {slug!r}; it has {known}")
     return entries[slug]
 
 
-def aliased(entry: Mapping[str, Any], profile: Mapping[str, Any]) -> Json:
+def apply_profile(entry: Mapping[str, Any], profile: Mapping[str, Any]) -> Json:
     """A model's entry under a profile: its instructions, tools and ways, with our limits.
 
     Tool output has the profile's budget unless the window is too small for it.
     """
-    own = {name: entry[name] for name in _OF_MODEL if name in entry}
+    own = {name: entry[name] for name in _MODEL_FIELDS if name in entry}
     if "truncation_policy" in profile:
         budgets = (entry["truncation_policy"], profile["truncation_policy"])
-        own["truncation_policy"] = min(budgets, key=_tokens)
-    silent = {name: value for name, value in _OF_SERVICE.items() if name in profile}
+        own["truncation_policy"] = min(budgets, key=_budget_tokens)
+    silent = {name: value for name, value in _SERVICE_FIELDS.items() if name in profile}
     return {**profile, **silent, **own}
 
 
-def _tokens(policy: object) -> float:
+def _budget_tokens(policy: object) -> float:
     """The size of a budget, at the four bytes a token that Codex reckons with.
 
     One in a form that is not known yet counts as none: ours is smaller then.
@@ -85,46 +85,46 @@ def _tokens(policy: object) -> float:
             return inf
 
 
-def _bundled() -> list[Json]:
-    program = shutil.which(PROGRAM)
+def _read_bundled_catalog() -> list[Json]:
+    program = shutil.which(CODEX_PROGRAM)
     if program is None:
-        raise ProfileError(
+        raise CodexProfileError(
             "a codex profile is read from codex itself, which is not installed here: "
             "npm install -g @openai/codex"
         )
-    told = _run(program)
+    told = _run_codex(program)
     try:
         entries = json.loads(told)["models"]
         if not all(isinstance(entry["slug"], str) for entry in entries):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
-        raise ProfileError(f"`{_command()}` printed no catalog: is codex up to date?") from error
+        raise CodexProfileError(f"`{_command()}` printed no catalog: is codex up to date?") from error
     return list(entries)
 
 
-def _run(program: str) -> str:
+def _run_codex(program: str) -> str:
     try:
         done = subprocess.run(
-            [program, *_ASK],
+            [program, *_CATALOG_ARGUMENTS],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProfileError(f"`{_command()}` could not be run: {error}") from error
+        raise CodexProfileError(f"`{_command()}` could not be run: {error}") from error
     if done.returncode != 0:
-        raise ProfileError(f"`{_command()}` failed (is codex up to date?): {_reason(done.stderr)}")
+        raise CodexProfileError(f"`{_command()}` failed (is codex up to date?): {_error_line(done.stderr)}")
     return done.stdout
 
 
-def _reason(told: str) -> str:
+def _error_line(stderr: str) -> str:
     """The line of a program's complaint that names the error; usage may follow it."""
-    lines = [line for line in told.splitlines() if line.strip()] or ["it says nothing"]
+    lines = [line for line in stderr.splitlines() if line.strip()] or ["it says nothing"]
     return next((line for line in lines if "error" in line.lower()), lines[-1])
 
 
 def _command() -> str:
-    return " ".join((PROGRAM, *_ASK))
+    return " ".join((CODEX_PROGRAM, *_CATALOG_ARGUMENTS))

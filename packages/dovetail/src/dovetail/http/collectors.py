@@ -9,19 +9,19 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 
 
-class ReplicaNumbers(Collector):
+class ReplicaCollector(Collector):
     """Shows what the pools of a service know of themselves."""
 
     def __init__(self, service: ModelRegistry) -> None:
         self._service = service
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        up = GaugeMetricFamily("dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL)
+        up = GaugeMetricFamily("dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL_LABELS)
         restarts = CounterMetricFamily(
-            "dovetail_replica_restarts", "Engines that were started again.", labels=_MODEL
+            "dovetail_replica_restarts", "Engines that were started again.", labels=_MODEL_LABELS
         )
         warmed = CounterMetricFamily(
-            "dovetail_warmed_prompts", "Prompts that were read ahead.", labels=_MODEL
+            "dovetail_warmed_prompts", "Prompts that were read ahead.", labels=_MODEL_LABELS
         )
         for name, pool in self._pools():
             up.add_metric([name], pool.available_count)
@@ -35,4 +35,4 @@ class ReplicaNumbers(Collector):
                 yield one.name, one.engine
 
 
-_MODEL = ("model",)
+_MODEL_LABELS = ("model",)

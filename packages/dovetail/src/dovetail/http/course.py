@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from dovetail.http.standing import prefix_of
+from dovetail.http.standing import prefix_stats
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.metrics import Metrics
@@ -10,57 +10,57 @@ from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Usage
 
 
-class Course:
+class PipelineTracker:
     """The way of one request through the pipeline. What is counted at once, is."""
 
     __slots__ = (
-        "_cached_told",
+        "_cached_reported",
         "_metrics",
         "_model",
-        "carried",
+        "carried_tokens",
         "migrations",
         "notes",
         "prefix",
         "prepared",
         "prepared_at",
         "replica",
-        "said",
+        "usage_by_choice",
     )
 
     def __init__(self, metrics: Metrics, model: str = "") -> None:
         self._metrics = metrics
         self._model = model
-        self._cached_told = False
+        self._cached_reported = False
         self.prepared: PreparedRequest | None = None
         self.prepared_at: float | None = None
         self.prefix: PrefixStats | None = None
         self.replica: int | None = None  # the last that was asked
         self.migrations = 0
-        self.carried = 0  # tokens that went along
+        self.carried_tokens = 0  # tokens that went along
         self.notes: dict[str, None] = {}  # what a client hears without asking
-        self.said: dict[int, Usage] = {}  # of each choice, its tokens when it was over
+        self.usage_by_choice: dict[int, Usage] = {}  # of each choice, its tokens when it was over
 
-    def watch(self) -> RequestObserver:
+    def create_observer(self) -> RequestObserver:
         return RequestObserver(
             on_prepared=self._on_prepared,
             on_note=self._on_note,
             on_inexact=self._on_inexact,
             on_migrated=self._on_migrated,
-            on_upstream_request=self._on_relayed,
-            on_replica_assigned=self._on_taken,
-            on_choice_finished=self._on_said,
+            on_upstream_request=self._on_sent_upstream,
+            on_replica_assigned=self._on_replica_selected,
+            on_choice_finished=self._on_choice_finished,
         )
 
-    def reprefilled(self, usage: Usage | None) -> int | None:
+    def reprefilled_tokens(self, usage: Usage | None) -> int | None:
         """Prompt tokens that had been read before and were read again; None where nobody says."""
-        if usage is None or self.prefix is None or not self._cached_told:
+        if usage is None or self.prefix is None or not self._cached_reported:
             return None
         return max(0, self.prefix.common - usage.cached_tokens)
 
     def _on_prepared(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self.prepared_at = perf_counter()
-        self.prefix = prefix_of(prepared)
+        self.prefix = prefix_stats(prepared)
         failed = prepared.prompt.notes.count("splice_failed")
         self._metrics.count_prompt(self._model, self.prefix, failed)
 
@@ -74,17 +74,17 @@ class Course:
     def _on_migrated(self, carried: int) -> None:
         """Another replica goes on, and is given what was said so far."""
         self.migrations += 1
-        self.carried += carried
+        self.carried_tokens += carried
         self._metrics.count_migration(self._model, carried)
 
-    def _on_relayed(self, turns: int) -> None:
+    def _on_sent_upstream(self, turns: int) -> None:
         """The turns went to an upstream as text: how they stand in its prompt is not known."""
         self._metrics.count_replayed_turns(self._model, {"relayed": turns})
 
-    def _on_taken(self, replica: int) -> None:
+    def _on_replica_selected(self, replica: int) -> None:
         self.replica = replica
 
-    def _on_said(self, choice: int, usage: Usage, cached_told: bool) -> None:
+    def _on_choice_finished(self, choice: int, usage: Usage, cached_reported: bool) -> None:
         """A choice is over, be it because the client hung up. An upstream's is told by events."""
-        self.said[choice] = usage
-        self._cached_told |= cached_told
+        self.usage_by_choice[choice] = usage
+        self._cached_reported |= cached_reported

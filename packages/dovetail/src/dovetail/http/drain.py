@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dovetail.http.errors import HttpError
 from dovetail_protocols import MESSAGES, Codec
 
-RETRY_AFTER = 2.0  # seconds: another server may have taken over by then
+RETRY_AFTER_SECONDS = 2.0  # seconds: another server may have taken over by then
 
 _log = logging.getLogger(__name__)
 
 
-class Stopping(HttpError):
+class ServerDraining(HttpError):
     """The server ends. A load balancer knows this status, and asks another one."""
 
     kind = "engine_unavailable"  # Codex asks again; at an overload that is so called, it gives up
@@ -25,108 +25,108 @@ class Stopping(HttpError):
     headers = (("connection", "close"),)
 
 
-class StoppingMessages(Stopping):
+class MessagesServerDraining(ServerDraining):
     """The same for the Messages API, in the type that its clients come back after."""
 
     kind = "overloaded"
 
 
-class Draining:
+class DrainController:
     """Whether the server ends, and the answers that it still works on.
 
     They have `patience` seconds.
     """
 
-    __slots__ = ("_answers", "_on_begin", "begun", "patience")
+    __slots__ = ("_active", "_start_callbacks", "started", "timeout")
 
-    def __init__(self, patience: float = 300.0) -> None:
-        self.patience = patience
-        self.begun = False
-        self._answers: dict[asyncio.Task[object] | None, _Answer] = {}
-        self._on_begin: list[Callable[[], None]] = []
+    def __init__(self, timeout: float = 300.0) -> None:
+        self.timeout = timeout
+        self.started = False
+        self._active: dict[asyncio.Task[object] | None, _ActiveRequest] = {}
+        self._start_callbacks: list[Callable[[], None]] = []
 
     @property
-    def running(self) -> int:
+    def active_requests(self) -> int:
         """How many answers are not over yet."""
-        return len(self._answers)
+        return len(self._active)
 
-    def on_begin(self, act: Callable[[], None]) -> None:
+    def on_start(self, callback: Callable[[], None]) -> None:
         """Has something done as soon as the server is told to stop."""
-        self._on_begin.append(act)
+        self._start_callbacks.append(callback)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Nothing new is taken from now on."""
-        if self.begun:
+        if self.started:
             return
-        self.begun = True
-        _log.warning("draining", extra={"fields": {"running": self.running}})
-        for act in self._on_begin:
+        self.started = True
+        _log.warning("draining", extra={"fields": {"running": self.active_requests}})
+        for act in self._start_callbacks:
             act()
 
     @asynccontextmanager
-    async def answering(self, codec: Codec) -> AsyncIterator[None]:
+    async def track(self, codec: Codec) -> AsyncIterator[None]:
         """One answer, for as long as the block lasts. Raises where the server ends."""
-        if self.begun:
-            raise stopping(codec, "The server is about to stop, and takes no more requests.")
+        if self.started:
+            raise draining_error(codec, "The server is about to stop, and takes no more requests.")
         task = asyncio.current_task()
-        if task in self._answers:  # it is part of one that is counted already
+        if task in self._active:  # it is part of one that is counted already
             yield
             return
-        answer = self._answers[task] = _Answer(task, codec)
+        answer = self._active[task] = _ActiveRequest(task, codec)
         try:
             yield
         except asyncio.CancelledError:
-            answer.tell()
+            answer.raise_if_aborted()
             raise
         finally:
-            del self._answers[task]
+            del self._active[task]
 
-    async def breakable(self, told: Awaitable[None]) -> None:
+    async def run_abortable(self, work: Awaitable[None]) -> None:
         """The part of an answer that can be broken off so that its stream tells."""
-        answer = self._answers.get(asyncio.current_task())
+        answer = self._active.get(asyncio.current_task())
         try:
-            await told
+            await work
         except asyncio.CancelledError:
             if answer is not None:
-                answer.tell()
+                answer.raise_if_aborted()
             raise
         finally:
             if answer is not None:
-                answer.said = True
+                answer.completed = True
 
-    def break_off(self) -> None:
+    def abort_all(self) -> None:
         """Nobody waits any longer: what is not said yet stays unsaid, and its client is told."""
-        unsaid = [one for one in self._answers.values() if not one.said]
+        unsaid = [one for one in self._active.values() if not one.completed]
         if unsaid:
             _log.warning("broken_off", extra={"fields": {"answers": len(unsaid)}})
         for answer in unsaid:
-            answer.cut()
+            answer.abort()
 
 
-class _Answer:
+class _ActiveRequest:
     """An answer that a task works on. `said`: all of it is, if not read yet."""
 
-    __slots__ = ("_codec", "_cut", "_task", "said")
+    __slots__ = ("_codec", "_aborted", "_task", "completed")
 
     def __init__(self, task: "asyncio.Task[object] | None", codec: Codec) -> None:
         self._task = task
         self._codec = codec
-        self._cut = False
-        self.said = False
+        self._aborted = False
+        self.completed = False
 
-    def cut(self) -> None:
-        if self._task is not None and not self._cut:
-            self._cut = True
+    def abort(self) -> None:
+        if self._task is not None and not self._aborted:
+            self._aborted = True
             self._task.cancel()
 
-    def tell(self) -> None:
+    def raise_if_aborted(self) -> None:
         """Raises the error that is told, where the task was cancelled by us."""
-        if self._cut and self._task is not None:
+        if self._aborted and self._task is not None:
             self._task.uncancel()
-            raise stopping(self._codec, "The server stopped before the answer was complete.")
+            raise draining_error(self._codec, "The server stopped before the answer was complete.")
 
 
-def stopping(codec: Codec, message: str) -> Stopping:
+def draining_error(codec: Codec, message: str) -> ServerDraining:
     """That the server ends, in the kind that this API's clients come back after."""
-    kind = StoppingMessages if codec is MESSAGES else Stopping
-    return kind(message, retry_after=RETRY_AFTER)
+    kind = MessagesServerDraining if codec is MESSAGES else ServerDraining
+    return kind(message, retry_after=RETRY_AFTER_SECONDS)

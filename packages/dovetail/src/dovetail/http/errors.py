@@ -4,7 +4,7 @@ import logging
 from typing import ClassVar
 
 from dovetail.engines.outward import to_public_error
-from dovetail.http.exchange import Exchange
+from dovetail.http.exchange import ApiExchange
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -16,7 +16,7 @@ from dovetail_model import (
 )
 from dovetail_protocols import MESSAGES, Codec
 
-RETRY_AFTER = 2.0  # seconds in which an engine may be back, or have room
+RETRY_AFTER_SECONDS = 2.0  # seconds in which an engine may be back, or have room
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class UnknownRoute(HttpError):
     status = 404
 
 
-class WrongMethod(HttpError):
+class MethodNotAllowed(HttpError):
     status = 405
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
@@ -41,22 +41,22 @@ class WrongMethod(HttpError):
         self.headers = (("allow", allowed),)
 
 
-class TooSlow(HttpError):
+class RequestTimeout(HttpError):
     status = 408
 
 
-class WrongEncoding(HttpError):
+class UnsupportedEncoding(HttpError):
     status = 415
 
 
-class NoUpgrade(HttpError):
+class WebSocketDisabled(HttpError):
     """Codex asks for a WebSocket first. This status makes it turn to HTTP at once."""
 
     status = 426
     headers = (("upgrade", "HTTP/1.1"),)
 
 
-def told(error: Exception) -> DovetailError:
+def to_public_error(error: Exception) -> DovetailError:
     """The error as a client may hear of it. What was not foreseen is logged, not told.
 
     An engine that is away or full is worth a second try, so clients hear when.
@@ -64,7 +64,7 @@ def told(error: Exception) -> DovetailError:
     if isinstance(error, EngineError):
         safe = to_public_error(error)
         if isinstance(error, EngineUnavailable | Overloaded) and error.retry_after is None:
-            safe.retry_after = RETRY_AFTER
+            safe.retry_after = RETRY_AFTER_SECONDS
         return safe
     if isinstance(error, DovetailError):
         return error
@@ -72,17 +72,17 @@ def told(error: Exception) -> DovetailError:
     return InternalError("The server failed. Its log says why.")
 
 
-def status_of(error: DovetailError, codec: Codec) -> int:
+def error_status(error: DovetailError, codec: Codec) -> int:
     if isinstance(error, HttpError):
         return error.status
     return codec.encode_error(error).status
 
 
-async def refuse(exchange: Exchange, codec: Codec, error: DovetailError) -> None:
+async def send_error(exchange: ApiExchange, codec: Codec, error: DovetailError) -> None:
     """Answers with an error in the client's own dialect."""
-    status = status_of(error, codec)
+    status = error_status(error, codec)
     more = error.headers if isinstance(error, HttpError) else ()
     if isinstance(error, UnknownRoute) and codec is MESSAGES:
         error = NotFound(error.message)
     answer = codec.encode_error(error)
-    await exchange.answer(status, answer.body, headers=[*answer.headers, *more])
+    await exchange.respond(status, answer.body, headers=[*answer.headers, *more])

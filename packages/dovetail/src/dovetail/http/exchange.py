@@ -13,13 +13,13 @@ from dovetail.responses.connection_cache import ConnectionCache
 
 Headers = Iterable[tuple[str, str]]
 
-JSON = "application/json"
-_SOUND_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_UNSOUND = re.compile(r"[^\x20-\x7e]")
-_LONGEST_VALUE = 4096
+JSON_TYPE = "application/json"
+_VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_MAX_HEADER_VALUE_CHARS = 4096
 
 
-class Exchange:
+class ApiExchange:
     """What a handler gets. `status` is None until an answer has begun.
 
     `extra` are headers that the answer has whatever it turns out to be. `local` are the responses
@@ -31,10 +31,10 @@ class Exchange:
     __slots__ = (
         "caller",
         "extensions",
-        "extra",
+        "extra_headers",
         "headers",
-        "held",
-        "local",
+        "held_bytes",
+        "local_responses",
         "method",
         "path",
         "peer",
@@ -42,19 +42,19 @@ class Exchange:
         "receive",
         "request_id",
         "send",
-        "started",
+        "started_at",
         "status",
         "tenant",
         "transport",
-        "warms",
+        "warm_only",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.started = perf_counter()
+        self.started_at = perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         self.query_string: bytes = scope.get("query_string", b"")
-        self.headers = _read(scope["headers"])
+        self.headers = _decode_headers(scope["headers"])
         client = scope.get("client")
         self.peer: str | None = client[0] if client else None
         self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
@@ -64,58 +64,58 @@ class Exchange:
         self.caller = ANONYMOUS
         self.tenant = ""
         self.transport: Literal["http", "websocket"] = "http"
-        self.local: ConnectionCache | None = None
-        self.warms = False
-        self.held = 0
-        self.extra: list[tuple[str, str]] = []
+        self.local_responses: ConnectionCache | None = None
+        self.warm_only = False
+        self.held_bytes = 0
+        self.extra_headers: list[tuple[str, str]] = []
         given = self.headers.get("x-request-id", "")
-        self.request_id = given if _SOUND_ID.fullmatch(given) else new_id("req_")
+        self.request_id = given if _VALID_REQUEST_ID.fullmatch(given) else new_id("req_")
 
     @property
     def query(self) -> dict[str, str]:
         return dict(parse_qsl(self.query_string.decode("latin-1")))
 
     @property
-    def upgrades(self) -> bool:
+    def is_upgrade(self) -> bool:
         """Whether this is the request for a WebSocket, not one that came over it."""
         return self.transport == "websocket" and self.method == "GET"
 
-    def wants(self, what: str) -> bool:
+    def wants_debug(self, topic: str) -> bool:
         """Whether the client asked for more about its request, in `x-dovetail-debug`."""
         asked = self.headers.get("x-dovetail-debug")
-        return asked is not None and what in (word.strip() for word in asked.lower().split(","))
+        return asked is not None and topic in (word.strip() for word in asked.lower().split(","))
 
-    async def begin(self, status: int, content_type: str, headers: Headers = ()) -> None:
+    async def start(self, status: int, content_type: str, headers: Headers = ()) -> None:
         """Status and headers. The body is the caller's."""
         self.status = status
         lines = [
             (b"content-type", content_type.encode()),
             (b"x-request-id", self.request_id.encode()),
             (b"request-id", self.request_id.encode()),
-            *((name.encode(), _sound(value)) for name, value in (*self.extra, *headers)),
+            *((name.encode(), _encode_header_value(value)) for name, value in (*self.extra_headers, *headers)),
         ]
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 
-    async def answer(
-        self, status: int, body: bytes, content_type: str = JSON, headers: Headers = ()
+    async def respond(
+        self, status: int, body: bytes, content_type: str = JSON_TYPE, headers: Headers = ()
     ) -> None:
         """A whole answer."""
         length = ("content-length", str(len(body)))
-        await self.begin(status, content_type, [length, *headers])
-        await self.send(end_of(body))
+        await self.start(status, content_type, [length, *headers])
+        await self.send(final_body_message(body))
 
 
-def end_of(body: bytes = b"") -> Message:
+def final_body_message(body: bytes = b"") -> Message:
     """The last piece of a body."""
     return {"type": "http.response.body", "body": body, "more_body": False}
 
 
-def _sound(value: str) -> bytes:
+def _encode_header_value(value: str) -> bytes:
     """A header's value that no server chokes on."""
-    return _UNSOUND.sub("?", value)[:_LONGEST_VALUE].encode()
+    return _UNPRINTABLE.sub("?", value)[:_MAX_HEADER_VALUE_CHARS].encode()
 
 
-def _read(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in raw:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")

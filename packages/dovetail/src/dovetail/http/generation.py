@@ -10,18 +10,18 @@ import msgspec
 from dovetail.access.admission import AdmissionController
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.http.body import read_body
-from dovetail.http.capture import MOST as MOST_KEPT
-from dovetail.http.drain import Draining
-from dovetail.http.exchange import Exchange, end_of
-from dovetail.http.ids import AnswerIds, call_ids, new_id, new_number
+from dovetail.http.capture import MAX_PAYLOAD_BYTES as MOST_KEPT
+from dovetail.http.drain import DrainController
+from dovetail.http.exchange import ApiExchange, final_body_message
+from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
 from dovetail.http.options import HttpOptions
-from dovetail.http.rate_limits import Gate
-from dovetail.http.response import SSE, Streaming
-from dovetail.http.responses.background import Background
-from dovetail.http.responses.conversation import Conversation, Keeping
-from dovetail.http.responses.following import pieces, show
-from dovetail.http.tracker import Account
-from dovetail.http.whole import Whole
+from dovetail.http.rate_limits import RateLimitGate
+from dovetail.http.response import EVENT_STREAM_TYPE, StreamingResponse
+from dovetail.http.responses.background import BackgroundResponses
+from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
+from dovetail.http.responses.following import read_chunks, send_stream
+from dovetail.http.tracker import RequestTracker
+from dovetail.http.whole import BufferedResponse
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.choice_runner import warm_prefix
@@ -50,118 +50,118 @@ from dovetail_protocols import (
 
 
 @dataclass(frozen=True)
-class Asked:
+class DecodedRequest:
     """A request that was read, and how its answer is to be kept.
 
     `encoder` is its stream, where that was begun already.
     """
 
     request: Request
-    keeping: Keeping | None = None
+    saver: ResponseSaver | None = None
     encoder: ResponsesEncoder | None = None
 
 
-class Generator:
+class GenerationEndpoint:
     """Answers the requests that a model answers."""
 
     def __init__(
         self,
         service: ModelRegistry,
         options: HttpOptions,
-        draining: Draining,
+        draining: DrainController,
         metrics: Metrics,
-        background: Background,
+        background: BackgroundResponses,
     ) -> None:
         self._service = service
         self._options = options
         self._draining = draining
         self._background = background
-        self._gate = Gate(options.keys, options.book, metrics)
+        self._gate = RateLimitGate(options.keys, options.limit_store, metrics)
         self._admission = AdmissionController(
             options.max_concurrent,
             options.max_queued,
             options.queue_timeout,
             on_rejected=lambda: metrics.count_rate_limited("busy"),
         )
-        self._raw = {one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)}
+        self._raw_models = {one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)}
 
-    async def generate(self, exchange: Exchange, account: Account, codec: Codec) -> None:
+    async def generate(self, exchange: ApiExchange, account: RequestTracker, codec: Codec) -> None:
         """One request, from its body to the end of its answer."""
         try:
             with ExitStack() as visit:
-                visit.enter_context(self._gate.visit(exchange, account, codec))
+                visit.enter_context(self._gate.lease(exchange, account, codec))
                 await self._generate(exchange, account, codec, visit)
         except RateLimitExceeded as refusal:
             if codec is not RESPONSES:
                 raise
-            request = await self._read_little(exchange, codec)
+            request = await self._decode_without_input(exchange, codec)
             if not request.stream:
                 raise
-            await self._overflow(exchange, account, request, refusal)
+            await self._send_error_stream(exchange, account, request, refusal)
 
-    async def _read_little(self, exchange: Exchange, codec: Codec) -> Request:
+    async def _decode_without_input(self, exchange: ApiExchange, codec: Codec) -> Request:
         """Only how the answer is wanted: to refuse what is too much must cost next to nothing."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        return self._own(exchange, codec.decode(shortened_body(body), exchange.headers))
+        return self._add_server_fields(exchange, codec.decode(shortened_body(body), exchange.headers))
 
-    async def _read(self, exchange: Exchange, account: Account, codec: Codec) -> "Asked":
+    async def _decode(self, exchange: ApiExchange, account: RequestTracker, codec: Codec) -> "DecodedRequest":
         options, memory = self._options, self._service.memory
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        if options.keep_payloads:
-            account.body = body[:MOST_KEPT]
+        if options.capture_payloads:
+            account.request_body = body[:MOST_KEPT]
         if not isinstance(codec, ResponsesCodec):
-            return Asked(self._own(exchange, codec.decode(body, exchange.headers, memory)))
-        conversation = Conversation(self._service.response_store, exchange, body)
-        await conversation.join(options.max_body_bytes)
-        request = self._own(exchange, codec.decode(conversation.body, exchange.headers, memory))
-        return Asked(request, await conversation.keeping(request))
+            return DecodedRequest(self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory)))
+        conversation = ConversationResolver(self._service.response_store, exchange, body)
+        await conversation.resolve(options.max_body_bytes)
+        request = self._add_server_fields(exchange, codec.decode(conversation.body, exchange.headers, memory))
+        return DecodedRequest(request, await conversation.create_saver(request))
 
     async def _generate(
-        self, exchange: Exchange, account: Account, codec: Codec, visit: ExitStack
+        self, exchange: ApiExchange, account: RequestTracker, codec: Codec, visit: ExitStack
     ) -> None:
-        asked = await self._read(exchange, account, codec)
-        if exchange.warms:
+        asked = await self._decode(exchange, account, codec)
+        if exchange.warm_only:
             await self._warm(exchange, account, asked)
-        elif asked.keeping is not None and asked.keeping.background:
-            await self._detach(exchange, account, (asked.request, asked.keeping), visit)
+        elif asked.saver is not None and asked.saver.background:
+            await self._run_in_background(exchange, account, (asked.request, asked.saver), visit)
         else:
             await self._respond(exchange, account, codec, asked)
 
-    async def _warm(self, exchange: Exchange, account: Account, asked: "Asked") -> None:
+    async def _warm(self, exchange: ApiExchange, account: RequestTracker, asked: "DecodedRequest") -> None:
         """An answer of nothing. It is kept, so that the next request can go on from it.
 
         Meanwhile the engine may read what that request will begin with.
         """
         served = self._service.find(asked.request.model)
-        account.asked(asked.request, served)
-        async with self._draining.answering(RESPONSES):
+        account.on_decoded(asked.request, served)
+        async with self._draining.track(RESPONSES):
             frames = new_encoder(RESPONSES, asked).encode([Usage(), Finish("stop")])
-            if asked.keeping is not None:
-                frames += await asked.keeping.late()
+            if asked.saver is not None:
+                frames += await asked.saver.release_held_frame()
             if isinstance(served, TokenModel):
                 warm_prefix(served, asked.request)
-            await exchange.begin(200, SSE, account.headers())
-            await exchange.send(end_of(frames))
+            await exchange.start(200, EVENT_STREAM_TYPE, account.debug_headers())
+            await exchange.send(final_body_message(frames))
 
-    async def _detach(
+    async def _run_in_background(
         self,
-        exchange: Exchange,
-        account: Account,
-        task: tuple[Request, Keeping],
+        exchange: ApiExchange,
+        account: RequestTracker,
+        task: tuple[Request, ResponseSaver],
         visit: ExitStack,
     ) -> None:
         """Answers whether the client stays or not. It is told at once where to look."""
         request, keeping = task
         self._service.find(request.model)
-        async with self._draining.answering(RESPONSES):
-            self._background.make_sure_of_room(exchange.tenant)
-        account.unstreamed = not request.stream
+        async with self._draining.track(RESPONSES):
+            self._background.check_capacity(exchange.tenant)
+        account.stream_not_requested = not request.stream
         leaving = visit.pop_all()
-        streamed = Asked(msgspec.structs.replace(request, stream=True), keeping)
+        streamed = DecodedRequest(msgspec.structs.replace(request, stream=True), keeping)
         encoder = cast("ResponsesEncoder", new_encoder(RESPONSES, streamed))
 
-        async def work(apart: Exchange) -> None:
+        async def work(apart: ApiExchange) -> None:
             with leaving:
                 begun = replace(streamed, encoder=encoder)
                 await self._respond(apart, account, RESPONSES, begun)
@@ -169,67 +169,67 @@ class Generator:
         frames, queued = self._background.start(exchange, account, keeping, encoder, work)
         if request.stream:
             with suppress(ClientDisconnected):
-                await show(exchange, pieces(frames))
+                await send_stream(exchange, read_chunks(frames))
             return
-        await keeping.written()
-        await exchange.answer(200, queued, headers=account.headers())
+        await keeping.wait_persisted()
+        await exchange.respond(200, queued, headers=account.debug_headers())
 
     async def _respond(
-        self, exchange: Exchange, account: Account, codec: Codec, asked: "Asked"
+        self, exchange: ApiExchange, account: RequestTracker, codec: Codec, asked: "DecodedRequest"
     ) -> None:
         """Answers a request that was read."""
         request = asked.request
         served = self._service.find(request.model)
-        account.asked(request, served)
+        account.on_decoded(request, served)
         if codec is COMPLETIONS:
-            served = self._raw[require_token_model(served).name]
+            served = self._raw_models[require_token_model(served).name]
         try:
             async with (
-                self._draining.answering(codec),
+                self._draining.track(codec),
                 DisconnectGuard(exchange.receive) as lifeline,
                 self._admission.admit(codec, request.hints),
             ):
-                await self._answer(exchange, account, codec, (served, asked), lifeline)
+                await self._run(exchange, account, codec, (served, asked), lifeline)
         except (ContextOverflow, RateLimited) as error:
             told = exchange.status is not None or asked.encoder is not None
             if codec is not RESPONSES or not request.stream or told:
                 raise
-            await self._overflow(exchange, account, request, error)
+            await self._send_error_stream(exchange, account, request, error)
 
-    async def _answer(
+    async def _run(
         self,
-        exchange: Exchange,
-        account: Account,
+        exchange: ApiExchange,
+        account: RequestTracker,
         codec: Codec,
-        task: "tuple[ModelEntry, Asked]",
+        task: "tuple[ModelEntry, DecodedRequest]",
         lifeline: DisconnectGuard,
     ) -> None:
         served, asked = task
-        request, keeping = asked.request, asked.keeping
-        account.admitted()
-        watch = account.watch()
-        new_call_id = call_ids(codec.call_id_prefix)
+        request, keeping = asked.request, asked.saver
+        account.on_admitted()
+        watch = account.create_observer()
+        new_call_id = call_id_factory(codec.call_id_prefix)
         if request.stream:
             encoder = asked.encoder or new_encoder(codec, asked)
-            ending = None if keeping is None else keeping.late
+            ending = None if keeping is None else keeping.release_held_frame
             pause = self._options.keep_alive
-            streaming = Streaming(exchange, account, codec, encoder, pause, ending)
+            streaming = StreamingResponse(exchange, account, codec, encoder, pause, ending)
             told = run_request(served, request, new_call_id, streaming, watch)
-            await streaming.run(self._draining.breakable(told), lifeline)
+            await streaming.run(self._draining.run_abortable(told), lifeline)
             return
-        whole = Whole(request, codec, account)
+        whole = BufferedResponse(request, codec, account)
         await run_request(served, request, new_call_id, whole, watch)
-        body = whole.body()
+        body = whole.encode_body()
         lifeline.release()
         if keeping is not None:
-            keeping.keep(body)
-            await keeping.settled()
-        await exchange.answer(200, body, headers=account.headers())
+            keeping.save(body)
+            await keeping.wait_visible()
+        await exchange.respond(200, body, headers=account.debug_headers())
 
-    def _own(self, exchange: Exchange, request: Request) -> Request:
+    def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
         """The request with what the server knows of it: whose it is, which side channels it has."""
         tenant = exchange.tenant or request.identity.tenant
-        identity = msgspec.structs.replace(request.identity, tenant=tenant, answer=new_number())
+        identity = msgspec.structs.replace(request.identity, tenant=tenant, answer=new_response_number())
         request = msgspec.structs.replace(request, identity=identity)
         if self._options.dispatch:
             channels = request.hints.dispatch | self._options.dispatch
@@ -237,19 +237,19 @@ class Generator:
             request = msgspec.structs.replace(request, hints=hints)
         return request
 
-    async def _overflow(
-        self, exchange: Exchange, account: Account, request: Request, error: DovetailError
+    async def _send_error_stream(
+        self, exchange: ApiExchange, account: RequestTracker, request: Request, error: DovetailError
     ) -> None:
         """Codex understands these only inside a stream: it compacts, or waits and comes back."""
-        account.failed(error, RESPONSES.encode_error(error).status)
-        await exchange.begin(200, SSE, account.headers())
-        await exchange.send(end_of(overflow_stream(request, error, new_id, time.time)))
+        account.on_error(error, RESPONSES.encode_error(error).status)
+        await exchange.start(200, EVENT_STREAM_TYPE, account.debug_headers())
+        await exchange.send(final_body_message(overflow_stream(request, error, new_id, time.time)))
 
 
-def new_encoder(codec: Codec, asked: Asked) -> StreamEncoder:
+def new_encoder(codec: Codec, asked: DecodedRequest) -> StreamEncoder:
     """The stream of an answer, which is kept when it ends."""
     request = asked.request
-    encoder = codec.stream(request, AnswerIds(request.identity.answer), time.time)
-    if asked.keeping is not None and isinstance(encoder, ResponsesEncoder):
-        encoder.on_end = asked.keeping.on_end
+    encoder = codec.stream(request, ResponseIds(request.identity.answer), time.time)
+    if asked.saver is not None and isinstance(encoder, ResponsesEncoder):
+        encoder.on_end = asked.saver.on_end
     return encoder

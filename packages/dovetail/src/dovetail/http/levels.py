@@ -5,7 +5,7 @@ from dovetail.prompt.rendering_template import RenderError
 from dovetail_model import Thinking
 
 #: What a user reads beside each level when choosing one.
-DESCRIPTIONS = {
+LEVEL_DESCRIPTIONS = {
     "none": "Answers without thinking",
     "minimal": "Hardly thinks",
     "low": "Thinks briefly",
@@ -14,10 +14,10 @@ DESCRIPTIONS = {
     "xhigh": "Thinks much longer, for the hardest problems",
     "max": "Thinks as long as it can",
 }
-_USUAL = "medium"
+_DEFAULT_LEVEL = "medium"
 
 
-def levels(served: TokenModel) -> tuple[str, ...]:
+def supported_levels(served: TokenModel) -> tuple[str, ...]:
     """The levels that make a difference; none where the template leaves no choice.
 
     A template that only turns thinking on and off has two: `none` and the usual one.
@@ -28,25 +28,25 @@ def levels(served: TokenModel) -> tuple[str, ...]:
     harder = [level for level in facts.efforts if level != "none"]
     if not facts.thinking_switches:
         return facts.efforts
-    return ("none", *(harder or [_USUAL]))
+    return ("none", *(harder or [_DEFAULT_LEVEL]))
 
 
-def default_level(served: TokenModel, offered: tuple[str, ...]) -> str | None:
+def default_level(served: TokenModel, supported: tuple[str, ...]) -> str | None:
     """The level that a request which says nothing has already: Codex names one in every request.
 
     Naming another would overrule what the operator or the template's author chose.
     """
-    if not offered:
+    if not supported:
         return None
-    silent = _prompt(served, Thinking())
-    for level in offered:
+    silent = _render_probe(served, Thinking())
+    for level in supported:
         asked = Thinking(enabled=level != "none", effort=level)
-        if silent is not None and _prompt(served, asked) == silent:
+        if silent is not None and _render_probe(served, asked) == silent:
             return level
-    return _USUAL if _USUAL in offered else offered[len(offered) // 2]
+    return _DEFAULT_LEVEL if _DEFAULT_LEVEL in supported else supported[len(supported) // 2]
 
 
-def _prompt(served: TokenModel, thinking: Thinking) -> str | None:
+def _render_probe(served: TokenModel, thinking: Thinking) -> str | None:
     """A short prompt under what is asked about thoughts; None if the template refuses it."""
     model = served.model
     text = "x" if model.facts.content == "string" else [{"type": "text", "text": "x"}]

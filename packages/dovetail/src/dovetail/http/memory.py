@@ -7,14 +7,14 @@ it is over. What is made of a body (text, tokens, an answer) takes several times
 from collections import Counter
 
 from dovetail.http.errors import HttpError
-from dovetail.http.exchange import Exchange
+from dovetail.http.exchange import ApiExchange
 
-_MOST_BODIES = 16  # of the largest size, where nothing else is said
-_SMALL = 64 << 10  # bytes: how many of these there can be is bounded by their number
-RETRY_AFTER = 2.0  # seconds
+_DEFAULT_MAX_BODIES = 16  # of the largest size, where nothing else is said
+_SMALL_REQUEST_BYTES = 64 << 10  # bytes: how many of these there can be is bounded by their number
+RETRY_AFTER_SECONDS = 2.0  # seconds
 
 
-class NoRoom(HttpError):
+class MemoryLimitReached(HttpError):
     """Too much is held already. All clients come back after this one."""
 
     kind = "engine_unavailable"
@@ -22,50 +22,50 @@ class NoRoom(HttpError):
     status = 503
 
 
-class Held:
+class RequestMemory:
     """The bytes of all clients. `most` may be held; by default, so many of the largest bodies.
 
     `of` has what requests of each tenant hold: one with a name may have no more than half.
     """
 
-    size = 0
-    most: int | None = None
+    total_bytes = 0
+    max_bytes: int | None = None
 
     def __init__(self) -> None:
-        self.of: Counter[str] = Counter()
+        self.bytes_by_tenant: Counter[str] = Counter()
 
-    def is_too_much(self, size: int, limit: int, tenant: str = "") -> bool:
+    def is_exceeded_by(self, size: int, limit: int, tenant: str = "") -> bool:
         """Whether a request of this size, which is counted already, is one too many.
 
         Each may have so many bytes as the limit says: one alone is never too much. Neither are
         small ones, so that those who send much do not shut out all others.
         """
-        if size <= _SMALL:
+        if size <= _SMALL_REQUEST_BYTES:
             return False
-        most = _MOST_BODIES * limit if self.most is None else max(self.most, limit)
-        return self.size > most or (tenant != "" and self.of[tenant] > max(most // 2, limit))
+        most = _DEFAULT_MAX_BODIES * limit if self.max_bytes is None else max(self.max_bytes, limit)
+        return self.total_bytes > most or (tenant != "" and self.bytes_by_tenant[tenant] > max(most // 2, limit))
 
 
-held = Held()
+request_memory = RequestMemory()
 
 
-def hold(exchange: Exchange, size: int, limit: int) -> None:
+def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
     """A request takes so many bytes now, until it is over. Raises where there is no room for it."""
-    _count(exchange, size)
-    if held.is_too_much(size, limit, exchange.tenant):
-        raise NoRoom("Too much is being asked at once.", retry_after=RETRY_AFTER)
+    _set_held_bytes(exchange, size)
+    if request_memory.is_exceeded_by(size, limit, exchange.tenant):
+        raise MemoryLimitReached("Too much is being asked at once.", retry_after=RETRY_AFTER_SECONDS)
 
 
-def release(exchange: Exchange) -> None:
+def release_memory(exchange: ApiExchange) -> None:
     """The request is over."""
-    _count(exchange, 0)
+    _set_held_bytes(exchange, 0)
 
 
-def _count(exchange: Exchange, size: int) -> None:
-    more, tenant = size - exchange.held, exchange.tenant
-    exchange.held = size
-    held.size += more
+def _set_held_bytes(exchange: ApiExchange, size: int) -> None:
+    more, tenant = size - exchange.held_bytes, exchange.tenant
+    exchange.held_bytes = size
+    request_memory.total_bytes += more
     if tenant:
-        held.of[tenant] += more
-        if not held.of[tenant]:
-            del held.of[tenant]
+        request_memory.bytes_by_tenant[tenant] += more
+        if not request_memory.bytes_by_tenant[tenant]:
+            del request_memory.bytes_by_tenant[tenant]

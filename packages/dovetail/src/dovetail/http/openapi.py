@@ -13,7 +13,7 @@ from dovetail.http.routes import Route
 
 Json = dict[str, Any]
 
-_THEIRS = {
+_EXTERNAL_APIS = {
     "/v1/messages": "Anthropic's Messages API",
     "/v1/messages/count_tokens": "Anthropic's count_tokens",
     "/v1/responses": "OpenAI's Responses API",
@@ -22,21 +22,21 @@ _THEIRS = {
     "/v1/chat/completions": "OpenAI's Chat Completions API",
     "/v1/completions": "OpenAI's Completions API",
 }
-_STREAMS = {path for path in _THEIRS if not path.endswith(("_tokens", "/compact"))}
-_TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_OWN: dict[str, Json] = {
+_STREAMING_PATHS = {path for path in _EXTERNAL_APIS if not path.endswith(("_tokens", "/compact"))}
+_STRING_SCHEMA, _BOOLEAN_SCHEMA = {"type": "string"}, {"type": "boolean"}
+_TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}}
+_REQUEST_PROPERTIES: dict[str, Json] = {
     "tokenize": {
-        "model": _TEXT,
-        "prompt": _TEXT,
+        "model": _STRING_SCHEMA,
+        "prompt": _STRING_SCHEMA,
         "messages": {"type": "array", "items": {"type": "object"}},
-        "return_token_strs": _FLAG,
+        "return_token_strs": _BOOLEAN_SCHEMA,
     },
-    "detokenize": {"model": _TEXT, "tokens": _IDS},
+    "detokenize": {"model": _STRING_SCHEMA, "tokens": _TOKEN_IDS_SCHEMA},
 }
 
 
-def document(routes: Iterable[Route]) -> bytes:
+def build_document(routes: Iterable[Route]) -> bytes:
     """The document, made once."""
     paths: dict[str, Json] = {}
     for route in routes:
@@ -61,36 +61,36 @@ def _operation(route: Route) -> Json:
     operation: Json = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}_{route.endpoint}",
-        "responses": {"200": _answer(route), "default": {"description": "An error"}},
+        "responses": {"200": _response(route), "default": {"description": "An error"}},
     }
     if route.path == "/v1/models/":
         operation["operationId"] = "get_model"
         operation["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": _TEXT}
+            {"name": "model", "in": "path", "required": True, "schema": _STRING_SCHEMA}
         ]
     if route.path.startswith(("/tokenize", "/detokenize")):
         operation["operationId"] += "_without_prefix"
     if "{id}" in route.path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _TEXT}]
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING_SCHEMA}]
     elif route.method == "POST":
-        operation["requestBody"] = _body(route)
+        operation["requestBody"] = _request_body(route)
     if route.needs_key:
         operation["security"] = [{"bearer": []}, {"key": []}]
     return operation
 
 
-def _body(route: Route) -> Json:
+def _request_body(route: Route) -> Json:
     schema: Json = {"type": "object"}
-    if route.path in _THEIRS:
-        schema["description"] = f"As {_THEIRS[route.path]} defines it"
+    if route.path in _EXTERNAL_APIS:
+        schema["description"] = f"As {_EXTERNAL_APIS[route.path]} defines it"
     else:
-        schema["properties"] = _OWN[route.endpoint]
+        schema["properties"] = _REQUEST_PROPERTIES[route.endpoint]
     return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
-def _answer(route: Route) -> Json:
+def _response(route: Route) -> Json:
     kind = "text/plain" if route.path == "/metrics" else "application/json"
     content: Json = {kind: {}}
-    if route.path in _STREAMS:
+    if route.path in _STREAMING_PATHS:
         content["text/event-stream"] = {}
     return {"description": "The answer", "content": content}

@@ -11,7 +11,7 @@ from dovetail.http.codex_catalog import read_profile
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
 
-Channel = Literal["tools", "reasoning"]
+DispatchChannel = Literal["tools", "reasoning"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class HttpOptions:
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
-    book: LimitStore = field(default_factory=MemoryLimitStore)
-    peers: ClientAddressResolver = field(default_factory=ClientAddressResolver)
+    limit_store: LimitStore = field(default_factory=MemoryLimitStore)
+    client_addresses: ClientAddressResolver = field(default_factory=ClientAddressResolver)
     max_body_bytes: int = 64 << 20
     max_concurrent: int = 1024
     max_queued: int = 256
@@ -43,13 +43,13 @@ class HttpOptions:
     websockets: bool = True
     metrics_need_key: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
-    dispatch: frozenset[Channel] = frozenset()
+    dispatch: frozenset[DispatchChannel] = frozenset()
     log_prefix: bool = False
-    keep_payloads: bool = False
+    capture_payloads: bool = False
     codex_profile: Mapping[str, Any] | None = None
 
 
-def http_options(config: Config, book: LimitStore | None = None, *, again: bool = False) -> HttpOptions:
+def build_http_options(config: Config, limit_store: LimitStore | None = None, *, reloading: bool = False) -> HttpOptions:
     """What the settings say of it. Raises where keys or profile cannot be read.
 
     `again`: the server runs already, so its keys may all have been taken out.
@@ -57,20 +57,20 @@ def http_options(config: Config, book: LimitStore | None = None, *, again: bool 
     limits = RateLimits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
     )
-    wanted: list[Channel] = []
+    wanted: list[DispatchChannel] = []
     if config.enable_streaming_tool_dispatch:
         wanted.append("tools")
     if config.enable_streaming_reasoning_dispatch:
         wanted.append("reasoning")
     try:
         file = config.api_key_file
-        keys = ApiKeys(config.api_key, file=file, may_be_empty=again, limits=limits)
+        keys = ApiKeys(config.api_key, file=file, may_be_empty=reloading, limits=limits)
     except KeyFileError as error:
         raise ValueError(f"--api-key-file {error}") from error
     return HttpOptions(
         keys=keys,
-        book=MemoryLimitStore() if book is None else book,
-        peers=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
+        limit_store=MemoryLimitStore() if limit_store is None else limit_store,
+        client_addresses=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
         max_body_bytes=config.max_body_bytes,
         max_concurrent=config.max_concurrent_requests,
         max_queued=config.max_queued_requests,
@@ -82,6 +82,6 @@ def http_options(config: Config, book: LimitStore | None = None, *, again: bool 
         reasoning_field=config.reasoning_field_name,
         dispatch=frozenset(wanted),
         log_prefix=config.log_prefix,
-        keep_payloads=config.trace_payloads and config.trace_file is not None,
+        capture_payloads=config.trace_payloads and config.trace_file is not None,
         codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,
     )

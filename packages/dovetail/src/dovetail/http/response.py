@@ -7,19 +7,19 @@ until the client has caught up.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dovetail.http.errors import status_of, told
-from dovetail.http.exchange import Exchange, end_of
-from dovetail.http.outlet import Outlet
-from dovetail.http.tracker import Account
+from dovetail.http.errors import error_status, to_public_error
+from dovetail.http.exchange import ApiExchange, final_body_message
+from dovetail.http.outlet import ResponseBodyWriter
+from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail_model import Event, ReasoningDelta, error_of
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
-SSE = "text/event-stream; charset=utf-8"
-HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
-class Streaming:
+class StreamingResponse:
     """Sends one answer.
 
     An error before the first frame is raised: it can still be a status. A later one is told in
@@ -27,112 +27,112 @@ class Streaming:
     """
 
     __slots__ = (
-        "_account",
+        "_tracker",
         "_codec",
         "_encode",
         "_encoder",
-        "_ending",
+        "_final_frames",
         "_exchange",
-        "_heard",
-        "_outlet",
-        "_pause",
+        "_track_events",
+        "_writer",
+        "_keep_alive_seconds",
         "_timer",
     )
 
     def __init__(
         self,
-        exchange: Exchange,
-        account: Account,
+        exchange: ApiExchange,
+        account: RequestTracker,
         codec: Codec,
         encoder: StreamEncoder,
         keep_alive: float,
-        ending: Callable[[], Awaitable[bytes]] | None = None,
+        final_frames: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._exchange = exchange
-        self._account = account
+        self._tracker = account
         self._codec = codec
         self._encoder = encoder
-        self._pause = keep_alive
-        self._ending = ending
+        self._keep_alive_seconds = keep_alive
+        self._final_frames = final_frames
         self._timer: asyncio.TimerHandle | None = None
-        self._outlet = Outlet(exchange, self._begin)
-        self._encode, self._heard = encoder.encode, account.heard
+        self._writer = ResponseBodyWriter(exchange, self._start_response)
+        self._encode, self._track_events = encoder.encode, account.on_events
 
-    async def run(self, answer: Awaitable[None], lifeline: DisconnectGuard) -> None:
+    async def run(self, generation: Awaitable[None], guard: DisconnectGuard) -> None:
         """The whole stream. The body ends as soon as the answer does."""
-        self._wait(self._pause)
+        self._schedule_keep_alive(self._keep_alive_seconds)
         try:
-            await answer
-            self._note_failure()
+            await generation
+            self._track_failure()
         except Exception as error:
-            if not self._outlet.used:
+            if not self._writer.has_output:
                 raise
-            self._break_off(error)
+            self._send_failure(error)
         except asyncio.CancelledError:
-            self._outlet.drop()
+            self._writer.discard()
             raise
         finally:
-            self._stop_beating()
-        if self._ending is not None and (frames := await self._ending()):
-            self._outlet.write(frames)
-        await self._outlet.room()
-        lifeline.release()
-        await self._exchange.send(end_of())
+            self._stop_keep_alive()
+        if self._final_frames is not None and (frames := await self._final_frames()):
+            self._writer.write(frames)
+        await self._writer.drain()
+        guard.release()
+        await self._exchange.send(final_body_message())
 
-    def hear(self, choice: int, events: list[Event]) -> bool:
+    def write(self, choice: int, events: list[Event]) -> bool:
         """More of the answer."""
-        self._heard(choice, events)
+        self._track_events(choice, events)
         frames = self._encode(events, choice)
-        outlet = self._outlet
-        return outlet.write(frames) if frames or not outlet.used else True
+        outlet = self._writer
+        return outlet.write(frames) if frames or not outlet.has_output else True
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Returns when the client has caught up."""
-        await self._outlet.room()
+        await self._writer.drain()
 
-    async def _begin(self) -> None:
-        await self._exchange.begin(200, SSE, [*HEADERS, *self._account.headers()])
+    async def _start_response(self) -> None:
+        await self._exchange.start(200, EVENT_STREAM_TYPE, [*STREAM_HEADERS, *self._tracker.debug_headers()])
 
-    def _note_failure(self) -> None:
+    def _track_failure(self) -> None:
         """A failure that the pipeline told as an event counts as the status it would have been."""
-        failure = self._account.failure
+        failure = self._tracker.failure
         if failure is not None:
             error = error_of(failure)
-            self._account.failed(error, status_of(error, self._codec))
+            self._tracker.on_error(error, error_status(error, self._codec))
 
-    def _break_off(self, error: Exception) -> None:
+    def _send_failure(self, error: Exception) -> None:
         """The pipeline has told its own failures; an encoder that has ended says no more."""
-        failure = told(error)
-        self._account.failed(failure, status_of(failure, self._codec))
+        failure = to_public_error(error)
+        self._tracker.on_error(failure, error_status(failure, self._codec))
         frames = self._encoder.encode([failure.failure()])
         if frames:
-            self._outlet.write(frames)
+            self._writer.write(frames)
 
-    def _wait(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _schedule_keep_alive(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check_keep_alive)
 
-    def _look(self) -> None:
+    def _check_keep_alive(self) -> None:
         """Has there been silence for so long that the client needs a sign of life?
 
         One that does not read what there is would not see it.
         """
-        left = self._pause - self._account.silence()
-        if left <= 0 and self._outlet.used and not self._outlet.full:
-            frames = self._sign_of_life()
+        left = self._keep_alive_seconds - self._tracker.idle_seconds()
+        if left <= 0 and self._writer.has_output and not self._writer.full:
+            frames = self._keep_alive_frames()
             if frames:
-                self._outlet.write(frames)
-        self._wait(left if left > 0 else self._pause)
+                self._writer.write(frames)
+        self._schedule_keep_alive(left if left > 0 else self._keep_alive_seconds)
 
-    def _sign_of_life(self) -> bytes:
+    def _keep_alive_frames(self) -> bytes:
         """Claude Code gives up after 300 s in which nothing but pings came.
 
         Where the prompt has opened a thought, an empty piece of that thought is more than a ping.
         """
-        account = self._account
-        if account.silent and account.thinks and self._codec is MESSAGES:
+        account = self._tracker
+        if account.awaits_first_token and account.starts_in_reasoning and self._codec is MESSAGES:
             return self._encoder.encode([ReasoningDelta("")])
         return self._encoder.keep_alive()
 
-    def _stop_beating(self) -> None:
+    def _stop_keep_alive(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

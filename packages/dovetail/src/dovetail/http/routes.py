@@ -4,12 +4,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from dovetail.http.errors import NoUpgrade, UnknownRoute, WrongMethod
-from dovetail.http.exchange import Exchange
-from dovetail.http.tracker import Account
+from dovetail.http.errors import WebSocketDisabled, UnknownRoute, MethodNotAllowed
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.tracker import RequestTracker
 from dovetail_protocols import MESSAGES, RESPONSES, Codec
 
-Handler = Callable[[Exchange, Account], Awaitable[None]]
+Handler = Callable[[ApiExchange, RequestTracker], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Route:
         return path.removeprefix("/v1").strip("/").replace("/", "_") or "root"
 
 
-class Routes:
+class RouteTable:
     """All addresses."""
 
-    __slots__ = ("_exact", "_open", "_patterns", "_upgrades", "all")
+    __slots__ = ("_exact", "_prefix_routes", "_patterns", "_upgrades", "all")
 
     def __init__(self, routes: Iterable[Route], upgrades: Iterable[Route] = ()) -> None:
         self.all = tuple(routes)
@@ -50,38 +50,38 @@ class Routes:
             if "{id}" in path
         ]
         self._upgrades = {route.path: route for route in upgrades}
-        self._open = [route for route in self.all if route.path.endswith("/") and route.path != "/"]
+        self._prefix_routes = [route for route in self.all if route.path.endswith("/") and route.path != "/"]
 
     def find(self, path: str, method: str = "") -> Route | None:
         """The route of an address; of several, the one for this method, else any."""
-        found = self._at(path)
-        return next((r for r in found if method in _methods(r)), found[0] if found else None)
+        found = self._routes_at(path)
+        return next((r for r in found if method in _allowed_methods(r)), found[0] if found else None)
 
-    def require(self, exchange: Exchange) -> Route:
+    def match(self, exchange: ApiExchange) -> Route:
         """The route of a request. Raises where there is none, or not for this method."""
-        upgrade = self._upgrades.get(exchange.path) if exchange.upgrades else None
+        upgrade = self._upgrades.get(exchange.path) if exchange.is_upgrade else None
         if upgrade is not None:
             return upgrade
         route = self.find(exchange.path, exchange.method)
         if route is None:
-            raise UnknownRoute(f"There is nothing at {exchange.path}.{self._hint(exchange.path)}")
-        if exchange.method in _methods(route):
+            raise UnknownRoute(f"There is nothing at {exchange.path}.{self._suggest_path(exchange.path)}")
+        if exchange.method in _allowed_methods(route):
             return route
         if exchange.headers.get("upgrade", "").lower() == "websocket":
-            raise NoUpgrade("WebSockets are not offered here: use HTTP.")
-        allowed = [method for one in self._at(exchange.path) for method in _methods(one)]
-        raise WrongMethod(exchange.method, exchange.path, ", ".join(allowed))
+            raise WebSocketDisabled("WebSockets are not offered here: use HTTP.")
+        allowed = [method for one in self._routes_at(exchange.path) for method in _allowed_methods(one)]
+        raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(allowed))
 
-    def _at(self, path: str) -> list[Route]:
+    def _routes_at(self, path: str) -> list[Route]:
         """All routes of an address."""
         found = self._exact.get(path)
         if found is None:
             found = next((routes for form, routes in self._patterns if form.fullmatch(path)), None)
         if found is None:
-            found = [r for r in self._open if path.startswith(r.path) and path != r.path]
+            found = [r for r in self._prefix_routes if path.startswith(r.path) and path != r.path]
         return found
 
-    def _hint(self, path: str) -> str:
+    def _suggest_path(self, path: str) -> str:
         """What was probably meant: clients add `/v1` by themselves, or do not."""
         for meant in (path.removeprefix("/v1"), f"/v1{path}"):
             if meant != path and self.find(meant) is not None:
@@ -89,11 +89,11 @@ class Routes:
         return ""
 
 
-def _methods(route: Route) -> tuple[str, ...]:
+def _allowed_methods(route: Route) -> tuple[str, ...]:
     return ("GET", "HEAD") if route.method == "GET" else (route.method,)
 
 
-def dialect(exchange: Exchange, chat: Codec) -> Codec:
+def select_error_codec(exchange: ApiExchange, chat: Codec) -> Codec:
     """The codec whose form an error must have: that of the address, else that of the client."""
     path = exchange.path.replace("/v1/v1/", "/v1/", 1)
     if path.startswith("/v1/messages"):

@@ -7,36 +7,36 @@ from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.record import PrefixStats
 from dovetail_model import Request, ToolResultBlock
 
-_LONGEST_NAME = 256  # characters of what a client calls things
-_MOST_RESULTS = 256
+_MAX_NAME_CHARS = 256  # characters of what a client calls things
+_MAX_RESULTS = 256
 
 
-def short(name: str) -> str:
+def truncate_name(name: str) -> str:
     """A client's own name for something, no longer than a line can bear."""
-    return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME]
+    return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS]
 
 
-def short_or_none(name: str | None) -> str | None:
-    return None if name is None else short(name)
+def truncate_optional_name(name: str | None) -> str | None:
+    return None if name is None else truncate_name(name)
 
 
-def traceparent(given: str | None) -> str | None:
+def parse_traceparent(header: str | None) -> str | None:
     """The client's own span, by the W3C's header, if it is sound."""
-    found = parse_traceparent(given)
+    found = parse_traceparent(header)
     return None if found is None else str(found)
 
 
-def results_of(request: Request) -> tuple[str, ...]:
+def new_tool_result_ids(request: Request) -> tuple[str, ...]:
     """The calls whose results are new in this request: those behind the last assistant turn."""
     found: list[str] = []
     for turn in reversed(request.turns):
         if turn.role == "assistant":
             break
         found += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
-    return tuple(short(id) for id in islice(reversed(found), _MOST_RESULTS))
+    return tuple(truncate_name(id) for id in islice(reversed(found), _MAX_RESULTS))
 
 
-def prefix_of(prepared: PreparedRequest) -> PrefixStats:
+def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
     """How the prompt stands beside the last one of its session."""
     diagnosis = prepared.diagnosis
     begins = all(turn.role != "assistant" for turn in prepared.request.turns)
@@ -46,11 +46,11 @@ def prefix_of(prepared: PreparedRequest) -> PrefixStats:
         lost=0 if begins else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
         reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
-        turns=_turns(prepared),
+        turns=_count_turns(prepared),
     )
 
 
-def _turns(prepared: PreparedRequest) -> dict[str, int]:
+def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
     """How the assistant turns stand in the prompt, from the first that was not there before."""
     prompt, turns = prepared.prompt, prepared.request.turns
     start = prompt.history.anchor_index or 0

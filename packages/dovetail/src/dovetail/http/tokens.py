@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.http.body import read_body
-from dovetail.http.exchange import Exchange
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.beside import run_in_thread
 from dovetail.pipeline.execution import count_tokens, require_token_model
@@ -31,25 +31,25 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-class Tokens:
+class TokensEndpoints:
     """The endpoints about tokens. None of them reaches an engine."""
 
     def __init__(self, service: ModelRegistry, options: HttpOptions) -> None:
         self._service = service
         self._options = options
 
-    async def count(self, exchange: Exchange) -> None:
+    async def count_tokens(self, exchange: ApiExchange) -> None:
         """Anthropic's count: exact, by the same rendering as the real request."""
-        request = decode_count(await self._body(exchange), exchange.headers, self._service.memory)
+        request = decode_count(await self._read_body(exchange), exchange.headers, self._service.memory)
         served = self._service.find(request.model)
-        tokens = await count_tokens(served, _owned(request, exchange.tenant))
-        await exchange.answer(200, encode_count(tokens))
+        tokens = await count_tokens(served, _with_tenant(request, exchange.tenant))
+        await exchange.respond(200, encode_count(tokens))
 
-    async def tokenize(self, exchange: Exchange) -> None:
-        body = await self._body(exchange)
-        asked = _decode(body, TokenizeBody)
-        served = self._served(asked.model)
-        ids = await self._ids(asked, body, exchange, served)
+    async def tokenize(self, exchange: ApiExchange) -> None:
+        body = await self._read_body(exchange)
+        asked = _decode_json(body, TokenizeBody)
+        served = self._find_model(asked.model)
+        ids = await self._encode(asked, body, exchange, served)
         answer: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": served.context_length,
@@ -58,19 +58,19 @@ class Tokens:
         if asked.return_token_strs:
             decode = served.model.tokenizer.decode
             answer["token_strs"] = await run_in_thread(len(ids), lambda: [decode([id]) for id in ids])
-        await exchange.answer(200, msgspec.json.encode(answer))
+        await exchange.respond(200, msgspec.json.encode(answer))
 
-    async def detokenize(self, exchange: Exchange) -> None:
-        asked = _decode(await self._body(exchange), DetokenizeBody)
-        tokenizer = self._served(asked.model).model.tokenizer
+    async def detokenize(self, exchange: ApiExchange) -> None:
+        asked = _decode_json(await self._read_body(exchange), DetokenizeBody)
+        tokenizer = self._find_model(asked.model).model.tokenizer
         for id in (min(asked.tokens, default=0), max(asked.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
                 raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
         text = await run_in_thread(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
-        await exchange.answer(200, msgspec.json.encode({"prompt": text}))
+        await exchange.respond(200, msgspec.json.encode({"prompt": text}))
 
-    async def _ids(
-        self, asked: TokenizeBody, body: bytes, exchange: Exchange, served: TokenModel
+    async def _encode(
+        self, asked: TokenizeBody, body: bytes, exchange: ApiExchange, served: TokenModel
     ) -> list[int]:
         if asked.messages is None:
             if asked.prompt is None:
@@ -89,22 +89,22 @@ class Tokens:
         prepared = await served.preparer.prepare(request)
         return prepared.prompt.ids.tolist()
 
-    def _served(self, name: str | None) -> TokenModel:
+    def _find_model(self, name: str | None) -> TokenModel:
         """The model of a name. Where none is named, the first."""
         found = self._service.entries[0] if name is None else self._service.find(name)
         return require_token_model(found)
 
-    async def _body(self, exchange: Exchange) -> bytes:
+    async def _read_body(self, exchange: ApiExchange) -> bytes:
         options = self._options
         return await read_body(exchange, options.max_body_bytes, options.body_timeout)
 
 
-def _owned(request: Request, tenant: str) -> Request:
+def _with_tenant(request: Request, tenant: str) -> Request:
     identity = msgspec.structs.replace(request.identity, tenant=tenant)
     return msgspec.structs.replace(request, identity=identity)
 
 
-def _decode(body: bytes, kind: type[T]) -> T:
+def _decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.http.codex_catalog import aliased, read_profile
+from dovetail.http.codex_catalog import apply_profile, read_profile
 from dovetail.launch.plan import LaunchError, Target
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail_model import DovetailError
@@ -50,7 +50,7 @@ class Server:
             return self
         profile = read_profile(slug)
         return replace(
-            self, catalog={"models": [aliased(one, profile) for one in self.catalog["models"]]}
+            self, catalog={"models": [apply_profile(one, profile) for one in self.catalog["models"]]}
         )
 
     def target(self, model: str | None) -> Target:

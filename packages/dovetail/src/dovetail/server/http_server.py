@@ -13,8 +13,8 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.http.drain import Draining
-from dovetail.http.websocket.protocol import PING_INTERVAL, PING_TIMEOUT, BoundedSocket
+from dovetail.http.drain import DrainController
+from dovetail.http.websocket.protocol import PING_INTERVAL_SECONDS, PING_TIMEOUT_SECONDS, BoundedWebSocketProtocol
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import BoundedHttpProtocol, max_connections, raise_file_limit
 from dovetail.net.tls import TlsCertificate
@@ -36,7 +36,7 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, draining: Draining, handshakes: Handshakes | None = None
+        self, config: uvicorn.Config, draining: DrainController, handshakes: Handshakes | None = None
     ) -> None:
         super().__init__(config)
         self._draining = draining
@@ -81,18 +81,18 @@ class DrainingServer(uvicorn.Server):
     def _is_drained(self) -> bool:
         """Whether there is nobody left to wait for."""
         draining = self._draining
-        if not draining.begun:
-            self._until = monotonic() + draining.patience
-            draining.begin()
+        if not draining.started:
+            self._until = monotonic() + draining.timeout
+            draining.start()
             self._close_idle()
         if self._signals > 1 and not self._broken_off:
             self._until = monotonic()
-        if draining.running and monotonic() < self._until:
+        if draining.active_requests and monotonic() < self._until:
             return False
-        if draining.running and not self._broken_off:
+        if draining.active_requests and not self._broken_off:
             self._broken_off = True
             self._until = monotonic() + LAST_WORDS
-            draining.break_off()
+            draining.abort_all()
             return False
         self.config.timeout_graceful_shutdown = math.ceil(LAST_WORDS)
         return True
@@ -110,7 +110,7 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     port: int = 8000,
     *,
     certificate: TlsCertificate | None = None,
-    draining: Draining | None = None,
+    draining: DrainController | None = None,
     message_bytes: int | None = None,
     metrics: Metrics | None = None,
     peers: ClientAddressResolver | None = None,
@@ -132,10 +132,10 @@ def server(  # noqa: PLR0913 - all but the first are said by name
         port=port,
         http=partial(BoundedHttpProtocol, on_refused=refused),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
-        ws="none" if message_bytes is None else BoundedSocket,
+        ws="none" if message_bytes is None else BoundedWebSocketProtocol,
         ws_max_size=message_bytes or 0,
-        ws_ping_interval=PING_INTERVAL,
-        ws_ping_timeout=PING_TIMEOUT,
+        ws_ping_interval=PING_INTERVAL_SECONDS,
+        ws_ping_timeout=PING_TIMEOUT_SECONDS,
         ws_per_message_deflate=False,  # it would cost more than a token is worth
         lifespan="on",
         log_config=None,
@@ -147,7 +147,7 @@ def server(  # noqa: PLR0913 - all but the first are said by name
         timeout_keep_alive=IDLE_TIMEOUT,
         timeout_graceful_shutdown=30,
     )
-    return DrainingServer(config, draining or Draining(), handshakes)
+    return DrainingServer(config, draining or DrainController(), handshakes)
 
 
 def _teller(metrics: Metrics) -> Callable[[str], None]:

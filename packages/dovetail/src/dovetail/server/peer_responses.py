@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from dovetail.http.app import App
-from dovetail.http.responses.following import pieces
-from dovetail.http.responses.run import Key
+from dovetail.http.responses.following import read_chunks
+from dovetail.http.responses.run import ResponseKey
 from dovetail.server.numbers import Numbers
 from dovetail.server.worker_peers import BrokenOff, Question, Siblings, begun
 from dovetail_model import RateLimited
@@ -25,8 +25,8 @@ FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"
 async def joined(app: App, folder: Path, number: int, count: int) -> AsyncIterator[None]:
     """Makes an application one of `count` that serve together, for as long as the block lasts."""
     siblings = Siblings(folder, number, count)
-    app.numbers = Numbers(app.metrics.registry, siblings).render
-    app.background.others = _Others(siblings)
+    app.render_metrics = Numbers(app.metrics.registry, siblings).render
+    app.background.peers = _Others(siblings)
     _Answers(app).offer(siblings)
     await siblings.open()
     try:
@@ -42,14 +42,14 @@ class _Others:
         self._siblings = siblings
         self._followed: Counter[str] = Counter()  # by tenant
 
-    async def follow(self, key: Key, after: int) -> AsyncGenerator[bytes] | None:
+    async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
         """The stream of a response that one of them makes, or made a while ago."""
         followed = self._followed
         if followed.total() >= MOST_FOLLOWED or followed[key[0]] >= MOST_OF_ONE:
             raise RateLimited("Too many streams are followed.", retry_after=RETRY_AFTER)
         return await begun(self._shown(Question(FOLLOW, *key, after)))
 
-    async def cancel(self, key: Key) -> bool:
+    async def cancel(self, key: ResponseKey) -> bool:
         """Whether one of them has called it off, and has seen it to its end."""
         found = await self._siblings.find(Question(CANCEL, *key))
         if found is None:
@@ -62,7 +62,7 @@ class _Others:
             return False
         return True
 
-    async def forget(self, key: Key) -> None:
+    async def forget(self, key: ResponseKey) -> None:
         """Has them let go of a response that was deleted, and waits until they have."""
         await self._siblings.ask(Question(FORGET, *key), LONGEST_END)
 
@@ -92,20 +92,20 @@ class _Answers:
         siblings.offer(FORGET, self._forget)
 
     async def _follow(self, question: Question) -> AsyncGenerator[bytes]:
-        frames = self._app.background.frames(question.key)
+        frames = self._app.background.find_frames(question.key)
         if frames is None:
             return
         yield b""
-        async with aclosing(pieces(frames, question.after)) as stream:
+        async with aclosing(read_chunks(frames, question.after)) as stream:
             async for part in stream:
                 yield part
 
     async def _cancel(self, question: Question) -> AsyncGenerator[bytes]:
         background = self._app.background
-        if background.works_on(question.key):
+        if background.is_running(question.key):
             yield b""
             await background.stop(question.key)
 
     async def _forget(self, question: Question) -> AsyncGenerator[bytes]:
-        await self._app.forget(question.key)
+        await self._app.forget_response(question.key)
         yield b""

@@ -11,7 +11,7 @@ from time import monotonic, time
 
 import h11
 
-from dovetail.http.body import decoded
+from dovetail.http.body import decode_content
 from dovetail.watch.exchange import Exchange, codec_of, plain_headers, plain_target
 from dovetail.watch.relay import Direction
 
@@ -229,4 +229,4 @@ class Wiretap:
         )
 
     def _plain(self, body: bytes, coding: str) -> bytes:
-        return decoded(body, coding, self._limits.body) if coding else body
+        return decode_content(body, coding, self._limits.body) if coding else body

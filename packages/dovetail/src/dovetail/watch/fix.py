@@ -11,7 +11,7 @@ from itertools import count
 from time import monotonic, time
 
 from dovetail.http.app import App
-from dovetail.http.body import decoded
+from dovetail.http.body import decode_content
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers, plain_target
@@ -164,7 +164,7 @@ class _Taking:
 
 def _plain(body: bytes, coding: str) -> bytes:
     try:
-        return decoded(body, coding, _MOST_BYTES)
+        return decode_content(body, coding, _MOST_BYTES)
     except ClientError:
         return body
 

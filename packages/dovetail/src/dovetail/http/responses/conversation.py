@@ -6,9 +6,9 @@ from typing import cast
 
 import msgspec
 
-from dovetail.http.exchange import Exchange
-from dovetail.http.ids import number_in
-from dovetail.http.memory import hold
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.ids import parse_response_number
+from dovetail.http.memory import reserve_memory
 from dovetail.responses.connection_cache import CacheReservation
 from dovetail.responses.response import StoredResponse, ResponseStatus
 from dovetail.responses.store import ResponseStore, is_valid_id
@@ -27,50 +27,50 @@ from dovetail_protocols import (
 _PREFIX = "resp_"
 
 
-class Conversation:
+class ConversationResolver:
     """One request: its own body, all that it goes on from, and the body of both."""
 
-    __slots__ = ("_exchange", "_kept", "_own", "_place", "_previous", "before", "body")
+    __slots__ = ("_exchange", "_store", "_own_body", "_local_slot", "_previous_id", "previous_responses", "body")
 
-    def __init__(self, kept: ResponseStore, exchange: Exchange, own: bytes) -> None:
-        self._kept = kept
+    def __init__(self, kept: ResponseStore, exchange: ApiExchange, own: bytes) -> None:
+        self._store = kept
         self._exchange = exchange
-        self._own = own
-        self._place = None if exchange.local is None else exchange.local.reserve()
-        self._previous: str | None = None
-        self.before: Sequence[StoredResponse] = ()
+        self._own_body = own
+        self._local_slot = None if exchange.local_responses is None else exchange.local_responses.reserve()
+        self._previous_id: str | None = None
+        self.previous_responses: Sequence[StoredResponse] = ()
         self.body = own
 
-    async def join(self, limit: int) -> None:
+    async def resolve(self, limit: int) -> None:
         """Finds what the request goes on from, and the items that it only names.
 
         PreviousNotFound, ResponseNotFound for an item, or TooLarge beyond the limit.
         """
-        await self._resolve(limit)
-        self._previous = previous_response(self._own)
-        if self._previous is None:
+        await self._resolve_item_references(limit)
+        self._previous_id = previous_response(self._own_body)
+        if self._previous_id is None:
             return
         exchange = self._exchange
-        before = await self._kept.get_chain(exchange.tenant, self._previous, limit, exchange.local)
-        self.before = before
-        self.body = joined_body(self._own, (items for one in before for items in one.items))
+        before = await self._store.get_chain(exchange.tenant, self._previous_id, limit, exchange.local_responses)
+        self.previous_responses = before
+        self.body = joined_body(self._own_body, (items for one in before for items in one.items))
         if len(self.body) > limit:
             raise TooLarge(f"The conversation is larger than {limit} bytes.")
-        hold(exchange, len(self.body), limit)
+        reserve_memory(exchange, len(self.body), limit)
 
-    async def _resolve(self, limit: int) -> None:
+    async def _resolve_item_references(self, limit: int) -> None:
         """Items that were answered before and are named by their ids, as some clients do."""
-        named = item_references(self._own)
+        named = item_references(self._own_body)
         if not named:
             return
         exchange = self._exchange
-        numbers = [number for id in named if (number := number_in(id)) is not None]
+        numbers = [number for id in named if (number := parse_response_number(id)) is not None]
         ids = [f"{_PREFIX}{number}" for number in numbers]
-        outputs = await self._kept.get_outputs(exchange.tenant, ids, limit, exchange.local)
+        outputs = await self._store.get_outputs(exchange.tenant, ids, limit, exchange.local_responses)
         found: dict[str, bytes] = {}
         for output in outputs:
             found |= items_by_id(output)
-        size = len(self._own)
+        size = len(self._own_body)
         for id in named:
             if id not in found:
                 shown = f" with id '{id}'" if is_valid_id(id) else ""
@@ -78,33 +78,33 @@ class Conversation:
             size += len(found[id])
         if size > limit:
             raise TooLarge(f"The conversation is larger than {limit} bytes.")
-        self._own = self.body = resolved_body(self._own, found)
-        hold(exchange, len(self.body), limit)
+        self._own_body = self.body = resolved_body(self._own_body, found)
+        reserve_memory(exchange, len(self.body), limit)
 
-    async def keeping(self, request: Request) -> "Keeping | None":
+    async def create_saver(self, request: Request) -> "ResponseSaver | None":
         """How the answer is to be kept, if anybody wants it."""
-        echo, place = request.echo, self._place
+        echo, place = request.echo, self._local_slot
         if not isinstance(echo, ResponsesEcho) or not (echo.store or place is not None):
             return None
         if echo.store:
-            await self._kept.drain()
+            await self._store.drain()
         blank = StoredResponse(
             tenant=self._exchange.tenant,
             id="",
             asked=time.time(),
             status="in_progress",
             head=b"",
-            input=input_items(self._own),
-            previous=self._previous,
+            input=input_items(self._own_body),
+            previous=self._previous_id,
             background=echo.background,
         )
-        return Keeping(self._kept if echo.store else None, place, self.before, blank)
+        return ResponseSaver(self._store if echo.store else None, place, self.previous_responses, blank)
 
 
-class Keeping:
+class ResponseSaver:
     """Keeps one response: for everybody, for its connection, or for both."""
 
-    __slots__ = ("_before", "_blank", "_held", "_kept", "_place", "response")
+    __slots__ = ("_previous_responses", "_template", "_held_frame", "_store", "_local_slot", "response")
 
     def __init__(
         self,
@@ -113,58 +113,58 @@ class Keeping:
         before: Sequence[StoredResponse],
         blank: StoredResponse,
     ) -> None:
-        self._kept = kept
-        self._place = place
-        self._before = before
-        self._blank = blank
-        self._held = b""
+        self._store = kept
+        self._local_slot = place
+        self._previous_responses = before
+        self._template = blank
+        self._held_frame = b""
         self.response: StoredResponse | None = None
 
     @property
     def background(self) -> bool:
-        return self._blank.background
+        return self._template.background
 
-    def keep(self, response: bytes, *, seen: float = 0.0) -> StoredResponse:
+    def save(self, response: bytes, *, heartbeat_at: float = 0.0) -> StoredResponse:
         """The response object as it is now. From here on it is found."""
         head, output = split_response(response)
         kept = self.response = msgspec.structs.replace(
-            self._blank,
+            self._template,
             id=msgspec.json.decode(head["id"]),
             status=cast("ResponseStatus", msgspec.json.decode(head["status"])),
             head=msgspec.json.encode(head),
             output=output,
-            seen=seen,
+            seen=heartbeat_at,
         )
-        if self._kept is not None:
-            self._kept.put(kept)
-        if self._place is not None:
-            self._place.put(self._before, kept)
+        if self._store is not None:
+            self._store.put(kept)
+        if self._local_slot is not None:
+            self._local_slot.put(self._previous_responses, kept)
         return kept
 
-    def forget(self) -> None:
+    def disable_store(self) -> None:
         """From now on it is not kept for everybody."""
-        self._kept = None
+        self._store = None
 
     def on_end(self, response: bytes, frame: bytes) -> bytes:
         """The end of a stream. Where others may be asked for it next, it waits for the store."""
-        self.keep(response)
-        if self._kept is None or not self._kept.has_peers:
+        self.save(response)
+        if self._store is None or not self._store.has_peers:
             return frame
-        self._held = frame
+        self._held_frame = frame
         return b""
 
-    async def late(self) -> bytes:
+    async def release_held_frame(self) -> bytes:
         """What was held back: returned when the response is where others find it."""
-        await self.settled()
-        held, self._held = self._held, b""
+        await self.wait_visible()
+        held, self._held_frame = self._held_frame, b""
         return held
 
-    async def settled(self) -> None:
+    async def wait_visible(self) -> None:
         """Returns when the response is where others find it, if others may be asked for it next."""
-        if self._kept is not None and self._kept.has_peers:
-            await self.written()
+        if self._store is not None and self._store.has_peers:
+            await self.wait_persisted()
 
-    async def written(self) -> None:
+    async def wait_persisted(self) -> None:
         """Returns when the response, as it is now, outlives this process."""
-        if self._kept is not None and self.response is not None:
-            await self._kept.wait_stored(self.response)
+        if self._store is not None and self.response is not None:
+            await self._store.wait_stored(self.response)

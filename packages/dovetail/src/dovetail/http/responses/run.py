@@ -3,74 +3,74 @@
 import asyncio
 import time
 
-from dovetail.http.responses.conversation import Keeping
+from dovetail.http.responses.conversation import ResponseSaver
 from dovetail.net.asgi import Message
 from dovetail.responses.response import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 
-PIECE = 1 << 16  # bytes that are sent in one go
+CHUNK_BYTES = 1 << 16  # bytes that are sent in one go
 
-Key = tuple[str, str]  # tenant and id
+ResponseKey = tuple[str, str]  # tenant and id
 
 
-class Frames:
+class FrameLog:
     """The stream of one response so far, and who waits for more."""
 
-    __slots__ = ("_more", "all", "over", "size")
+    __slots__ = ("_changed", "chunks", "ended", "size")
 
     def __init__(self) -> None:
-        self.all: list[bytes] = []
+        self.chunks: list[bytes] = []
         self.size = 0
-        self.over = False
-        self._more = asyncio.Event()
+        self.ended = False
+        self._changed = asyncio.Event()
 
-    def add(self, frames: bytes) -> None:
+    def append(self, frames: bytes) -> None:
         if frames:
-            self.all.append(frames)
+            self.chunks.append(frames)
             self.size += len(frames)
-            self._wake()
+            self._notify()
 
     def end(self) -> None:
-        self.over = True
-        self._wake()
+        self.ended = True
+        self._notify()
 
-    def piece(self, at: int) -> int:
+    def batch_end(self, at: int) -> int:
         """Where those end that are sent in one go: a few, or one that is large and not copied."""
-        size, end = len(self.all[at]), at + 1
-        while end < len(self.all) and size + len(self.all[end]) <= PIECE:
-            size += len(self.all[end])
+        size, end = len(self.chunks[at]), at + 1
+        while end < len(self.chunks) and size + len(self.chunks[end]) <= CHUNK_BYTES:
+            size += len(self.chunks[end])
             end += 1
         return end
 
-    def beginning(self, size: int) -> bytes:
+    def head(self, size: int) -> bytes:
         """So many bytes of them, as far as there are."""
         found: list[bytes] = []
-        for frames in self.all:
+        for frames in self.chunks:
             if size <= 0:
                 break
             found.append(frames[:size])
             size -= len(frames)
         return b"".join(found)
 
-    async def more(self) -> None:
+    async def wait(self) -> None:
         """Returns when there are more of them, or the end."""
-        await self._more.wait()
+        await self._changed.wait()
 
-    def _wake(self) -> None:
-        waiting, self._more = self._more, asyncio.Event()
+    def _notify(self) -> None:
+        waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
 
 
-class Run:
+class BackgroundRun:
     """One response in the making. It is the client that the answer is sent to."""
 
-    __slots__ = ("_encoder", "_keeping", "cancelled", "deleted", "frames", "task")
+    __slots__ = ("_encoder", "_saver", "cancelled", "deleted", "frames", "task")
 
-    def __init__(self, keeping: Keeping, encoder: ResponsesEncoder) -> None:
-        self._keeping = keeping
+    def __init__(self, keeping: ResponseSaver, encoder: ResponsesEncoder) -> None:
+        self._saver = keeping
         self._encoder = encoder
-        self.frames = Frames()
+        self.frames = FrameLog()
         self.cancelled = asyncio.Event()
         self.deleted = False
         self.task: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Run:
     @property
     def response(self) -> StoredResponse | None:
         """As it was last kept. None: it was deleted."""
-        return None if self.deleted else self._keeping.response
+        return None if self.deleted else self._saver.response
 
     async def receive(self) -> Message:
         """It never says anything, unless the response is called off."""
@@ -86,7 +86,7 @@ class Run:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        self.frames.add(message.get("body") or b"")
+        self.frames.append(message.get("body") or b"")
 
     async def stop(self) -> None:
         """Calls it off, and returns when it is over: what it ended as is in the store then."""
@@ -94,27 +94,27 @@ class Run:
         if self.task is not None:
             await asyncio.wait({self.task})
 
-    async def call_off(self) -> None:
-        self.frames.add(self._encoder.cancel())
-        self.frames.add(await self._keeping.late())
+    async def emit_cancelled(self) -> None:
+        self.frames.append(self._encoder.cancel())
+        self.frames.append(await self._saver.release_held_frame())
 
-    async def fail(self, error: DovetailError) -> None:
-        self.frames.add(self._encoder.encode([error.failure()]))
-        self.frames.add(await self._keeping.late())
+    async def emit_failure(self, error: DovetailError) -> None:
+        self.frames.append(self._encoder.encode([error.failure()]))
+        self.frames.append(await self._saver.release_held_frame())
 
-    def refresh(self) -> StoredResponse | None:
+    def save_progress(self) -> StoredResponse | None:
         """Keeps the response as it is now, with a sign of life. None: it is over."""
-        known = self._keeping.response
+        known = self._saver.response
         if known is None or not known.running:
             return None
         encoder = self._encoder
-        now = encoder.in_progress() if self.frames.all else encoder.queued()
-        return self._keeping.keep(now, seen=time.time())
+        now = encoder.in_progress() if self.frames.chunks else encoder.queued()
+        return self._saver.save(now, heartbeat_at=time.time())
 
-    async def written(self) -> None:
-        await self._keeping.written()
+    async def wait_persisted(self) -> None:
+        await self._saver.wait_persisted()
 
-    def forget(self) -> None:
+    def mark_deleted(self) -> None:
         """It was deleted: what becomes of it is not kept."""
         self.deleted = True
-        self._keeping.forget()
+        self._saver.disable_store()

@@ -1,95 +1,95 @@
 """All open sockets: who gets one, and what becomes of them when the server stops."""
 
-from dovetail.http.drain import Draining, stopping
+from dovetail.http.drain import DrainController, draining_error
 from dovetail.http.errors import HttpError
-from dovetail.http.exchange import Exchange
-from dovetail.http.websocket.answer import Source
-from dovetail.http.websocket.session import Connection, Respond
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.websocket.answer import WebSocketContext
+from dovetail.http.websocket.session import WebSocketSession, ExchangeHandler
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES
 
-SOCKET_PATH = "/v1/responses"
-MOST_SOCKETS = 4096
-MOST_HELD = 256 << 20  # bytes of responses that all sockets hold for themselves
-UPGRADED = 101
-_ANSWERS = "websocket.http.response"  # ASGI's extension
+WEBSOCKET_PATH = "/v1/responses"
+MAX_WEBSOCKETS = 4096
+MAX_LOCAL_RESPONSE_BYTES = 256 << 20  # bytes of responses that all sockets hold for themselves
+SWITCHING_PROTOCOLS = 101
+_DENIAL_RESPONSE_EXTENSION = "websocket.http.response"  # ASGI's extension
 
 
-class TooManySockets(HttpError):
+class TooManyWebSockets(HttpError):
     """Not 429: Codex takes that for the end of its session."""
 
     kind = "engine_unavailable"
     status = 503
 
 
-class Sockets:
+class WebSocketEndpoint:
     """Opens sockets by `accept`, which is a handler like any other, and serves them by `serve`."""
 
-    __slots__ = ("_draining", "_metrics", "_most_bytes", "_open", "_respond", "_room")
+    __slots__ = ("_draining", "_metrics", "_max_message_bytes", "_sessions", "_respond", "_local_budget")
 
     def __init__(
-        self, respond: Respond, draining: Draining, metrics: Metrics, most_bytes: int
+        self, respond: ExchangeHandler, draining: DrainController, metrics: Metrics, max_message_bytes: int
     ) -> None:
         self._respond = respond
         self._draining = draining
         self._metrics = metrics
-        self._most_bytes = most_bytes
-        self._room = ConnectionCacheBudget(max(MOST_HELD, most_bytes))
-        self._open: set[Connection] = set()
-        draining.on_begin(self._retire)
+        self._max_message_bytes = max_message_bytes
+        self._local_budget = ConnectionCacheBudget(max(MAX_LOCAL_RESPONSE_BYTES, max_message_bytes))
+        self._sessions: set[WebSocketSession] = set()
+        draining.on_start(self._drain_sessions)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request for a socket, refused as any request is, or the whole life of the socket."""
-        exchange = _handshake(scope, receive, send)
+        exchange = _handshake_exchange(scope, receive, send)
         await self._respond(exchange)
-        if exchange.status != UPGRADED:
+        if exchange.status != SWITCHING_PROTOCOLS:
             return
-        local = ConnectionCache(budget=self._room)
-        source = Source(scope, send, local)
-        connection = Connection(source, receive, self._respond, self._most_bytes)
-        self._open.add(connection)
+        local = ConnectionCache(budget=self._local_budget)
+        source = WebSocketContext(scope, send, local)
+        connection = WebSocketSession(source, receive, self._respond, self._max_message_bytes)
+        self._sessions.add(connection)
         self._metrics.add_websockets(+1)
-        if self._draining.begun:
-            connection.retire()
+        if self._draining.started:
+            connection.drain()
         try:
             await connection.run()
         finally:
-            self._open.discard(connection)
+            self._sessions.discard(connection)
             local.close()
             self._metrics.add_websockets(-1)
 
-    async def accept(self, exchange: Exchange) -> None:
-        if self._draining.begun:
-            raise stopping(RESPONSES, "The server is about to stop, and opens no more sockets.")
+    async def accept(self, exchange: ApiExchange) -> None:
+        if self._draining.started:
+            raise draining_error(RESPONSES, "The server is about to stop, and opens no more sockets.")
         if "origin" in exchange.headers:
             # Browsers let any page connect to this machine and read what comes: only we can refuse.
             raise Forbidden("WebSockets are for programs: a web page may not open one.")
-        if len(self._open) >= MOST_SOCKETS:
-            raise TooManySockets("Too many WebSockets are open: use HTTP.", retry_after=5.0)
-        exchange.status = UPGRADED
+        if len(self._sessions) >= MAX_WEBSOCKETS:
+            raise TooManyWebSockets("Too many WebSockets are open: use HTTP.", retry_after=5.0)
+        exchange.status = SWITCHING_PROTOCOLS
         lines = [(b"x-request-id", exchange.request_id.encode())]
-        lines += [(name.encode(), value.encode()) for name, value in exchange.extra]
+        lines += [(name.encode(), value.encode()) for name, value in exchange.extra_headers]
         await exchange.send({"type": "websocket.accept", "headers": lines})
 
-    def forget(self, tenant: str, id: str) -> None:
+    def forget_response(self, tenant: str, id: str) -> None:
         """A response was deleted: no socket holds it any more."""
-        for connection in self._open:
-            connection.forget(tenant, id)
+        for connection in self._sessions:
+            connection.forget_response(tenant, id)
 
-    def _retire(self) -> None:
-        for connection in list(self._open):
-            connection.retire()
+    def _drain_sessions(self) -> None:
+        for connection in list(self._sessions):
+            connection.drain()
 
 
-def _handshake(scope: Scope, receive: Receive, send: Send) -> Exchange:
+def _handshake_exchange(scope: Scope, receive: Receive, send: Send) -> ApiExchange:
     """The request for a socket. An answer to it is HTTP's, under names that ASGI has for it.
 
     A server that does not know those names can only refuse, without a reason.
     """
-    answers = _ANSWERS in (scope.get("extensions") or {})
+    answers = _DENIAL_RESPONSE_EXTENSION in (scope.get("extensions") or {})
 
     async def tell(message: Message) -> None:
         kind = message["type"]
@@ -101,6 +101,6 @@ def _handshake(scope: Scope, receive: Receive, send: Send) -> Exchange:
         elif kind == "http.response.start":
             await send({"type": "websocket.close"})
 
-    exchange = Exchange({**scope, "method": "GET"}, receive, tell)
+    exchange = ApiExchange({**scope, "method": "GET"}, receive, tell)
     exchange.transport = "websocket"
     return exchange

@@ -12,34 +12,34 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from dovetail.http.memory import held
-from dovetail.http.websocket.wire import framed, lone_message, messages
+from dovetail.http.memory import request_memory
+from dovetail.http.websocket.wire import encode_frame, single_message, split_messages
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
-CARRIER = "dovetail.carrier"
-PING_INTERVAL = 30.0  # seconds between two signs of life that are asked for
-PING_TIMEOUT = 60.0  # seconds in which a client has to show one
-MAX_PIECES = 4096  # of one message
-MESSAGE_TIMEOUT = 120.0  # seconds from the first byte of a message to its last
-BROKEN_RULE = 1008
-TOO_BIG = 1009
-TRY_LATER = 1013
-_UNREADABLE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
+PING_INTERVAL_SECONDS = 30.0  # seconds between two signs of life that are asked for
+PING_TIMEOUT_SECONDS = 60.0  # seconds in which a client has to show one
+MAX_FRAGMENTS = 4096  # of one message
+MESSAGE_TIMEOUT_SECONDS = 120.0  # seconds from the first byte of a message to its last
+CLOSE_POLICY_VIOLATION = 1008
+CLOSE_MESSAGE_TOO_BIG = 1009
+CLOSE_TRY_AGAIN_LATER = 1013
+_BAD_REQUEST_RESPONSE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)
 # uvicorn says so of every socket that is refused. Each has its line already, where it may have one:
 # strangers must not fill the log.
-_FORGOTTEN = "ASGI callable returned without completing handshake."
-_log.addFilter(lambda record: record.msg != _FORGOTTEN)
+_INCOMPLETE_HANDSHAKE = "ASGI callable returned without completing handshake."
+_log.addFilter(lambda record: record.msg != _INCOMPLETE_HANDSHAKE)
 
 
-class BoundedSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection. `over`: the client has closed it, or is gone."""
 
-    over = False
-    _slow: asyncio.TimerHandle | None = None  # runs while a message has begun to come
-    _held = 0  # bytes of a message that is not here as a whole
+    client_closed = False
+    _message_timer: asyncio.TimerHandle | None = None  # runs while a message has begun to come
+    _held_bytes = 0  # bytes of a message that is not here as a whole
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -49,29 +49,29 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.conn.debug = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.over = True
+        self.client_closed = True
         self._stop_timer()
-        self._hold(0)
+        self._set_held_bytes(0)
         super().connection_lost(exc)
         self.frames = []
 
     def handle_close(self, event: Frame) -> None:
-        self.over = True
+        self.client_closed = True
         super().handle_close(event)
 
     def shutdown(self) -> None:
-        self.over = True
+        self.client_closed = True
         super().shutdown()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            offered: dict[str, Any] = {**(self.scope["extensions"] or {}), CARRIER: Carrier(self)}
+            offered: dict[str, Any] = {**(self.scope["extensions"] or {}), WEBSOCKET_TRANSPORT_EXTENSION: WebSocketTransport(self)}
             self.scope["extensions"] = offered
 
     def handle_cont(self, event: Frame) -> None:
-        if len(self.frames) >= MAX_PIECES:
-            self.conn.fail(TOO_BIG, "too many pieces")
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.fail(CLOSE_MESSAGE_TOO_BIG, "too many pieces")
             self.handle_parser_exception()
             return
         super().handle_cont(event)
@@ -80,13 +80,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         """Also where the request for a socket cannot be read: nobody else answers it then."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.transport.write(_UNREADABLE)
+            self.transport.write(_BAD_REQUEST_RESPONSE)
             self.transport.close()
         elif not (self.frames or self.conn.reader.buffer):
             self._stop_timer()
-            self._hold(0)
+            self._set_held_bytes(0)
         else:
-            self._wait_for_rest()
+            self._await_message_end()
 
     def handle_ping(self) -> None:
         """Who asks for signs of life and does not read them would have them wait here for ever."""
@@ -95,35 +95,35 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         else:
             self.conn.data_to_send()
 
-    def _wait_for_rest(self) -> None:
-        if self._slow is None:
-            self._slow = self.loop.call_later(MESSAGE_TIMEOUT, self._too_slow)
-        self._hold(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-        if self.handshake_complete and held.is_too_much(self._held, self.config.ws_max_size):
-            self.conn.fail(TRY_LATER, "too much is being sent at once")
+    def _await_message_end(self) -> None:
+        if self._message_timer is None:
+            self._message_timer = self.loop.call_later(MESSAGE_TIMEOUT_SECONDS, self._on_message_timeout)
+        self._set_held_bytes(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
+        if self.handshake_complete and request_memory.is_exceeded_by(self._held_bytes, self.config.ws_max_size):
+            self.conn.fail(CLOSE_TRY_AGAIN_LATER, "too much is being sent at once")
             self.handle_parser_exception()
 
-    def _hold(self, size: int) -> None:
-        if not self.over or not size:
-            held.size += size - self._held
-            self._held = size
+    def _set_held_bytes(self, size: int) -> None:
+        if not self.client_closed or not size:
+            request_memory.total_bytes += size - self._held_bytes
+            self._held_bytes = size
 
     def send_receive_event_to_app(self) -> None:
         self._stop_timer()
         super().send_receive_event_to_app()
 
-    def _too_slow(self) -> None:
+    def _on_message_timeout(self) -> None:
         """What has come of a message would be held for as long as its client likes."""
-        if self.over or self.close_sent or not self.handshake_complete:
+        if self.client_closed or self.close_sent or not self.handshake_complete:
             self.transport.abort()
             return
-        self.conn.fail(BROKEN_RULE, "a message must come faster")
+        self.conn.fail(CLOSE_POLICY_VIOLATION, "a message must come faster")
         self.handle_parser_exception()
 
     def _stop_timer(self) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+            self._message_timer = None
 
     def keepalive_timeout(self) -> None:
         """Who does not answer does not read either: what waits to be sent would wait for ever."""
@@ -131,46 +131,46 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.transport.abort()
 
 
-class Carrier:
+class WebSocketTransport:
     """The connection, as the application sees it."""
 
     __slots__ = ("_protocol",)
 
-    def __init__(self, protocol: BoundedSocket) -> None:
+    def __init__(self, protocol: BoundedWebSocketProtocol) -> None:
         self._protocol = protocol
 
-    def outlet(self, lane: bytes) -> "Direct":
+    def open_writer(self, suffix: bytes) -> "DirectWebSocketWriter":
         """Where the frames of one stream leave; `lane` is what each of its events ends with."""
-        return Direct(self._protocol, lane)
+        return DirectWebSocketWriter(self._protocol, suffix)
 
 
-class Direct:
+class DirectWebSocketWriter:
     """Frames become messages, straight to the connection. `write` runs for every token.
 
     What is written when the client has hung up is nobody's.
     """
 
-    __slots__ = ("_has_room", "_lane", "_protocol", "_write")
+    __slots__ = ("_is_writable", "_suffix", "_protocol", "_write")
 
-    def __init__(self, protocol: BoundedSocket, lane: bytes) -> None:
+    def __init__(self, protocol: BoundedWebSocketProtocol, suffix: bytes) -> None:
         self._protocol = protocol
-        self._has_room = protocol.writable.is_set
+        self._is_writable = protocol.writable.is_set
         self._write = protocol.transport.write
-        self._lane = lane
+        self._suffix = suffix
 
     def write(self, frames: bytes) -> bool:
         protocol = self._protocol
-        if not (protocol.over or protocol.close_sent):
-            message = None if self._lane else lone_message(frames)
+        if not (protocol.client_closed or protocol.close_sent):
+            message = None if self._suffix else single_message(frames)
             if message is not None:
-                self._write(framed(message))
+                self._write(encode_frame(message))
             else:
-                self._write(b"".join([framed(one) for one in messages(frames, self._lane)]))
-        return self._has_room()
+                self._write(b"".join([encode_frame(one) for one in split_messages(frames, self._suffix)]))
+        return self._is_writable()
 
     @property
     def full(self) -> bool:
-        return not self._has_room()
+        return not self._is_writable()
 
     async def drain(self) -> None:
         await self._protocol.writable.wait()
