@@ -30,8 +30,8 @@ from dovetail.net.settling import freeze_gc
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.build import default_sampling, settings
-from dovetail.server.http_server import serve, server, until_started
+from dovetail.server.build import default_sampling, preparation_settings
+from dovetail.server.http_server import run_server, create_server, wait_until_started
 from dovetail.server.kept import open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_tokenizers import Tokenizer
@@ -68,7 +68,7 @@ def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
 def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
     """An application as `dovetail serve` makes it, but for the engine."""
     preparer = ChatPreparer(
-        model, open_ledger(config, folder), open_keyring(config, folder), settings(config)
+        model, open_ledger(config, folder), open_keyring(config, folder), preparation_settings(config)
     )
     served = TokenModel(
         names=(MODEL,),
@@ -86,12 +86,12 @@ class Front:
 
     def __init__(self, app: App) -> None:
         self._place = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        self._running = server(app)
-        self._task = asyncio.create_task(serve(self._running, [self._place]))
+        self._running = create_server(app)
+        self._task = asyncio.create_task(run_server(self._running, [self._place]))
         self.port: int = self._place.getsockname()[1]
 
     async def started(self) -> None:
-        if not await until_started(self._running, self._task):
+        if not await wait_until_started(self._running, self._task):
             raise RuntimeError("an application did not start")
 
     async def stop(self) -> None:

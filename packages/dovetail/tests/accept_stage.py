@@ -24,7 +24,7 @@ from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.http_server import server
+from dovetail.server.http_server import create_server
 
 MODEL = "some-org/some-model"
 
@@ -194,7 +194,7 @@ async def like_vllm(
             await tokens(scope, receive, send)
 
     place = socket.create_server(("127.0.0.1", 0))
-    running = server(both)
+    running = create_server(both)
     task = asyncio.create_task(running.serve([place]))
     try:
         yield f"http://127.0.0.1:{place.getsockname()[1]}"

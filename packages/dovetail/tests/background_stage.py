@@ -13,7 +13,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
-from dovetail.server.peer_responses import joined
+from dovetail.server.peer_responses import join_peers
 
 
 class Gate:
@@ -62,8 +62,8 @@ async def siblings(
     async with (
         serving(options, offered=one) as first,
         serving(options, offered=two) as second,
-        joined(first.app, folder, 0, 2),
-        joined(second.app, folder, 1, 2),
+        join_peers(first.app, folder, 0, 2),
+        join_peers(second.app, folder, 1, 2),
     ):
         first.engine, second.engine = first_engine, second_engine
         yield first, second

@@ -32,7 +32,7 @@ from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.http_server import server
+from dovetail.server.http_server import create_server
 from dovetail.telemetry.record import RequestRecorder
 
 NAME = "some-org/some-model"
@@ -284,10 +284,10 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     logger = logging.getLogger("dovetail.request")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    running = server(
+    running = create_server(
         app,
-        draining=app.draining,
-        message_bytes=app.options.max_body_bytes if app.options.websockets else None,
+        drain=app.draining,
+        max_message_bytes=app.options.max_body_bytes if app.options.websockets else None,
         metrics=app.metrics,
     )
     task = asyncio.create_task(running.serve([listening]))

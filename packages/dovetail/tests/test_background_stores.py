@@ -13,7 +13,7 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
-from dovetail.server.kept import open_kept
+from dovetail.server.kept import open_response_store
 from dovetail.settings.config import Config
 from dovetail.storage.fault import StoreError
 
@@ -59,7 +59,7 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
 
     async def scene() -> None:
         (one, engine), (two, _) = service(), service()
-        first_kept, second_kept = open_kept(config, tmp_path), open_kept(config, tmp_path)
+        first_kept, second_kept = open_response_store(config, tmp_path), open_response_store(config, tmp_path)
         async with (
             serving(offered=ModelRegistry(one.entries, {}, first_kept)) as first,
             serving(offered=ModelRegistry(two.entries, {}, second_kept)) as second,

@@ -19,8 +19,8 @@ from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server import folder as folders
-from dovetail.server.folder import HELD, PREFIX, hold, new_folder
-from dovetail.server.process import ending
+from dovetail.server.folder import LOCK_FILE, PREFIX, hold_runtime_dir, create_runtime_dir
+from dovetail.server.process import describe_exit_status
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES
 from dovetail.telemetry.metrics import Metrics
@@ -225,29 +225,29 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def let_go() -> None:
     """As if the process had ended."""
-    while folders._held:
-        os.close(folders._held.pop())
+    while folders._lock_fds:
+        os.close(folders._lock_fds.pop())
 
 
 def test_a_folder_that_was_left_behind_is_swept(temporary: Path) -> None:
-    left = new_folder()
+    left = create_runtime_dir()
     (left / "engine-0").touch()
     assert left.parent == temporary
-    still = new_folder()
+    still = create_runtime_dir()
     assert left.exists()  # somebody holds it
     let_go()
-    assert new_folder() != left
+    assert create_runtime_dir() != left
     assert not left.exists()
     assert not still.exists()
     let_go()
 
 
 def test_a_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> None:
-    left = new_folder()
-    parents = folders._held.pop()
-    hold(left)
+    left = create_runtime_dir()
+    parents = folders._lock_fds.pop()
+    hold_runtime_dir(left)
     os.close(parents)
-    new_folder()
+    create_runtime_dir()
     assert left.exists()
     let_go()
 
@@ -258,16 +258,16 @@ def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
     for one in kept:
         one.mkdir(mode=0o700)
     for one in (kept[0], kept[2]):
-        (one / HELD).touch()
+        (one / LOCK_FILE).touch()
     kept[0].chmod(0o755)
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    (elsewhere / HELD).touch()
+    (elsewhere / LOCK_FILE).touch()
     (temporary / f"{PREFIX}link").symlink_to(elsewhere)
-    new_folder()
-    assert all(one.exists() for one in [*kept, elsewhere / HELD, temporary / f"{PREFIX}link"])
+    create_runtime_dir()
+    assert all(one.exists() for one in [*kept, elsewhere / LOCK_FILE, temporary / f"{PREFIX}link"])
     let_go()
 
 
 def test_how_a_process_ended_in_words() -> None:
-    assert [ending(one) for one in (1, -9, -99)] == ["status 1", "SIGKILL", "signal 99"]
+    assert [describe_exit_status(one) for one in (1, -9, -99)] == ["status 1", "SIGKILL", "signal 99"]

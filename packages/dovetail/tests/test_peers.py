@@ -15,7 +15,7 @@ from dovetail.access.limits import RateLimits
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.net.client_address import ClientAddressResolver
-from dovetail.server.http_server import server
+from dovetail.server.http_server import create_server
 from dovetail.settings.sources import load_config
 from dovetail.telemetry import log_throttle as quiet
 from dovetail.telemetry.log_throttle import LogThrottle
@@ -169,7 +169,7 @@ def test_who_comes_by_a_unix_socket_has_no_address(
         app = App(service()[0], HttpOptions(keys=ApiKeys(["key"]), client_addresses=ClientAddressResolver(["127.0.0.1"])))
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(tmp_path / "place"))
-            running = server(app, draining=app.draining)
+            running = create_server(app, drain=app.draining)
             task = asyncio.create_task(running.serve([place]))
             while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)

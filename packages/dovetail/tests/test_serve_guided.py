@@ -12,7 +12,7 @@ from served import qwen_folder
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.build import build
+from dovetail.server.build import build_service
 from dovetail.settings.config import Config
 from dovetail_model import Finish
 from dovetail_protocols import CHAT
@@ -57,7 +57,7 @@ async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
         served_model_name=("m",),
         data_dir=folder / "home",
     )
-    service = build(config)
+    service = build_service(config)
     await service.start()
     try:
         body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **demand}

@@ -15,7 +15,7 @@ from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server import engines as remote
-from dovetail.server.build import build
+from dovetail.server.build import build_service
 from dovetail.settings.config import Config
 from dovetail_model import Hints, Request, TextBlock, Turn
 
@@ -119,7 +119,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
     said = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
 
     async def main() -> None:
-        service = build(config(tmp_path, [{"text": said}]))
+        service = build_service(config(tmp_path, [{"text": said}]))
         await service.start()
         offered = service.find("m")
         pool, engine = engine_of(offered)
@@ -145,7 +145,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
 
 def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
     async def main() -> None:
-        service = build(config(tmp_path, [{"text": "It is a fine day."}]))
+        service = build_service(config(tmp_path, [{"text": "It is a fine day."}]))
         await service.start()
         offered = service.find("m")
         pool, engine = engine_of(offered)
@@ -227,7 +227,7 @@ def test_a_remote_model_is_chosen_by_any_of_its_names(
         return RemoteModel("base", ("base", "b"), "/models/base", adapters=("sql",))
 
     monkeypatch.setattr(remote, "discover", discover)
-    found = remote.find_remote(Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",)))
+    found = remote.discover_remote_engine(Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",)))
     assert found is not None
     assert (found.model.name, found.model.names, found.model.root) == (name, names, "/models/base")
     assert str(found.endpoints[0]) == "http://gpu:8000"
@@ -240,4 +240,4 @@ def test_a_model_that_the_server_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(remote, "discover", discover)
     config = Config("other", engine="vllm", engine_url=("http://gpu:8000",), tokenizer="t")
     with pytest.raises(EngineSetupError, match="serves base, sql, not other"):
-        remote.find_remote(config)
+        remote.discover_remote_engine(config)

@@ -9,30 +9,30 @@ import pytest
 from http_stage import run
 
 from dovetail.server import worker_peers as siblings_module
-from dovetail.server.worker_peers import BrokenOff, Question, Siblings, Tell
+from dovetail.server.worker_peers import PeerDisconnected, PeerRequest, WorkerPeers, PeerHandler
 
 PIECE = 1 << 16
-ASKED = Question("story", "tenant", "id", 7)
+ASKED = PeerRequest("story", "tenant", "id", 7)
 
 
-async def nothing(question: Question) -> AsyncGenerator[bytes]:
+async def nothing(question: PeerRequest) -> AsyncGenerator[bytes]:
     none: list[bytes] = []
     for frame in none:
         yield frame
 
 
-async def hangs(question: Question) -> AsyncGenerator[bytes]:
+async def hangs(question: PeerRequest) -> AsyncGenerator[bytes]:
     await asyncio.Event().wait()
     yield b""
 
 
 @asynccontextmanager
-async def family(folder: Path, *told: Tell) -> AsyncIterator[Siblings]:
+async def family(folder: Path, *told: PeerHandler) -> AsyncIterator[WorkerPeers]:
     """One that asks, and a sibling for each way to answer."""
     count = len(told) + 1
-    asker, *others = [Siblings(folder, at, count) for at in range(count)]
+    asker, *others = [WorkerPeers(folder, at, count) for at in range(count)]
     for one, tell in zip(others, told, strict=True):
-        one.offer("story", tell)
+        one.register("story", tell)
         await one.open()
     try:
         yield asker
@@ -44,14 +44,14 @@ async def family(folder: Path, *told: Tell) -> AsyncIterator[Siblings]:
 def test_the_one_that_has_it_tells_it_frame_by_frame(tmp_path: Path) -> None:
     heard = []
 
-    async def story(question: Question) -> AsyncGenerator[bytes]:
+    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
         heard.append(question)
         for frame in (b"once", b"", b"upon" * 100_000):
             yield frame
 
     async def scene() -> None:
         async with family(tmp_path, nothing, hangs, story) as asker:
-            found = await asker.find(ASKED)
+            found = await asker.request_first(ASKED)
             assert found is not None
             assert [frame async for frame in found] == [b"", b"upon" * 100_000]
             assert heard == [ASKED]
@@ -65,23 +65,23 @@ def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.M
     async def scene() -> None:
         async with family(tmp_path, nothing, hangs) as asker:
             (tmp_path / "worker-1").unlink()
-            assert await asker.find(ASKED) is None
-            assert await asker.ask(ASKED, 0.05) == {}
+            assert await asker.request_first(ASKED) is None
+            assert await asker.request_all(ASKED, 0.05) == {}
 
     run(scene)
 
 
 def test_each_is_asked_for_its_own(tmp_path: Path) -> None:
-    def says(frame: bytes) -> Tell:
-        async def tell(question: Question) -> AsyncGenerator[bytes]:
+    def says(frame: bytes) -> PeerHandler:
+        async def tell(question: PeerRequest) -> AsyncGenerator[bytes]:
             yield frame
 
         return tell
 
     async def scene() -> None:
         async with family(tmp_path, says(b"a"), nothing, says(b"c")) as asker:
-            assert await asker.ask(ASKED) == {1: b"a", 3: b"c"}
-            assert await asker.ask(Question("unknown")) == {}
+            assert await asker.request_all(ASKED) == {1: b"a", 3: b"c"}
+            assert await asker.request_all(PeerRequest("unknown")) == {}
 
     run(scene)
 
@@ -89,7 +89,7 @@ def test_each_is_asked_for_its_own(tmp_path: Path) -> None:
 def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
     made = 0
 
-    async def story(question: Question) -> AsyncGenerator[bytes]:
+    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
         nonlocal made
         for _ in range(400):
             yield b"x" * PIECE
@@ -97,7 +97,7 @@ def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with family(tmp_path, story) as asker:
-            found = await asker.find(ASKED)
+            found = await asker.request_first(ASKED)
             assert found is not None
             before = -1
             while made != before:
@@ -113,7 +113,7 @@ def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
 def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
-    async def story(question: Question) -> AsyncGenerator[bytes]:
+    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
         try:
             yield b"once"
             await asyncio.Event().wait()
@@ -122,7 +122,7 @@ def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with family(tmp_path, story) as asker:
-            found = await asker.find(ASKED)
+            found = await asker.request_first(ASKED)
             assert found is not None
             await found.aclose()
             await ended.wait()
@@ -136,7 +136,7 @@ def test_an_answer_that_is_not_whole_says_so(
 ) -> None:
     monkeypatch.setattr(siblings_module, "PATIENCE", 0.05)
 
-    async def story(question: Question) -> AsyncGenerator[bytes]:
+    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
         yield b"once"
         yield b"upon"
         if how == "it fails":
@@ -145,11 +145,11 @@ def test_an_answer_that_is_not_whole_says_so(
 
     async def scene() -> None:
         async with family(tmp_path, story) as asker:
-            found = await asker.find(ASKED)
+            found = await asker.request_first(ASKED)
             assert found is not None
             assert await anext(found) == b"upon"
             rest = asyncio.create_task(_next(found))
-        with pytest.raises(BrokenOff):
+        with pytest.raises(PeerDisconnected):
             await rest
 
     run(scene)

@@ -23,7 +23,7 @@ from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import TlsCertificate, CertificateError
-from dovetail.server.reload import renewing
+from dovetail.server.reload import reload_on_change
 from dovetail.settings import file_version as stamps
 
 
@@ -160,7 +160,7 @@ def test_the_signal_of_a_terminal_is_left_to_it(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> bool:
-        async with renewing(ApiKeys(), None):
+        async with reload_on_change(ApiKeys(), None):
             return signal.getsignal(signal.SIGHUP) is not before
 
     before = signal.getsignal(signal.SIGHUP)

@@ -20,8 +20,8 @@ from dovetail.http.options import HttpOptions
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.tls import TlsCertificate
 from dovetail.server import handshake
-from dovetail.server.handshake import reason_of
-from dovetail.server.http_server import server
+from dovetail.server.handshake import classify_failure
+from dovetail.server.http_server import create_server
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
     asyncio.new_event_loop,
@@ -37,12 +37,12 @@ async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Au
     issued = authority.issue("server")
     app = App(service()[0], HttpOptions(**options))
     place = socket.create_server(("127.0.0.1", 0))
-    running = server(
+    running = create_server(
         app,
         certificate=TlsCertificate(issued.cert, issued.key),
-        draining=app.draining,
+        drain=app.draining,
         metrics=app.metrics,
-        peers=app.options.client_addresses,
+        client_addresses=app.options.client_addresses,
     )
     task = asyncio.create_task(running.serve([place]))
     while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
@@ -229,9 +229,9 @@ def test_a_server_that_stops_does_not_wait_for_handshakes(loop: Any, tmp_path: P
 def test_reasons_are_a_closed_set() -> None:
     unknown = ssl.SSLError(1, "something new")
     unknown.reason = "SOMETHING_NEW"
-    assert reason_of(unknown) == ("other", "SOMETHING_NEW")
-    assert reason_of(ssl.SSLError(1, "nothing")) == ("other", None)
-    assert reason_of(OSError()) == ("hung_up", None)
+    assert classify_failure(unknown) == ("other", "SOMETHING_NEW")
+    assert classify_failure(ssl.SSLError(1, "nothing")) == ("other", None)
+    assert classify_failure(OSError()) == ("hung_up", None)
 
 
 def _distrusts(port: int) -> None:

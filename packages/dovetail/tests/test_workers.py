@@ -43,7 +43,7 @@ from workers_stage import (
     until,
 )
 
-from dovetail.server.kept import TURNS
+from dovetail.server.kept import LEDGER_FILE
 
 ENDS = {
     "/v1/messages": b"event: message_stop",
@@ -205,7 +205,7 @@ def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
         assert running.process.wait(PATIENCE) == -signal.SIGTERM
         until(lambda: all(map(is_gone, pids)))
         assert "Traceback" not in running.log.read_text()
-    with closing(sqlite3.connect(tmp_path / "home" / TURNS)) as turns:
+    with closing(sqlite3.connect(tmp_path / "home" / LEDGER_FILE)) as turns:
         assert turns.execute("SELECT entries FROM totals").fetchone() == (24,)
 
 

@@ -29,9 +29,9 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
 from dovetail.server.notify import notify
-from dovetail.server.numbers import Numbers
-from dovetail.server.process import Member
-from dovetail.server.worker_peers import Siblings
+from dovetail.server.numbers import WorkerMetrics
+from dovetail.server.process import ManagedProcess
+from dovetail.server.worker_peers import WorkerPeers
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import EngineUnavailable
 
@@ -174,9 +174,9 @@ def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
         metrics[0].count_rate_limited("requests")
         metrics[1].count_rate_limited("requests")
         metrics[1].count_rate_limited("requests")
-        siblings = [Siblings(tmp_path, at, 3) for at in range(3)]
+        siblings = [WorkerPeers(tmp_path, at, 3) for at in range(3)]
         told = [
-            Numbers(one.registry, sibling) for one, sibling in zip(metrics, siblings, strict=True)
+            WorkerMetrics(one.registry, sibling) for one, sibling in zip(metrics, siblings, strict=True)
         ]
         await siblings[0].open()
         await siblings[1].open()  # the third has fallen
@@ -272,7 +272,7 @@ def test_a_process_imports_nothing_of_the_folder_it_is_started_in(
     monkeypatch.chdir(tmp_path)
 
     async def scene() -> None:
-        assert await Member("dovetail.cli.worker").start("no order") is None
+        assert await ManagedProcess("dovetail.cli.worker").start("no order") is None
 
     asyncio.run(scene())
     assert [one.name for one in tmp_path.iterdir()] == ["uvloop.py"]
@@ -280,9 +280,9 @@ def test_a_process_imports_nothing_of_the_folder_it_is_started_in(
 
 def test_a_process_that_is_not_there_yet_is_stopped_all_the_same() -> None:
     async def scene() -> None:
-        member = Member("dovetail.cli.worker")
+        member = ManagedProcess("dovetail.cli.worker")
         member.send(signal.SIGTERM)
         assert await member.start("no order") is None
-        assert await member.ended() == -signal.SIGTERM
+        assert await member.wait() == -signal.SIGTERM
 
     asyncio.run(scene())

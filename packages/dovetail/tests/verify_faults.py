@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
-from dovetail.server.build import build
-from dovetail.server.http_server import server
+from dovetail.server.build import build_service
+from dovetail.server.http_server import create_server
 from dovetail.settings.config import Config
 from dovetail_verify.scripted import own_server
 
@@ -267,8 +267,8 @@ def faulty_server(folder: Path) -> Iterator[Play]:
         reasoning_parser=given["--reasoning-parser"],
         data_dir=folder,
     )
-    layer = Faulty(App(build(config)))
-    running = server(layer, "127.0.0.1", 0)
+    layer = Faulty(App(build_service(config)))
+    running = create_server(layer, "127.0.0.1", 0)
     running.config.log_config = None
     thread = Thread(target=running.run, daemon=True)
     thread.start()

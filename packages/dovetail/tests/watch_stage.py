@@ -20,7 +20,7 @@ from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.http_server import server
+from dovetail.server.http_server import create_server
 from dovetail.watch.capture import Limits
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.observer import Tee
@@ -126,7 +126,7 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
     app = App(ModelRegistry([TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
     place = socket.create_server(("127.0.0.1", 0))
-    running = server(app)
+    running = create_server(app)
     task = asyncio.create_task(running.serve([place]))
     try:
         yield Stage(app, engine, place.getsockname()[1], running, asyncio.Queue())

@@ -14,11 +14,11 @@ def app(**settings: Any) -> "App":
     """
     from dovetail.http.app import App
     from dovetail.http.options import build_http_options
-    from dovetail.server.build import build
+    from dovetail.server.build import build_service
     from dovetail.settings.sources import load_config
     from dovetail.telemetry.metrics import Metrics
     from dovetail.telemetry.recorders import open_recorders
 
     config = load_config(settings, os.environ).config
     metrics = Metrics()
-    return App(build(config), build_http_options(config), metrics, open_recorders(config, metrics))
+    return App(build_service(config), build_http_options(config), metrics, open_recorders(config, metrics))

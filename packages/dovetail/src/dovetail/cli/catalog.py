@@ -15,7 +15,7 @@ from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import ask
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
-from dovetail.server.build import build
+from dovetail.server.build import build_service
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig
 from dovetail_model import DovetailError
@@ -63,4 +63,4 @@ def _asked(url: str, config: Config) -> Json:
 def _own(config: Config) -> Json:
     """What a server would say. Its store of turns is left alone."""
     profile = read_profile(config.codex_profile) if config.codex_profile else None
-    return codex_catalog(build(replace(config, store="memory")).iter_entries(), profile)
+    return codex_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)

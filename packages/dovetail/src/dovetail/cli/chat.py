@@ -10,8 +10,8 @@ from dovetail.cli.flags import with_settings
 from dovetail.pipeline.execution import run_request
 from dovetail.pipeline.registry import ModelEntry
 from dovetail.pipeline.sinks import CallbackSink
-from dovetail.server.build import build
-from dovetail.server.faults import SETUP_FAULTS
+from dovetail.server.build import build_service
+from dovetail.server.faults import SETUP_ERRORS
 from dovetail.settings.sources import LoadedConfig
 from dovetail_model import (
     Event,
@@ -32,9 +32,9 @@ _out = Console(highlight=False, soft_wrap=True)
 def chat(settings: LoadedConfig) -> None:
     """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
     try:
-        service = build(settings.config)
+        service = build_service(settings.config)
         asyncio.run(_talk(service.entries[0]))
-    except SETUP_FAULTS as error:
+    except SETUP_ERRORS as error:
         typer.echo(f"dovetail chat: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -18,7 +18,7 @@ from dovetail.ledger.export import LedgerExporter, MissingBranch
 from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
-from dovetail.server.kept import TURNS, open_ledger
+from dovetail.server.kept import LEDGER_FILE, open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import ConfigError, load_config
@@ -131,8 +131,8 @@ async def _ledger(settings: Config) -> AsyncIterator[Ledger]:
     folder = settings.data_dir or default_data_dir()
     if settings.store == "memory":
         raise ValueError("--store memory: such turns are in the server's memory alone")
-    if settings.store == "sqlite" and not (folder / TURNS).exists():
-        raise ValueError(f"no turns are kept in {folder}: no file {TURNS} is there")
+    if settings.store == "sqlite" and not (folder / LEDGER_FILE).exists():
+        raise ValueError(f"no turns are kept in {folder}: no file {LEDGER_FILE} is there")
     ledger = open_ledger(settings, folder)
     try:
         yield ledger

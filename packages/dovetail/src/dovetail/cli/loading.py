@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
-from dovetail.server.build import own_template
+from dovetail.server.build import bundled_template
 
 
 def load(
@@ -19,5 +19,5 @@ def load(
         find_model(model),
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
-        custom_template=custom_template or own_template(model),
+        custom_template=custom_template or bundled_template(model),
     )

@@ -17,7 +17,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import ModelLoadError, Model
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
-from dovetail.server.kept import TURNS, open_keyring, open_ledger
+from dovetail.server.kept import LEDGER_FILE, open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
@@ -66,8 +66,8 @@ async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -
     if data_dir is None:
         ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
-        if not (data_dir / TURNS).is_file():
-            raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {TURNS}")
+        if not (data_dir / LEDGER_FILE).is_file():
+            raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {LEDGER_FILE}")
         config = Config(data_dir=data_dir)
         ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)
     preparer = ChatPreparer(model, ledger, keyring)

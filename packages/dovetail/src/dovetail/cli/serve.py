@@ -26,7 +26,7 @@ from dovetail.cli.server_runner import (
 from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.launch.harnesses import HARNESSES
 from dovetail.server.notify import notify
-from dovetail.server.supervisor import Crew, CrewError
+from dovetail.server.supervisor import WorkerSupervisor, SupervisorError
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig
 from dovetail.telemetry.log import configure_logging
@@ -95,14 +95,14 @@ def _serve_together(
         _greet(_address(place, scheme), facts["name"], facts["window"], bool(options.keys))
 
     async def run() -> signal.Signals | None:
-        crew = Crew(config, port)
+        crew = WorkerSupervisor(config, port)
         await crew.run(ready)
-        return crew.stopped_by
+        return crew.stop_signal
 
     try:
         stopped_by = asyncio.run(run())
         _log.info("stopped")
-    except CrewError as error:
+    except SupervisorError as error:
         fail("serve", str(error))
     if stopped_by is not None:
         signal.raise_signal(stopped_by)  # whoever waits for us sees how we ended

@@ -18,12 +18,12 @@ from dovetail.http.options import HttpOptions
 from dovetail.net.settling import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.server.build import DEFAULT_MODEL, build
-from dovetail.server.faults import SETUP_FAULTS
-from dovetail.server.http_server import serve as run_server
-from dovetail.server.http_server import server, until_started
+from dovetail.server.build import DEFAULT_MODEL, build_service
+from dovetail.server.faults import SETUP_ERRORS
+from dovetail.server.http_server import run_server as run_server
+from dovetail.server.http_server import create_server, wait_until_started
 from dovetail.server.notify import notify
-from dovetail.server.reload import renewing
+from dovetail.server.reload import reload_on_change
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
@@ -57,21 +57,21 @@ def run_here(
     request_memory.max_bytes = config.max_held_bytes
     app = App(service, front.options, front.metrics, front.recording)
     app.draining.on_start(lambda: notify("STOPPING=1"))
-    serving = server(
+    serving = create_server(
         app,
         config.http_host,
         front.place.getsockname()[1],
         certificate=front.certificate,
-        draining=app.draining,
-        message_bytes=config.max_body_bytes if front.options.websockets else None,
+        drain=app.draining,
+        max_message_bytes=config.max_body_bytes if front.options.websockets else None,
         metrics=app.metrics,
-        peers=front.options.client_addresses,
+        client_addresses=front.options.client_addresses,
     )
 
     async def run() -> None:
-        async with renewing(front.options.keys, front.certificate), beside(app):
+        async with reload_on_change(front.options.keys, front.certificate), beside(app):
             task = asyncio.create_task(run_server(serving, [front.place]))
-            if await until_started(serving, task):
+            if await wait_until_started(serving, task):
                 freeze_gc()
                 ready()
             await task
@@ -143,7 +143,7 @@ def build_service(config: Config) -> ModelRegistry:
             progress.update(task, completed=done, total=total, visible=True)
 
         try:
-            return build(config, tell)
-        except SETUP_FAULTS as error:
+            return build_service(config, tell)
+        except SETUP_ERRORS as error:
             progress.stop()
             fail("serve", str(error))

@@ -19,8 +19,8 @@ from dovetail.http.app import App
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError, find_model
 from dovetail.net.http_client import Endpoint
-from dovetail.server.build import build
-from dovetail.server.http_server import server, until_started
+from dovetail.server.build import build_service
+from dovetail.server.http_server import create_server, wait_until_started
 from dovetail.settings.config import Config
 from dovetail.watch.fix import FixApp
 from dovetail.watch.recording import RecordingError, recorded, write_private
@@ -137,7 +137,7 @@ def _watch(flags: _Flags, fix: bool) -> None:
         raise ValueError("the address of a server is needed: dovetail watch http://127.0.0.1:8000")
     endpoint = _endpoint(flags.url, flags.key)
     named = flags.lens()
-    app = App(build(flags.config())) if fix else None
+    app = App(build_service(flags.config())) if fix else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         listed = runner.run(served_models(endpoint))
         lenses = Lenses(named, listed, flags.notation)
@@ -183,11 +183,11 @@ async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
 async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) -> None:
     """Answers through Dovetail until it is told to stop."""
     fixing = FixApp(app, endpoint, watching.tee.exchange, watching.fell_back)
-    serving = server(fixing, *flags.place, draining=app.draining)
+    serving = create_server(fixing, *flags.place, drain=app.draining)
     _signals(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
     task = asyncio.create_task(serving.serve())
-    if await until_started(serving, task):
+    if await wait_until_started(serving, task):
         name, number = serving.servers[0].sockets[0].getsockname()[:2]
         _greet(f"http://{name}:{number}", "fixing")
     await task

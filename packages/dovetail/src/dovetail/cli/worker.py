@@ -11,9 +11,9 @@ from dovetail.cli.errors import fail
 from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
-from dovetail.server.folder import hold
-from dovetail.server.order import BOOK, Order, listen_to_parent, report, take_order
-from dovetail.server.peer_responses import joined
+from dovetail.server.folder import hold_runtime_dir
+from dovetail.server.order import LIMITS_FILE, WorkerSpec, exit_with_parent, report_ready, receive_spec
+from dovetail.server.peer_responses import join_peers
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.recorders import open_recorders
@@ -21,11 +21,11 @@ from dovetail.telemetry.recorders import open_recorders
 
 def main() -> int:
     """Serves until told to stop, by a signal or by the end of the parent."""
-    order = take_order(Order)
+    order = receive_spec(WorkerSpec)
     configure_logging(order.config.log_format, order.config.log_level)
     _sign_lines(order.number)
-    listen_to_parent()
-    hold(order.folder)
+    exit_with_parent()
+    hold_runtime_dir(order.folder)
     try:
         _serve(order)
     except typer.Exit as end:
@@ -44,14 +44,14 @@ def _sign_lines(number: int) -> None:
         handler.addFilter(sign)
 
 
-def _serve(order: Order) -> None:
+def _serve(order: WorkerSpec) -> None:
     config = order.config
     try:
         metrics = Metrics()
         metrics.count_restarts(order.restarts)
         front = Front(
             build_http_options(
-                config, SharedLimitStore(order.folder / BOOK, order.number), reloading=order.restarts > 0
+                config, SharedLimitStore(order.folder / LIMITS_FILE, order.number), reloading=order.restarts > 0
             ),
             certificate_of(config),
             bind(config.http_host, order.port, shared=True),
@@ -66,11 +66,11 @@ def _serve(order: Order) -> None:
         warn(config, *(warning for one in service.entries for warning in one.warnings))
 
     def beside(app: App) -> AbstractAsyncContextManager[None]:
-        return joined(app, order.folder, order.number, config.workers)
+        return join_peers(app, order.folder, order.number, config.workers)
 
     def ready() -> None:
         names = [one.name for one in service.entries]
-        report({"name": first.name, "window": first.context_length, "models": names})
+        report_ready({"name": first.name, "window": first.context_length, "models": names})
 
     run_here(config, front, service, ready, beside)
 

@@ -12,8 +12,8 @@ from dovetail.eval.target import AcceptError, Subject
 from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
-from dovetail.server.build import build
-from dovetail.server.http_server import serve, server, until_started
+from dovetail.server.build import build_service
+from dovetail.server.http_server import run_server, create_server, wait_until_started
 from dovetail.settings.config import Config
 from dovetail.watch.exchange import Exchange
 from dovetail.watch.observer import Tee
@@ -37,7 +37,7 @@ async def fronted(subject: Subject) -> AsyncIterator[tuple[Endpoint, list[Exchan
     try:
         with TemporaryDirectory(prefix="dovetail-accept-") as folder:
             # Not on this loop: the server is asked while it is built, and the relay is in between.
-            service = await asyncio.to_thread(build, _config(subject, address, Path(folder)))
+            service = await asyncio.to_thread(build_service, _config(subject, address, Path(folder)))
             async with _serving(App(service), subject) as endpoint:
                 yield endpoint, heard
     finally:
@@ -89,13 +89,13 @@ async def _serving(app: App, subject: Subject) -> AsyncIterator[Endpoint]:
     listening = socket.create_server(("127.0.0.1", 0))
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     starting = _Starting(app)
-    running = server(starting)
-    task = asyncio.create_task(serve(running, [listening]))
+    running = create_server(starting)
+    task = asyncio.create_task(run_server(running, [listening]))
     try:
         await asyncio.sleep(0)  # it has begun then, and has taken the signals
         for each, handler in handlers.items():
             signal.signal(each, handler)
-        if not await until_started(running, task):
+        if not await wait_until_started(running, task):
             why = starting.why or "no reason is given"
             raise AcceptError(f"Dovetail cannot start before {subject.endpoint}: {why}")
         yield Endpoint("127.0.0.1", listening.getsockname()[1])

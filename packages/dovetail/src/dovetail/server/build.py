@@ -20,26 +20,26 @@ from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.engines import Remote, find_remote
-from dovetail.server.kept import open_kept, open_keyring, open_ledger
-from dovetail.server.setup_engines import make_pool, make_upstream
+from dovetail.server.engines import RemoteEngine, discover_remote_engine
+from dovetail.server.kept import open_response_store, open_keyring, open_ledger
+from dovetail.server.setup_engines import create_pool, create_upstream_engine
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir
 from dovetail_model import Sampling
 
 DEFAULT_MODEL = "smollm2"
-CLAUDE = (
+CLAUDE_ALIAS = (
     "claude-*"  # names that Claude Code uses beside the one it is told: of its small model, say
 )
 TEMPLATES = Path(models.__file__).parent / "templates"
 
 #: Sampling under which a built-in model answers well; the files of its weights say nothing.
-ADVISED = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
+RECOMMENDED_SAMPLING = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedParts:
     """What all models of a server have in common."""
 
     folder: Path
@@ -47,57 +47,57 @@ class _Shared:
     keyring: Keyring
 
 
-def build(config: Config, progress: Progress | None = None) -> ModelRegistry:
+def build_service(config: Config, progress: Progress | None = None) -> ModelRegistry:
     """The service that the settings ask for. Its engines are started by `Service.start`."""
     folder = config.data_dir or default_data_dir()
-    shared = _Shared(folder, open_ledger(config, folder), open_keyring(config, folder))
+    shared = _SharedParts(folder, open_ledger(config, folder), open_keyring(config, folder))
     each = [replace(config, models=(), **table) for table in config.models] or [config]
-    offered = [_offer(one, shared, progress) for one in each]
-    usual = {CLAUDE: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
+    offered = [_build_model(one, shared, progress) for one in each]
+    usual = {CLAUDE_ALIAS: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
     return ModelRegistry(
-        offered, aliases(config) or usual, open_kept(config, folder), shared.ledger.faults
+        offered, parse_aliases(config) or usual, open_response_store(config, folder), shared.ledger.faults
     )
 
 
-def engine_here(config: Config, progress: Progress | None = None) -> tuple[Model, ReplicaPool]:
+def build_local_engine(config: Config, progress: Progress | None = None) -> tuple[Model, ReplicaPool]:
     """A model that runs here, and its engine alone: for a process that serves it to others."""
-    path = _files(config, config.data_dir or default_data_dir(), None, progress)
-    model = _load(config, path, None)
-    return model, make_pool(config, model, path, None)
+    path = _find_files(config, config.data_dir or default_data_dir(), None, progress)
+    model = _load_model(config, path, None)
+    return model, create_pool(config, model, path, None)
 
 
-def _offer(config: Config, shared: _Shared, progress: Progress | None) -> ModelEntry:
+def _build_model(config: Config, shared: _SharedParts, progress: Progress | None) -> ModelEntry:
     """One model. A remote engine is asked first: it may know better what it serves."""
-    remote = find_remote(config)
+    remote = discover_remote_engine(config)
     if remote is not None and config.engine in UPSTREAMS:
-        return _relayed(config, shared, remote)
-    return _served(config, shared, remote, progress)
+        return _build_upstream_model(config, shared, remote)
+    return _build_token_model(config, shared, remote, progress)
 
 
-def _relayed(config: Config, shared: _Shared, remote: Remote) -> UpstreamModel:
+def _build_upstream_model(config: Config, shared: _SharedParts, remote: RemoteEngine) -> UpstreamModel:
     # A server that has many models is asked for the one that a client names, unless somebody chose.
     if config.model is not None or config.served_model_name:
         remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
     return UpstreamModel(
         names=config.served_model_name or remote.model.names or (remote.model.name,),
-        engine=make_upstream(config, remote),
-        normalizer=PromptNormalizer(settings(config).normalization),
+        engine=create_upstream_engine(config, remote),
+        normalizer=PromptNormalizer(preparation_settings(config).normalization),
         sealer=Sealer(shared.keyring),
         max_context=config.context_length,
         default_sampling=default_sampling(config),
     )
 
 
-def _served(
-    config: Config, shared: _Shared, remote: Remote | None, progress: Progress | None
+def _build_token_model(
+    config: Config, shared: _SharedParts, remote: RemoteEngine | None, progress: Progress | None
 ) -> TokenModel:
-    path = _files(config, shared.folder, remote, progress)
-    model = _load(config, path, remote)
+    path = _find_files(config, shared.folder, remote, progress)
+    model = _load_model(config, path, remote)
     return TokenModel(
-        names=config.served_model_name or _names(config, path, remote),
+        names=config.served_model_name or _default_names(config, path, remote),
         model=model,
-        preparer=ChatPreparer(model, shared.ledger, shared.keyring, settings(config)),
-        engine=make_pool(config, model, path, remote),
+        preparer=ChatPreparer(model, shared.ledger, shared.keyring, preparation_settings(config)),
+        engine=create_pool(config, model, path, remote),
         max_context=config.context_length,
         migration_limit=config.migration_limit,
         recovery_wait=config.recovery_wait,
@@ -106,8 +106,8 @@ def _served(
     )
 
 
-def _load(config: Config, path: Path, remote: Remote | None) -> Model:
-    template = own_template(_model_name(config)) if remote is None else None
+def _load_model(config: Config, path: Path, remote: RemoteEngine | None) -> Model:
+    template = bundled_template(_model_name(config)) if remote is None else None
     return load_model(
         path,
         tool_parser=config.tool_call_parser,
@@ -117,7 +117,7 @@ def _load(config: Config, path: Path, remote: Remote | None) -> Model:
     )
 
 
-def _files(config: Config, folder: Path, remote: Remote | None, progress: Progress | None) -> Path:
+def _find_files(config: Config, folder: Path, remote: RemoteEngine | None, progress: Progress | None) -> Path:
     """Where the model's tokenizer and template are; its weights too, where it runs here."""
     if remote is None:
         return find_model(_model_name(config), folder, progress)
@@ -125,7 +125,7 @@ def _files(config: Config, folder: Path, remote: Remote | None, progress: Progre
     return find_tokenizer_files(remote.model, config.tokenizer or named)
 
 
-def _names(config: Config, path: Path, remote: Remote | None) -> tuple[str, ...]:
+def _default_names(config: Config, path: Path, remote: RemoteEngine | None) -> tuple[str, ...]:
     """What a model is called where nobody says."""
     if remote is not None:
         return tuple(dict.fromkeys((remote.model.name, *remote.model.names)))
@@ -137,7 +137,7 @@ def _model_name(config: Config) -> str:
     return config.model or DEFAULT_MODEL
 
 
-def own_template(model: str) -> Path | None:
+def bundled_template(model: str) -> Path | None:
     """Our template for a built-in model: SmolLM2 answers better without its own system text."""
     path = TEMPLATES / f"{model}.jinja"
     return path if path.is_file() else None
@@ -146,12 +146,12 @@ def own_template(model: str) -> Path | None:
 def default_sampling(config: Config) -> Sampling:
     """What holds where a request does not say: the operator's values, then what suits the model."""
     remote = bool(config.engine_url)
-    advised = Sampling() if remote else ADVISED.get(_model_name(config), Sampling())
+    advised = Sampling() if remote else RECOMMENDED_SAMPLING.get(_model_name(config), Sampling())
     given = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
     return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})
 
 
-def settings(config: Config) -> PromptSettings:
+def preparation_settings(config: Config) -> PromptSettings:
     """What an operator decides about prompts."""
     return PromptSettings(
         replay=config.replay,
@@ -166,7 +166,7 @@ def settings(config: Config) -> PromptSettings:
     )
 
 
-def aliases(config: Config) -> dict[str, str]:
+def parse_aliases(config: Config) -> dict[str, str]:
     """Aliases as written on the command line: ALIAS=NAME."""
     found: dict[str, str] = {}
     for written in config.model_alias:

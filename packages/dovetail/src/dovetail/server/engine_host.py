@@ -15,30 +15,30 @@ from dovetail.engines.hosted import HOSTED_MODEL_NAME
 from dovetail.engines.hosted_init import describe_engine
 from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
 from dovetail.net.settling import freeze_gc
-from dovetail.server.build import engine_here
-from dovetail.server.faults import SETUP_FAULTS
-from dovetail.server.folder import hold
-from dovetail.server.order import HostOrder, listen_to_parent, report, take_order
+from dovetail.server.build import build_local_engine
+from dovetail.server.faults import SETUP_ERRORS
+from dovetail.server.folder import hold_runtime_dir
+from dovetail.server.order import EngineHostSpec, exit_with_parent, report_ready, receive_spec
 from dovetail.telemetry.log import configure_logging
 
 
 def main() -> int:
     """Serves until told to stop. What is wrong is told in one line."""
-    order = take_order(HostOrder)
+    order = receive_spec(EngineHostSpec)
     configure_logging(order.config.log_format, order.config.log_level)
-    listen_to_parent()
-    hold(order.socket.parent)
+    exit_with_parent()
+    hold_runtime_dir(order.socket.parent)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(order))
-    except SETUP_FAULTS as error:
+    except SETUP_ERRORS as error:
         sys.stderr.write(f"dovetail serve: {error}\n")
         return 1
     return 0
 
 
-async def _serve(order: HostOrder) -> None:
-    model, engine = engine_here(order.config)
+async def _serve(order: EngineHostSpec) -> None:
+    model, engine = build_local_engine(order.config)
     await engine.start()
     try:
         window = engine.capabilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
@@ -49,22 +49,22 @@ async def _serve(order: HostOrder) -> None:
         listener, _ = open_listener(ListenAddress(path=order.socket))
         order.socket.chmod(0o600)
         freeze_gc()
-        report({"traits": msgspec.json.encode(describe_engine(engine)).decode()})
-        serving = _Server(uvicorn_config(app))
+        report_ready({"traits": msgspec.json.encode(describe_engine(engine)).decode()})
+        serving = _HostServer(uvicorn_config(app))
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, serving.end)
+        loop.add_signal_handler(signal.SIGTERM, serving.stop)
         await serving.serve([listener])
     finally:
         await engine.stop()
 
 
-class _Server(uvicorn.Server):
+class _HostServer(uvicorn.Server):
     """Leaves signals to us: it would raise them again before the engine is stopped."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.should_exit = True
 
 

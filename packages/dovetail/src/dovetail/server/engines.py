@@ -12,20 +12,20 @@ from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
-LOOK = 2.0  # seconds between two looks at an engine that is awaited
+POLL_INTERVAL_SECONDS = 2.0  # seconds between two looks at an engine that is awaited
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteEngine:
     """Servers of one model, and what the first that answered says about it."""
 
     endpoints: tuple[Endpoint, ...]
     model: RemoteModel
 
 
-def find_remote(config: Config) -> Remote | None:
+def discover_remote_engine(config: Config) -> RemoteEngine | None:
     """Who listens at the engine's addresses; None for engines that run here."""
     name = config.engine
     if name not in REMOTE_ENGINES:
@@ -34,11 +34,11 @@ def find_remote(config: Config) -> Remote | None:
         return None
     if not config.engine_url:
         raise EngineSetupError(f"the engine {name!r} needs the address of a server: --engine-url")
-    endpoints = tuple(_endpoint(url, config.engine_api_key) for url in config.engine_url)
-    return Remote(endpoints, _wanted(config, _ask(name, endpoints, config.engine_wait)))
+    endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in config.engine_url)
+    return RemoteEngine(endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait)))
 
 
-def _endpoint(url: str, key: str | None) -> Endpoint:
+def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     key = (key or "").strip()  # files of keys end with a line end
     if not (key.isascii() and key.isprintable()):
         raise EngineSetupError("--engine-api-key: no key has such characters in it")
@@ -50,31 +50,31 @@ def _endpoint(url: str, key: str | None) -> Endpoint:
         raise EngineSetupError(f"--engine-url: {error}") from error
 
 
-def _ask(name: str, endpoints: tuple[Endpoint, ...], patience: float) -> RemoteModel:
+def _discover_any(name: str, endpoints: tuple[Endpoint, ...], timeout: float) -> RemoteModel:
     """What the first server that answers says it serves."""
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     while True:
         faults = []
         for endpoint in endpoints:
             try:
-                return _run(name, endpoint)
+                return _discover_in_thread(name, endpoint)
             except DovetailError as fault:
                 faults.append(fault.message)
         if time.monotonic() >= until:
             told = f"the engine {name!r} does not answer: {'; '.join(faults)}"
-            hint = "" if patience else " (--engine-wait SECONDS waits for one that starts)"
+            hint = "" if timeout else " (--engine-wait SECONDS waits for one that starts)"
             raise EngineUnavailable(told + hint)
         _log.info("waiting_for_engine", extra={"fields": {"engine": name, "reason": faults[0]}})
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL_SECONDS)
 
 
-def _run(name: str, endpoint: Endpoint) -> RemoteModel:
+def _discover_in_thread(name: str, endpoint: Endpoint) -> RemoteModel:
     """Asks from a thread of its own: whoever sets up a server may be inside an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(discover_model(name, endpoint))).result()
 
 
-def _wanted(config: Config, found: RemoteModel) -> RemoteModel:
+def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
     """The model that the settings name, if the server has several."""
     names = found.names or (found.name,)
     if config.model is None or config.model == found.name:

@@ -5,4 +5,4 @@ from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail_model import DovetailError
 
-SETUP_FAULTS = (ModelLoadError, EngineSetupError, ModelUnavailableError, DovetailError, ValueError, OSError)
+SETUP_ERRORS = (ModelLoadError, EngineSetupError, ModelUnavailableError, DovetailError, ValueError, OSError)

@@ -13,38 +13,38 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "dovetail-"
-HELD = "held"  # the file that is locked
+LOCK_FILE = "held"  # the file that is locked
 
-_held: list[int] = []  # descriptors; the locks end with this process
+_lock_fds: list[int] = []  # descriptors; the locks end with this process
 
 
-def new_folder() -> Path:
+def create_runtime_dir() -> Path:
     """A folder that nobody else can enter. What others left behind goes before."""
-    _sweep(Path(tempfile.gettempdir()))
+    _remove_stale_dirs(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     # Locked before it has its name: a folder without it is never swept.
-    new = folder / f"{HELD}.new"
+    new = folder / f"{LOCK_FILE}.new"
     new.touch(mode=0o600)
     _lock(new)
-    new.rename(folder / HELD)
+    new.rename(folder / LOCK_FILE)
     return folder
 
 
-def hold(folder: Path) -> None:
+def hold_runtime_dir(folder: Path) -> None:
     """Keeps the folder for as long as this process lives, however its parent ends."""
-    _lock(folder / HELD)
+    _lock(folder / LOCK_FILE)
 
 
 def _lock(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    _held.append(descriptor)
+    _lock_fds.append(descriptor)
 
 
-def _sweep(place: Path) -> None:
+def _remove_stale_dirs(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another parent may be at it
-            if _is_ours(folder) and _is_left(folder):
+            if _is_ours(folder) and _is_abandoned(folder):
                 shutil.rmtree(folder)
 
 
@@ -55,9 +55,9 @@ def _is_ours(folder: Path) -> bool:
     return private and found.st_uid == os.geteuid()
 
 
-def _is_left(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     """Whether all processes that held it are gone. OSError where it is no such folder."""
-    descriptor = os.open(folder / HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

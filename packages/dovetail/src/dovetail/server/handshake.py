@@ -16,8 +16,8 @@ from dovetail.net.http_protocol import HEADER_TIMEOUT_SECONDS, max_connections
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
-AT_ONCE = 32  # connections more that are taken where one was waiting
-PAUSE = 0.2  # seconds, where the system has no connection for us, though one is there
+ACCEPT_BATCH = 32  # connections more that are taken where one was waiting
+ACCEPT_RETRY_SECONDS = 0.2  # seconds, where the system has no connection for us, though one is there
 #: OpenSSL's names for what went wrong, and what we call it. Others are `other`.
 _REASONS = {
     "HTTP_REQUEST": "plain_http",
@@ -35,47 +35,47 @@ _REASONS = {
     "BAD_RECORD_TYPE": "not_tls",
 }
 #: In the alerts of clients that refuse what they are shown.
-_DISTRUST = ("UNKNOWN_CA", "CERTIFICATE")
+_UNTRUSTED_ALERTS = ("UNKNOWN_CA", "CERTIFICATE")
 _UNUSED = "unused"
 
 _log = logging.getLogger(__name__)
 
 
-class Handshakes:
+class TlsAcceptor:
     """Takes the connections of one server. Those that speak TLS become HTTP connections."""
 
     def __init__(
         self,
         context: ssl.SSLContext,
-        refused: Callable[[str], None],
+        on_refused: Callable[[str], None],
         metrics: Metrics,
-        peers: ClientAddressResolver,
+        client_addresses: ClientAddressResolver,
     ) -> None:
         self._context = context
-        self._refused = refused  # hears of connections for which there is no room
+        self._on_refused = on_refused  # hears of connections for which there is no room
         self._metrics = metrics
-        self._peers = peers
-        self._hush = LogThrottle(event="tls_failures_not_logged", count_field="handshakes")
-        self._http: Callable[[], asyncio.Protocol] = asyncio.Protocol
+        self._client_addresses = client_addresses
+        self._throttle = LogThrottle(event="tls_failures_not_logged", count_field="handshakes")
+        self._protocol_factory: Callable[[], asyncio.Protocol] = asyncio.Protocol
         self._connections: Collection[object] = ()
         self._accepting: list[asyncio.Task[None]] = []
         self._running: set[asyncio.Task[None]] = set()
 
-    def begin(
+    def start(
         self,
-        places: Iterable[socket.socket],
-        http: Callable[[], asyncio.Protocol],
+        sockets: Iterable[socket.socket],
+        protocol_factory: Callable[[], asyncio.Protocol],
         connections: Collection[object],
     ) -> None:
         """Takes what comes to places that listen. `http` makes what a connection becomes, and
         `connections` are those that it has made.
         """
-        self._http, self._connections = http, connections
-        for place in places:
+        self._protocol_factory, self._connections = protocol_factory, connections
+        for place in sockets:
             place.setblocking(False)
             self._accepting.append(asyncio.create_task(self._accept(place)))
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Nothing more is taken, and what is not done yet is given up."""
         tasks = (*self._accepting, *self._running)
         for task in tasks:
@@ -88,46 +88,46 @@ class Handshakes:
             try:
                 # Until there are no more for now, or one has gone again.
                 with suppress(BlockingIOError, ConnectionAbortedError):
-                    self._take(*await loop.sock_accept(place))
-                    for _ in range(AT_ONCE):
-                        self._take(*place.accept())
+                    self._start_handshake(*await loop.sock_accept(place))
+                    for _ in range(ACCEPT_BATCH):
+                        self._start_handshake(*place.accept())
             except OSError:  # there are no more files
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
             await asyncio.sleep(0)  # a flood of them must not keep others waiting
 
-    def _take(self, connected: socket.socket, client: Any) -> None:
+    def _start_handshake(self, connected: socket.socket, client: Any) -> None:
         if len(self._connections) + len(self._running) > max_connections():
-            self._refused("connections")
+            self._on_refused("connections")
             connected.close()
             return
         connected.setblocking(False)
-        task = asyncio.create_task(self._shake_hands(connected, client))
+        task = asyncio.create_task(self._handshake(connected, client))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _shake_hands(self, connected: socket.socket, client: Any) -> None:
+    async def _handshake(self, connected: socket.socket, client: Any) -> None:
         try:
-            if not await _speaks(connected):
+            if not await _sends_data(connected):
                 self._metrics.count_tls_failure(_UNUSED)  # without a line: load balancers look so for life
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._http, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS
+                self._protocol_factory, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS
             )
             if transport.get_extra_info("cipher") is None:
                 raise ConnectionResetError
         except OSError as error:
-            self._failed(client, *reason_of(error))
+            self._report_failure(client, *classify_failure(error))
 
-    def _failed(self, client: Any, reason: str, detail: str | None) -> None:
+    def _report_failure(self, client: Any, reason: str, detail: str | None) -> None:
         self._metrics.count_tls_failure(reason)
-        peer = self._peers.normalize(client[0]) if isinstance(client, tuple) else None
-        if self._hush.allow(peer):
+        peer = self._client_addresses.normalize(client[0]) if isinstance(client, tuple) else None
+        if self._throttle.allow(peer):
             known = {"peer": peer, "reason": reason, "detail": detail}
             fields = {name: value for name, value in known.items() if value is not None}
             _log.warning("tls_failed", extra={"fields": fields})
 
 
-async def _speaks(connected: socket.socket) -> bool:
+async def _sends_data(connected: socket.socket) -> bool:
     """Whether the client says anything in the time that it has; one that does not is closed."""
     loop = asyncio.get_running_loop()
     heard = False
@@ -145,11 +145,11 @@ async def _speaks(connected: socket.socket) -> bool:
     return heard
 
 
-def reason_of(error: OSError) -> tuple[str, str | None]:
+def classify_failure(error: OSError) -> tuple[str, str | None]:
     """Why a handshake failed: in a word of ours, from a closed set, and in OpenSSL's own."""
     if isinstance(error, ssl.SSLError):
         told: str = getattr(error, "reason", None) or ""
-        if "ALERT" in told and any(word in told for word in _DISTRUST):
+        if "ALERT" in told and any(word in told for word in _UNTRUSTED_ALERTS):
             return "untrusted", told
         return _REASONS.get(told, "other"), told or None
     if isinstance(error, ConnectionAbortedError):  # so both loops say that it took too long

@@ -18,12 +18,12 @@ from dovetail.http.websocket.protocol import PING_INTERVAL_SECONDS, PING_TIMEOUT
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import BoundedHttpProtocol, max_connections, raise_file_limit
 from dovetail.net.tls import TlsCertificate
-from dovetail.server.handshake import Handshakes
+from dovetail.server.handshake import TlsAcceptor
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
-IDLE_TIMEOUT = 120  # seconds that an unused connection stays open: agents pause between turns
-LAST_WORDS = 2.0  # seconds for clients to read the end of an answer, or that it was broken off
+KEEP_ALIVE_TIMEOUT_SECONDS = 120  # seconds that an unused connection stays open: agents pause between turns
+FINAL_WRITE_TIMEOUT_SECONDS = 2.0  # seconds for clients to read the end of an answer, or that it was broken off
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, draining: DrainController, handshakes: Handshakes | None = None
+        self, config: uvicorn.Config, drain: DrainController, acceptor: TlsAcceptor | None = None
     ) -> None:
         super().__init__(config)
-        self._draining = draining
-        self._handshakes = handshakes
+        self._drain = drain
+        self._acceptor = acceptor
         self._signals = 0
-        self._broken_off = False
-        self._until = 0.0
+        self._aborted = False
+        self._deadline = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)
@@ -59,7 +59,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Places to listen are given; where HTTPS is served, connections are not uvicorn's yet."""
-        handshakes = self._handshakes
+        handshakes = self._acceptor
         if handshakes is None:
             await super().startup(sockets)
             return
@@ -69,51 +69,51 @@ class DrainingServer(uvicorn.Server):
         http = partial(make, config=config, server_state=state, app_state=self.lifespan.state)
         for place in sockets or ():
             place.listen(config.backlog)
-        handshakes.begin(sockets or (), http, state.connections)
+        handshakes.start(sockets or (), http, state.connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Tells it in the log: what raises the signal once more may leave no time for it."""
-        if self._handshakes is not None:
-            await self._handshakes.end()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         await super().shutdown(sockets)
         _log.info("stopped")
 
     def _is_drained(self) -> bool:
         """Whether there is nobody left to wait for."""
-        draining = self._draining
+        draining = self._drain
         if not draining.started:
-            self._until = monotonic() + draining.timeout
+            self._deadline = monotonic() + draining.timeout
             draining.start()
-            self._close_idle()
-        if self._signals > 1 and not self._broken_off:
-            self._until = monotonic()
-        if draining.active_requests and monotonic() < self._until:
+            self._close_idle_connections()
+        if self._signals > 1 and not self._aborted:
+            self._deadline = monotonic()
+        if draining.active_requests and monotonic() < self._deadline:
             return False
-        if draining.active_requests and not self._broken_off:
-            self._broken_off = True
-            self._until = monotonic() + LAST_WORDS
+        if draining.active_requests and not self._aborted:
+            self._aborted = True
+            self._deadline = monotonic() + FINAL_WRITE_TIMEOUT_SECONDS
             draining.abort_all()
             return False
-        self.config.timeout_graceful_shutdown = math.ceil(LAST_WORDS)
+        self.config.timeout_graceful_shutdown = math.ceil(FINAL_WRITE_TIMEOUT_SECONDS)
         return True
 
-    def _close_idle(self) -> None:
+    def _close_idle_connections(self) -> None:
         """Clients that come back find another server sooner over a new connection."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedHttpProtocol):
                 connection.close_when_idle()
 
 
-def server(  # noqa: PLR0913 - all but the first are said by name
+def create_server(  # noqa: PLR0913 - all but the first are said by name
     app: Any,
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
     certificate: TlsCertificate | None = None,
-    draining: DrainController | None = None,
-    message_bytes: int | None = None,
+    drain: DrainController | None = None,
+    max_message_bytes: int | None = None,
     metrics: Metrics | None = None,
-    peers: ClientAddressResolver | None = None,
+    client_addresses: ClientAddressResolver | None = None,
 ) -> uvicorn.Server:
     """A server for the application, not running yet.
 
@@ -121,19 +121,19 @@ def server(  # noqa: PLR0913 - all but the first are said by name
     is refused before there is a request, `peers` say how the log names where it came from.
     """
     metrics = metrics or Metrics()
-    refused = _teller(metrics)
+    refused = _refusal_reporter(metrics)
     handshakes = None
     if certificate is not None:
         metrics.track_certificate_expiry(lambda: certificate.expires_at)
-        handshakes = Handshakes(certificate.context, refused, metrics, peers or ClientAddressResolver())
+        handshakes = TlsAcceptor(certificate.context, refused, metrics, client_addresses or ClientAddressResolver())
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         http=partial(BoundedHttpProtocol, on_refused=refused),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
-        ws="none" if message_bytes is None else BoundedWebSocketProtocol,
-        ws_max_size=message_bytes or 0,
+        ws="none" if max_message_bytes is None else BoundedWebSocketProtocol,
+        ws_max_size=max_message_bytes or 0,
         ws_ping_interval=PING_INTERVAL_SECONDS,
         ws_ping_timeout=PING_TIMEOUT_SECONDS,
         ws_per_message_deflate=False,  # it would cost more than a token is worth
@@ -144,13 +144,13 @@ def server(  # noqa: PLR0913 - all but the first are said by name
         server_header=False,
         date_header=False,
         backlog=4096,
-        timeout_keep_alive=IDLE_TIMEOUT,
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT_SECONDS,
         timeout_graceful_shutdown=30,
     )
-    return DrainingServer(config, draining or DrainController(), handshakes)
+    return DrainingServer(config, drain or DrainController(), handshakes)
 
 
-def _teller(metrics: Metrics) -> Callable[[str], None]:
+def _refusal_reporter(metrics: Metrics) -> Callable[[str], None]:
     """Counts connections that are refused, and says when there are too many: one line a minute."""
     hush = LogThrottle(max_lines=1, event="connections_not_logged")
 
@@ -162,7 +162,7 @@ def _teller(metrics: Metrics) -> Callable[[str], None]:
     return refused
 
 
-async def serve(serving: uvicorn.Server, places: list[socket.socket]) -> None:
+async def run_server(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
     """Serves until told to stop. uvicorn would end the process where the start fails.
 
     Whether it did is told by `started`. Why it did not, the application says; uvicorn would say it
@@ -172,18 +172,18 @@ async def serve(serving: uvicorn.Server, places: list[socket.socket]) -> None:
     uvicorns = logging.getLogger("uvicorn.error")
 
     def has_news(record: logging.LogRecord) -> bool:
-        return serving.started or record.exc_info is not None
+        return server.started or record.exc_info is not None
 
     uvicorns.addFilter(has_news)
     try:
         with suppress(SystemExit):
-            await serving.serve(places)
+            await server.serve(sockets)
     finally:
         uvicorns.removeFilter(has_news)
 
 
-async def until_started(serving: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
+async def wait_until_started(server: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
     """Waits for a server that is being started; False if its task has ended before."""
-    while not serving.started and not task.done():
+    while not server.started and not task.done():
         await asyncio.wait({task}, timeout=0.05)
-    return serving.started
+    return server.started

@@ -15,22 +15,22 @@ from dovetail.responses.store import ResponseStore
 from dovetail.settings.config import Config
 from dovetail.settings.extras import install_command
 
-TURNS = "turns.sqlite"  # in the data folder
-RESPONSES = "responses.sqlite"
+LEDGER_FILE = "turns.sqlite"  # in the data folder
+RESPONSES_FILE = "responses.sqlite"
 
 
 def open_ledger(config: Config, folder: Path) -> Ledger:
     """The turns. Whoever shares a Redis does so to be asked for any of them, as workers are."""
     kept = config.store != "memory"
-    return Ledger(_store(config.store, folder), shared=kept, has_worker_peers=_has_siblings(config))
+    return Ledger(_open_ledger_store(config.store, folder), shared=kept, has_worker_peers=_has_peers(config))
 
 
-def open_kept(config: Config, folder: Path) -> ResponseStore:
+def open_response_store(config: Config, folder: Path) -> ResponseStore:
     """The responses that clients may fetch and go on from, where the turns are."""
     # Two servers of one user share a folder unless told otherwise, and so do an old one that
     # drains and the new one in its place.
     kept = config.store != "memory"
-    return ResponseStore(_responses(config, folder), shared=kept, has_peers=_has_siblings(config))
+    return ResponseStore(_open_response_backend(config, folder), shared=kept, has_peers=_has_peers(config))
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:
@@ -39,26 +39,26 @@ def open_keyring(config: Config, folder: Path) -> Keyring:
     return load_or_create_keyring(folder)
 
 
-def _has_siblings(config: Config) -> bool:
+def _has_peers(config: Config) -> bool:
     return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
-def _responses(config: Config, folder: Path) -> responses.ResponseBackend:
+def _open_response_backend(config: Config, folder: Path) -> responses.ResponseBackend:
     most, age = config.responses_max_bytes, config.responses_max_age
     if config.store == "memory":
         return MemoryResponseBackend(max_bytes=most, max_age=age)
     if config.store == "sqlite":
-        return SqliteResponseBackend(folder / RESPONSES, max_bytes=most, max_age=age)
+        return SqliteResponseBackend(folder / RESPONSES_FILE, max_bytes=most, max_age=age)
     from dovetail.responses.redis import RedisResponseBackend
 
     return RedisResponseBackend(config.store, max_age=age)
 
 
-def _store(name: str, folder: Path) -> LedgerStore:
+def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
     if name == "memory":
         return MemoryLedgerStore()
     if name == "sqlite":
-        return SqliteLedgerStore(folder / TURNS)
+        return SqliteLedgerStore(folder / LEDGER_FILE)
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
             raise ValueError(f"--store with a Redis needs more: {install_command('redis')}")

@@ -5,12 +5,12 @@ import socket
 import time
 from contextlib import suppress
 
-VARIABLE = "NOTIFY_SOCKET"
+NOTIFY_SOCKET_VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify(state: str) -> None:
     """Tells `READY=1`, `STOPPING=1` or `RELOADING=1`. Where nobody listens, nothing happens."""
-    address = os.environ.get(VARIABLE)
+    address = os.environ.get(NOTIFY_SOCKET_VARIABLE)
     if not address or not hasattr(socket, "AF_UNIX"):
         return
     if address.startswith("@"):  # systemd's spelling of a name that stands in no folder

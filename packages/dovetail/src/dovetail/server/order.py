@@ -18,12 +18,12 @@ import msgspec
 
 from dovetail.settings.config import Config
 
-BOOK = "limits"  # in the server's folder: what the limits of keys are counted in
+LIMITS_FILE = "limits"  # in the server's folder: what the limits of keys are counted in
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerSpec:
     """What a worker serves, where, and beside whom. `port` is what the server listens on.
 
     The sockets of the others, and all that they share, lie in `folder`.
@@ -37,7 +37,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class HostOrder:
+class EngineHostSpec:
     """The engine that a process runs for all workers, and where it listens."""
 
     config: Config
@@ -45,32 +45,32 @@ class HostOrder:
     key: str
 
 
-def take_order(form: type[_T]) -> _T:
+def receive_spec(spec_type: type[_T]) -> _T:
     """The order of this process. What anything else prints is log from now on."""
     if sys.stdin.isatty():
         sys.exit("this is started by `dovetail serve --workers`")
-    global _report
-    _report = os.dup(1)
+    global _report_fd
+    _report_fd = os.dup(1)
     os.dup2(2, 1)
     order = pickle.load(sys.stdin.buffer)
-    assert isinstance(order, form)
+    assert isinstance(order, spec_type)
     return order
 
 
-def report(facts: dict[str, Any]) -> None:
+def report_ready(facts: dict[str, Any]) -> None:
     """Tells the parent that this process is ready."""
-    os.write(_report, msgspec.json.encode(facts) + b"\n")
+    os.write(_report_fd, msgspec.json.encode(facts) + b"\n")
 
 
-def listen_to_parent() -> None:
+def exit_with_parent() -> None:
     """Has this process end in good order when its parent is gone."""
-    Thread(target=_await_end, name="dovetail-parent", daemon=True).start()
+    Thread(target=_wait_for_parent_exit, name="dovetail-parent", daemon=True).start()
 
 
-def _await_end() -> None:
+def _wait_for_parent_exit() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-_report = 1
+_report_fd = 1

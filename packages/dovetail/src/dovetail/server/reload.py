@@ -12,7 +12,7 @@ from dovetail.net.tls import TlsCertificate
 
 
 @asynccontextmanager
-async def renewing(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
+async def reload_on_change(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
     """Keeps keys and certificate fresh for as long as the block lasts."""
 
     def read_again() -> None:
@@ -21,7 +21,7 @@ async def renewing(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIt
             certificate.reload()
 
     loop = asyncio.get_running_loop()
-    heeded = not in_terminal()
+    heeded = not has_terminal()
     if heeded:
         loop.add_signal_handler(signal.SIGHUP, read_again)
     looking = None if certificate is None else asyncio.create_task(certificate.watch())
@@ -36,7 +36,7 @@ async def renewing(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIt
                 await looking
 
 
-def in_terminal() -> bool:
+def has_terminal() -> bool:
     """There SIGHUP says that the terminal is gone, and the server goes with it."""
     try:
         return sys.stdin is not None and os.isatty(sys.stdin.fileno())

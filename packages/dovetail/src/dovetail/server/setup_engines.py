@@ -14,11 +14,11 @@ from dovetail.engines.registry import (
 )
 from dovetail.models.loader import Model
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.engines import Remote
+from dovetail.server.engines import RemoteEngine
 from dovetail.settings.config import Config
 
 
-def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -> ReplicaPool:
+def create_pool(config: Config, model: Model, path: Path, remote: RemoteEngine | None) -> ReplicaPool:
     """The replicas of a token engine: one for each address, or as many as are wanted here."""
     name = engine_name(config)
     first = [id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None]
@@ -32,7 +32,7 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
             context_length=config.context_length,
             stop_ids=(*first, *(model.stop_ids - set(first))),
             reasoning_end_ids=model.reasoning_end_ids,
-            options=_options(config, name),
+            options=_engine_options(config, name),
         )
         for endpoint in endpoints
     ]
@@ -40,14 +40,14 @@ def make_pool(config: Config, model: Model, path: Path, remote: Remote | None) -
     return ReplicaPool(engines, consistent=config.workers > 1)
 
 
-def make_upstream(config: Config, remote: Remote) -> UpstreamEngine:
+def create_upstream_engine(config: Config, remote: RemoteEngine) -> UpstreamEngine:
     """An upstream that parses by itself."""
     if len(remote.endpoints) > 1:
         raise EngineSetupError(
             f"the engine {config.engine!r} takes one --engine-url: its answers cannot be taken "
             "over by another server"
         )
-    options = _options(config, config.engine)
+    options = _engine_options(config, config.engine)
     return create_upstream(config.engine, UpstreamSetup(remote.endpoints[0], remote.model, options))
 
 
@@ -57,7 +57,7 @@ def engine_name(config: Config) -> str:
     return "scripted" if config.script is not None else "llamacpp"
 
 
-def _options(config: Config, name: str) -> dict[str, Any]:
+def _engine_options(config: Config, name: str) -> dict[str, Any]:
     """The engine's own options: those with flags, then those given by name."""
     flags: Mapping[str, Mapping[str, Any]] = {
         "scripted": {"script": config.script},

@@ -18,16 +18,16 @@ from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected
 from dovetail_model import InternalError
 
-PATIENCE = 2.0  # seconds for a question to come, and for an answer to begin
+PEER_TIMEOUT_SECONDS = 2.0  # seconds for a question to come, and for an answer to begin
 
-_END = (1 << 32) - 1  # stands where a length would
-_LARGEST = 1 << 28  # bytes of a frame
+_END_MARK = (1 << 32) - 1  # stands where a length would
+_MAX_FRAME_BYTES = 1 << 28  # bytes of a frame
 _BACKLOG = 1024
 
 _log = logging.getLogger(__name__)
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
+class PeerRequest(msgspec.Struct, frozen=True, array_like=True):
     """What is asked; about a response, where it is one, and from behind which of its frames on."""
 
     what: str
@@ -40,27 +40,27 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
         return self.tenant, self.id
 
 
-Tell = Callable[[Question], AsyncGenerator[bytes]]
+PeerHandler = Callable[[PeerRequest], AsyncGenerator[bytes]]
 
 
-class BrokenOff(InternalError):
+class PeerDisconnected(InternalError):
     """A sibling did not tell all of its answer."""
 
 
-class Siblings:
+class WorkerPeers:
     """Process `number` of the `count` that there are, and its way to the others."""
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
         self.number = number
         self._folder = folder
-        self._others = [at for at in range(count) if at != number]
-        self._offered: dict[str, Tell] = {}
+        self._peer_numbers = [at for at in range(count) if at != number]
+        self._handlers: dict[str, PeerHandler] = {}
         self._server: asyncio.Server | None = None
-        self._telling: set[asyncio.Task[object] | None] = set()
+        self._active: set[asyncio.Task[object] | None] = set()
 
-    def offer(self, what: str, tell: Tell) -> None:
+    def register(self, what: str, handler: PeerHandler) -> None:
         """This is answered so. An answer of no frames says that there is nothing to tell."""
-        self._offered[what] = tell
+        self._handlers[what] = handler
 
     async def open(self) -> None:
         """Answers from now on."""
@@ -74,33 +74,33 @@ class Siblings:
             return
         self._server.close()
         self._path(self.number).unlink(missing_ok=True)
-        telling = {task for task in self._telling if task is not None}
+        telling = {task for task in self._active if task is not None}
         if telling:
-            _, late = await asyncio.wait(telling, timeout=PATIENCE)
+            _, late = await asyncio.wait(telling, timeout=PEER_TIMEOUT_SECONDS)
             for task in late:
                 task.cancel()
 
-    async def ask(self, question: Question, patience: float = PATIENCE) -> dict[int, bytes]:
+    async def request_all(self, request: PeerRequest, timeout: float = PEER_TIMEOUT_SECONDS) -> dict[int, bytes]:
         """What each of the others tells in one frame. Who is silent is left out."""
-        asking = {at: asyncio.create_task(_only(self._asked(at, question))) for at in self._others}
+        asking = {at: asyncio.create_task(_read_single_frame(self._request(at, request))) for at in self._peer_numbers}
         try:
             if asking:
-                await asyncio.wait(asking.values(), timeout=patience)
+                await asyncio.wait(asking.values(), timeout=timeout)
             told = {at: task.result() for at, task in asking.items() if task.done()}
             return {at: one for at, one in told.items() if one is not None}
         finally:
             for task in asking.values():
                 task.cancel()
 
-    async def find(self, question: Question) -> AsyncGenerator[bytes] | None:
+    async def request_first(self, request: PeerRequest) -> AsyncGenerator[bytes] | None:
         """The answer of the one that has one, behind its first frame. None: nobody has.
 
         Whoever reads it closes it. It raises `BrokenOff`.
         """
-        asking = [asyncio.create_task(begun(self._asked(at, question))) for at in self._others]
+        asking = [asyncio.create_task(await_first_frame(self._request(at, request))) for at in self._peer_numbers]
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
                     for answer in asyncio.as_completed(asking):
                         if (found := await answer) is not None:
                             return found
@@ -109,12 +109,12 @@ class Siblings:
             for task in asking:
                 task.cancel()
 
-    async def _asked(self, number: int, question: Question) -> AsyncGenerator[bytes]:
+    async def _request(self, number: int, request: PeerRequest) -> AsyncGenerator[bytes]:
         """What one of them tells. OSError where it is not there."""
         reader, writer = await asyncio.open_unix_connection(self._path(number))
         try:
-            writer.write(_framed(msgspec.msgpack.encode(question)))
-            while (frame := await _frame(reader)) is not None:
+            writer.write(_encode_frame(msgspec.msgpack.encode(request)))
+            while (frame := await _read_frame(reader)) is not None:
                 yield frame
         finally:
             writer.close()
@@ -128,62 +128,62 @@ class Siblings:
             return {"type": "http.disconnect"}
 
         task = asyncio.current_task()
-        self._telling.add(task)
+        self._active.add(task)
         try:
             # Raised where whoever asked is gone.
-            with suppress(BrokenOff, ConnectionError, ClientDisconnected, TimeoutError):
-                async with asyncio.timeout(PATIENCE):
-                    asked = await _frame(reader)
+            with suppress(PeerDisconnected, ConnectionError, ClientDisconnected, TimeoutError):
+                async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
+                    asked = await _read_frame(reader)
                 async with DisconnectGuard(hung_up):
-                    await self._tell(asked or b"", writer)
+                    await self._respond(asked or b"", writer)
         except Exception as error:
             _log.error("sibling_not_answered", exc_info=error)
         finally:
-            self._telling.discard(task)
+            self._active.discard(task)
             writer.close()
 
-    async def _tell(self, asked: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, asked: bytes, writer: asyncio.StreamWriter) -> None:
         """The answer, no more of it at a time than is read."""
-        question = msgspec.msgpack.decode(asked, type=Question)
-        async with aclosing(self._offered[question.what](question)) as answer:
+        question = msgspec.msgpack.decode(asked, type=PeerRequest)
+        async with aclosing(self._handlers[question.what](question)) as answer:
             async for frame in answer:
-                writer.write(_framed(frame))
+                writer.write(_encode_frame(frame))
                 await writer.drain()
-        writer.write(_END.to_bytes(4, "big"))
+        writer.write(_END_MARK.to_bytes(4, "big"))
         await writer.drain()
 
     def _path(self, number: int) -> Path:
         return self._folder / f"worker-{number}"
 
 
-async def begun(answer: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
+async def await_first_frame(answer: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
     """The answer, once its first frame is here. None: there is nothing, or nobody."""
-    with suppress(BrokenOff, OSError, StopAsyncIteration):
+    with suppress(PeerDisconnected, OSError, StopAsyncIteration):
         await anext(answer)
         return answer
     return None
 
 
-async def _only(answer: AsyncGenerator[bytes]) -> bytes | None:
+async def _read_single_frame(answer: AsyncGenerator[bytes]) -> bytes | None:
     """The one frame of an answer. None: there is nothing, or nobody."""
-    with suppress(BrokenOff, OSError, StopAsyncIteration):
+    with suppress(PeerDisconnected, OSError, StopAsyncIteration):
         async with aclosing(answer):
             return await anext(answer)
     return None
 
 
-def _framed(frame: bytes) -> bytes:
+def _encode_frame(frame: bytes) -> bytes:
     return len(frame).to_bytes(4, "big") + frame
 
 
-async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
     """The next frame; None at the end of the answer."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
-        if size == _END:
+        if size == _END_MARK:
             return None
-        if size <= _LARGEST:
+        if size <= _MAX_FRAME_BYTES:
             return await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise BrokenOff("Another process of the server fell while it answered.") from error
-    raise BrokenOff(f"Another process of the server sends {size} bytes at once.")
+        raise PeerDisconnected("Another process of the server fell while it answered.") from error
+    raise PeerDisconnected(f"Another process of the server sends {size} bytes at once.")
