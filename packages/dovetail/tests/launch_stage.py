@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.launch.plan import Order, Target
+from dovetail.launch.plan import LaunchRequest, LaunchTarget
 
 MODEL = "some-org/some model"  # a space, to see that it survives every quoting
 KEY = "sk-$ecret`'!*"  # all that a shell finds interesting
@@ -70,9 +70,9 @@ class FakeHarness:
         return json.loads(self._told.read_text())
 
 
-def target(window: int | None = 200_000, key: str | None = None) -> Target:
-    return Target("http://127.0.0.1:8000", MODEL, key, window, CATALOG)
+def target(window: int | None = 200_000, key: str | None = None) -> LaunchTarget:
+    return LaunchTarget("http://127.0.0.1:8000", MODEL, key, window, CATALOG)
 
 
-def order(folder: Path, api: str, executable: str, key: str | None = None) -> Order:
-    return Order(target(key=key), api, ("-x", "a b"), executable, folder)
+def order(folder: Path, api: str, executable: str, key: str | None = None) -> LaunchRequest:
+    return LaunchRequest(target(key=key), api, ("-x", "a b"), executable, folder)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from launch_stage import CATALOG, KEY, MODEL, FakeHarness, order, target
 
-from dovetail.launch.claude import compacts_at
-from dovetail.launch.harnesses import HARNESSES, harness_of
-from dovetail.launch.plan import KEY_VARIABLE, LaunchError, Order, Plan
-from dovetail.launch.private_files import open_private, remove_files, write_files
-from dovetail.launch.runner import environment_of, past_proxies
-from dovetail.launch.shell import SHOWN_KEY, shell_lines
+from dovetail.launch.claude import compaction_threshold
+from dovetail.launch.harnesses import HARNESSES, get_harness
+from dovetail.launch.plan import API_KEY_VARIABLE, LaunchError, LaunchRequest, LaunchPlan
+from dovetail.launch.private_files import open_private_file, remove_private_files, write_private_files
+from dovetail.launch.runner import build_environment, build_proxy_bypass
+from dovetail.launch.shell import SHELL_KEY_VARIABLE, to_shell_lines
 
 WAYS = [(name, api) for name, one in HARNESSES.items() for api in one.apis]
 
 
-def made(name: str, folder: Path, api: str | None = None, key: str | None = None) -> Plan:
+def made(name: str, folder: Path, api: str | None = None, key: str | None = None) -> LaunchPlan:
     known = HARNESSES[name]
-    return known.prepare(order(folder, api or known.apis[0], known.executable, key))
+    return known.prepare_plan(order(folder, api or known.apis[0], known.executable, key))
 
 
 @pytest.mark.parametrize(("name", "api"), WAYS)
@@ -49,22 +49,22 @@ def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) 
     """A shell that runs them gives the harness the same arguments, variables and files."""
     harness = FakeHarness(tmp_path, HARNESSES[name].executable)
     plan = made(name, tmp_path / "a place", api, KEY)
-    lines = "\n".join(shell_lines(plan, KEY))
+    lines = "\n".join(to_shell_lines(plan, KEY))
     assert KEY not in lines
     inherited = {"PATH": f"{harness.bin}{os.pathsep}{os.environ['PATH']}", "OTHER": "kept"}
-    leftovers = dict.fromkeys(plan.unset, "of another place")
+    leftovers = dict.fromkeys(plan.unset_variables, "of another place")
     ran = subprocess.run(
         ["bash", "-c", lines],
-        env={**inherited, **leftovers, SHOWN_KEY: KEY},
+        env={**inherited, **leftovers, SHELL_KEY_VARIABLE: KEY},
         timeout=30,
         check=False,
     )
     assert ran.returncode == 7
     told = harness.told
     assert told["arguments"] == list(plan.command[1:])
-    expected = environment_of(plan, {**inherited, **leftovers})
+    expected = build_environment(plan, {**inherited, **leftovers})
     assert expected.items() <= told["environment"].items()
-    assert not set(plan.unset) & set(told["environment"])
+    assert not set(plan.unset_variables) & set(told["environment"])
     for path, text in plan.files.items():
         assert path.read_text() == text
         assert [one.stat().st_mode & 0o077 for one in (path, path.parent)] == [0, 0]
@@ -72,8 +72,8 @@ def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) 
 
 def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None:
     known = HARNESSES["claude"]
-    asked = Order(target(65_536), "messages", (), "claude", tmp_path)
-    set_to = known.plan(asked).environment
+    asked = LaunchRequest(target(65_536), "messages", (), "claude", tmp_path)
+    set_to = known.build_plan(asked).environment
     assert set_to["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
     assert set_to["ANTHROPIC_AUTH_TOKEN"] == "none"
     roles = [name for name, value in set_to.items() if value == MODEL]
@@ -82,7 +82,7 @@ def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None
     assert set_to["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
     assert set_to["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "65536"
     assert set_to["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
-    assert "ANTHROPIC_API_KEY" in known.plan(asked).unset
+    assert "ANTHROPIC_API_KEY" in known.build_plan(asked).unset_variables
 
 
 def test_codex_is_told_of_sockets_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_codex_is_told_of_sockets_where_they_are_asked_for(tmp_path: Path) -> No
 
 def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) -> None:
     plan = made("claude", tmp_path, key='a"b')
-    lines = "\n".join(shell_lines(plan, 'a"b'))
+    lines = "\n".join(to_shell_lines(plan, 'a"b'))
     assert 'a"b' not in lines
     assert json.dumps('a"b')[1:-1] not in lines
 
@@ -104,17 +104,17 @@ def test_claude_code_settings_say_the_same_again(tmp_path: Path) -> None:
     flag, path = plan.command[1:3]
     assert flag == "--settings"
     told = json.loads(plan.files[Path(path)])
-    assert told["env"] == {**dict.fromkeys(plan.unset, ""), **plan.environment}
+    assert told["env"] == {**dict.fromkeys(plan.unset_variables, ""), **plan.environment}
     assert told["apiKeyHelper"] == ""  # its key would be sent beside ours
 
 
-@pytest.mark.parametrize("window", [HARNESSES["claude"].least_window, 131_072, 1_000_000])
+@pytest.mark.parametrize("window", [HARNESSES["claude"].min_context_tokens, 131_072, 1_000_000])
 def test_claude_code_compacts_with_room_for_an_answer(window: int) -> None:
     """Above its own prompt, too: else it would do nothing but compact."""
     one = target(window)
-    limit = compacts_at(one)
+    limit = compaction_threshold(one)
     assert limit is not None
-    assert 25_000 < limit < window - min(one.longest_answer, 20_000)
+    assert 25_000 < limit < window - min(one.max_output_tokens, 20_000)
 
 
 def test_codex_settings_are_toml(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_codex_settings_are_toml(tmp_path: Path) -> None:
         "name": "Dovetail",
         "base_url": "http://127.0.0.1:8000/v1",
         "wire_api": "responses",
-        "env_key": KEY_VARIABLE,
+        "env_key": API_KEY_VARIABLE,
     }
     assert json.loads(plan.files[Path(told["model_catalog_json"])]) == CATALOG
     # A config.toml may have figures for another model, which win over a catalog.
@@ -145,7 +145,7 @@ def test_opencode_gets_a_provider_without_a_file(api: str, sdk: str, tmp_path: P
     assert told["model"] == told["small_model"] == f"dovetail/{MODEL}"
     provider = told["provider"]["dovetail"]
     assert provider["npm"] == sdk
-    assert provider["options"]["apiKey"] == f"{{env:{KEY_VARIABLE}}}"
+    assert provider["options"]["apiKey"] == f"{{env:{API_KEY_VARIABLE}}}"
     assert provider["models"][MODEL]["limit"] == {"context": 200_000, "output": 25_000}
     assert (told["enabled_providers"], told["disabled_providers"]) == (["dovetail"], [])
 
@@ -164,9 +164,9 @@ def test_opencode_gets_a_provider_without_a_file(api: str, sdk: str, tmp_path: P
 def test_opencode_is_told_the_model_where_it_understands(
     given: tuple[str, ...], run: tuple[str, ...], tmp_path: Path
 ) -> None:
-    asked = Order(target(), "chat", given, "opencode", tmp_path)
+    asked = LaunchRequest(target(), "chat", given, "opencode", tmp_path)
     named = tuple(f"dovetail/{MODEL}" if part == "NAME" else part for part in run)
-    assert HARNESSES["opencode"].plan(asked).command == ("opencode", *named)
+    assert HARNESSES["opencode"].build_plan(asked).command == ("opencode", *named)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_pi_and_openclaw_get_the_api_that_was_asked_for(
     assert f'"api": "{named}"' in text
     assert f'"baseUrl": "{url}"' in text
     assert '"contextWindow": 200000' in text
-    assert KEY_VARIABLE in text
+    assert API_KEY_VARIABLE in text
 
 
 def test_openclaw_talks_here_when_nothing_is_said(tmp_path: Path) -> None:
-    asked = Order(target(), "responses", (), "openclaw", tmp_path)
-    assert HARNESSES["openclaw"].plan(asked).command == ("openclaw", "chat")
+    asked = LaunchRequest(target(), "responses", (), "openclaw", tmp_path)
+    assert HARNESSES["openclaw"].build_plan(asked).command == ("openclaw", "chat")
 
 
 def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path:
     again = order(tmp_path, "messages", "claude", KEY)
     elsewhere = replace(here, target=replace(here.target, address="http://127.0.0.1:9000"))
     other = replace(here, target=replace(here.target, model="other"))
-    assert here.place == again.place
-    assert len({here.place, elsewhere.place, other.place}) == 3
+    assert here.run_dir == again.run_dir
+    assert len({here.run_dir, elsewhere.run_dir, other.run_dir}) == 3
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path:
 def test_a_proxy_is_not_asked_for_the_server(
     name: str, inherited: dict[str, str], excepted: str, tmp_path: Path
 ) -> None:
-    past = past_proxies("http://127.0.0.1:8000", inherited)
+    past = build_proxy_bypass("http://127.0.0.1:8000", inherited)
     known = HARNESSES[name]
     asked = replace(order(tmp_path, known.apis[0], known.executable), past_proxies=past)
-    plan = known.prepare(asked)
-    told = environment_of(plan, inherited)
+    plan = known.prepare_plan(asked)
+    told = build_environment(plan, inherited)
     assert told["no_proxy"] == told["NO_PROXY"] == excepted
-    assert f"export NO_PROXY={excepted}" in list(shell_lines(plan, None))
+    assert f"export NO_PROXY={excepted}" in list(to_shell_lines(plan, None))
     if name == "claude":
         (settings,) = plan.files.values()
         assert json.loads(settings)["env"]["NO_PROXY"] == excepted
@@ -228,18 +228,18 @@ def test_a_proxy_is_not_asked_for_the_server(
 
 def test_files_are_private_and_go_without_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "launch" / "place" / "settings.json"
-    write_files({path: "secret"})
+    write_private_files({path: "secret"})
     places = (path, path.parent, path.parent.parent)
     assert [one.stat().st_mode & 0o777 for one in places] == [0o600, 0o700, 0o700]
     assert [one.name for one in path.parent.iterdir()] == ["settings.json"]
-    remove_files([path])
+    remove_private_files([path])
     assert not path.parent.exists()
 
 
 def test_runs_at_the_same_time_do_not_mix_their_logs(tmp_path: Path) -> None:
-    with open_private(tmp_path / "server.log") as first:
+    with open_private_file(tmp_path / "server.log") as first:
         first.write("first, ")
-        with open_private(tmp_path / "server.log") as second:
+        with open_private_file(tmp_path / "server.log") as second:
             second.write("second")
         first.write("and more")
         first.seek(0)
@@ -249,4 +249,4 @@ def test_runs_at_the_same_time_do_not_mix_their_logs(tmp_path: Path) -> None:
 
 def test_a_harness_that_is_not_known_is_answered_with_those_that_are() -> None:
     with pytest.raises(LaunchError, match=r"'cursor'.*claude \(Claude Code\).*pi \(Pi\)"):
-        harness_of("cursor")
+        get_harness("cursor")

@@ -17,7 +17,7 @@ import pytest
 from launch_stage import DIES, WAITS, FakeHarness
 from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
 
-from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
+from dovetail.launch.own_server import build_serve_arguments, build_port_arguments, build_secret_environment, find_builtin_window
 from dovetail.settings.sources import load_config
 
 INTERRUPT = b"\x03"
@@ -142,15 +142,15 @@ def test_its_command_line_says_the_same_without_keys(tmp_path: Path) -> None:
         "api_key": ["k1", "k2"],
     }
     given = load_config(flags, {"DOVETAIL_TOP_K": "7"}, file)
-    arguments = arguments_of(given, "some model")
+    arguments = build_serve_arguments(given, "some model")
     assert arguments[:3] == ["some model", "--config", str(file)]
     assert arguments[3:7] == ["--served-model-name", "a", "--served-model-name", "b,c"]
     assert {"--log-prefix", "--no-enable-anthropic-api"} < set(arguments)
     assert json.loads(arguments[arguments.index("--chat-template-kwargs") + 1]) == {"x": [1]}
     assert not [one for one in arguments if "k1" in one or "of the file" in one]
-    assert port_of(given) == ["--http-port", "0"]
-    assert port_of(load_config({}, {"DOVETAIL_HTTP_PORT": "9000"})) == []
-    assert secrets_of(given) == {
+    assert build_port_arguments(given) == ["--http-port", "0"]
+    assert build_port_arguments(load_config({}, {"DOVETAIL_HTTP_PORT": "9000"})) == []
+    assert build_secret_environment(given) == {
         "DOVETAIL_API_KEY": "k1,k2",
         "DOVETAIL_ENGINE_API_KEY": "of the file",
     }
@@ -169,7 +169,7 @@ def test_its_command_line_says_the_same_without_keys(tmp_path: Path) -> None:
 def test_the_window_of_a_built_in_model_is_known_before_it_is_fetched(
     flags: dict[str, object], model: str | None, known: tuple[str, int] | None
 ) -> None:
-    assert window_of_built_in(load_config(flags, {}).config, model) == known
+    assert find_builtin_window(load_config(flags, {}).config, model) == known
 
 
 @contextmanager

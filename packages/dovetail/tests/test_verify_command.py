@@ -12,7 +12,7 @@ from served import Running, dovetail, served
 from verify_faults import faulty_server, turned_away
 
 from dovetail_verify.registry import BLACK_BOX, SCRIPTED
-from dovetail_verify.scripted import own_server
+from dovetail_verify.scripted import prepare_scripted_server
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "a-key"
@@ -20,7 +20,7 @@ KEY = "a-key"
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    own = own_server(tmp_path_factory.mktemp("own"))
+    own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments, environment={"DOVETAIL_API_KEY": KEY}) as running:
         yield running
 

@@ -31,7 +31,7 @@ from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import Check, Finding, Outcome
 from dovetail_verify.registry import chosen
 from dovetail_verify.run import run
-from dovetail_verify.scripted import CHECKS, FileRecording, own_server, script_for
+from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, script_for
 from dovetail_verify.scripted.scenarios import INTERLEAVED, LAST_LINE
 from dovetail_verify.target import Stage
 
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Our own server, as `dovetail verify` starts it."""
-    own = own_server(tmp_path_factory.mktemp("own"))
+    own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments) as running:
-        yield Stage(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record))
+        yield Stage(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record_path))
 
 
 def judge(stage: Stage, checks: list[Check]) -> list[Finding]:

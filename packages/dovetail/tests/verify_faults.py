@@ -15,7 +15,7 @@ from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server
 from dovetail.settings.config import Config
-from dovetail_verify.scripted import own_server
+from dovetail_verify.scripted import prepare_scripted_server
 
 LINGER = 1.3  # seconds that a lingering server keeps a stream open
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -256,7 +256,7 @@ class Play:
 @contextmanager
 def faulty_server(folder: Path) -> Iterator[Play]:
     """Our own server with the layer over it, in a thread."""
-    own = own_server(folder)
+    own = prepare_scripted_server(folder)
     given = dict(zip(own.arguments[1::2], own.arguments[2::2], strict=True))
     config = Config(
         model=own.arguments[0],

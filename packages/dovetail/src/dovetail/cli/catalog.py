@@ -12,7 +12,7 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
 from dovetail.http.published import build_catalog as codex_catalog
 from dovetail.launch.plan import LaunchError
-from dovetail.launch.server_info import ask
+from dovetail.launch.server_info import fetch_server_info
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.server.build import build_service
@@ -51,7 +51,7 @@ def catalog(
 
 def _asked(url: str, config: Config) -> Json:
     """What a server says. The profile is that of the Codex on this machine, not on the server's."""
-    server = ask(url, config.api_key[0] if config.api_key else None)
+    server = fetch_server_info(url, config.api_key[0] if config.api_key else None)
     if server.catalog is None:
         raise LaunchError(f"{server.address} has no model catalog: it is an older Dovetail")
     if config.codex_profile is None:

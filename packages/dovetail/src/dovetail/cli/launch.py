@@ -13,19 +13,19 @@ import typer
 
 from dovetail.cli.flags import with_settings
 from dovetail.http.codex_catalog import CodexProfileError
-from dovetail.launch.harnesses import HARNESSES, harness_of
-from dovetail.launch.own_server import arguments_of, port_of, secrets_of, window_of_built_in
-from dovetail.launch.plan import Harness, LaunchError, Order, Plan, Target
+from dovetail.launch.harnesses import HARNESSES, get_harness
+from dovetail.launch.own_server import build_serve_arguments, build_port_arguments, build_secret_environment, find_builtin_window
+from dovetail.launch.plan import Harness, LaunchError, LaunchRequest, LaunchPlan, LaunchTarget
 from dovetail.launch.runner import (
-    environment_of,
-    executable_of,
-    past_proxies,
-    replace_process,
-    run,
+    build_environment,
+    find_executable,
+    build_proxy_bypass,
+    exec_harness,
+    run_harness,
 )
-from dovetail.launch.server_info import Server, ask, find
-from dovetail.launch.server_process import serving
-from dovetail.launch.shell import shell_lines
+from dovetail.launch.server_info import ServerInfo, fetch_server_info, find_server
+from dovetail.launch.server_process import start_server
+from dovetail.launch.shell import to_shell_lines
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
 
@@ -65,18 +65,18 @@ def launch(  # noqa: PLR0913 - each is a flag
     agent stand behind --.
     """
     try:
-        known = harness_of(harness)
+        known = get_harness(harness)
         chosen = _api(known, api)
-        executable = known.executable if printed else executable_of(known)
+        executable = known.executable if printed else find_executable(known)
         data = settings.config.data_dir or default_data_dir()
         folder = data.expanduser().absolute() / "launch" / known.name
         wish = _Wish(known, url, model, printed)
         with _server(wish, settings, folder) as use:
             target = use.target
             _check_window(known, target.model, target.context_length)
-            past = past_proxies(target.address, os.environ)
-            order = Order(target, chosen, tuple(arguments or ()), executable, folder, past)
-            status = _carry_out(known.prepare(order), use, printed)
+            past = build_proxy_bypass(target.address, os.environ)
+            order = LaunchRequest(target, chosen, tuple(arguments or ()), executable, folder, past)
+            status = _carry_out(known.prepare_plan(order), use, printed)
     except (LaunchError, CodexProfileError, OSError) as error:  # the last: what is no program
         _fail(str(error))
     raise typer.Exit(status)
@@ -96,7 +96,7 @@ class _Wish:
 class _Use:
     """What is used, and whether the server is there for us alone."""
 
-    target: Target
+    target: LaunchTarget
     ours: bool
 
 
@@ -108,38 +108,38 @@ def _server(wish: _Wish, settings: LoadedConfig, folder: Path) -> Iterator[_Use]
     if wish.url is not None:
         if for_a_server:
             raise LaunchError(f"{for_a_server} is for a server to be started, not beside --url")
-        yield _running(ask(wish.url, key), wish, settings)
+        yield _running(fetch_server_info(wish.url, key), wish, settings)
         return
-    found, others = (None, []) if for_a_server else find(_places(settings), key)
-    if found is not None and (wish.model is None or found.serves(wish.model)):
+    found, others = (None, []) if for_a_server else find_server(_places(settings), key)
+    if found is not None and (wish.model is None or found.has_model(wish.model)):
         _tell(f"using the server at {found.address}")
         yield _running(found, wish, settings)
         return
     if found is not None and wish.model is not None:
-        _tell(found.lack_of(wish.model))
-    built_in = window_of_built_in(settings.config, wish.model)
+        _tell(found.describe_missing_model(wish.model))
+    built_in = find_builtin_window(settings.config, wish.model)
     if built_in is not None:
         for other in others:  # it is a better engine than what comes with us
             _tell(other)
         _check_window(wish.harness, *built_in)  # before it is fetched
-    arguments = arguments_of(settings, wish.model)
+    arguments = build_serve_arguments(settings, wish.model)
     if wish.printed:
         shown = " ".join(map(shlex.quote, arguments))
         raise LaunchError(f"no server runs whose settings could be shown: dovetail serve {shown}")
     log = folder / "server.log"
     _tell(f"starting a server (log: {log})")
-    with serving([*arguments, *port_of(settings)], secrets_of(settings), log) as child:
+    with start_server([*arguments, *build_port_arguments(settings)], build_secret_environment(settings), log) as child:
         named = wish.model if settings.config.models else None
-        yield _Use(ask(child.address, key).target(named), ours=True)
-        if not child.alive:
-            _tell(f"the server ended before the harness did\n{child.last_words()}")
+        yield _Use(fetch_server_info(child.address, key).select_target(named), ours=True)
+        if not child.is_running:
+            _tell(f"the server ended before the harness did\n{child.read_log_tail()}")
 
 
-def _running(server: Server, wish: _Wish, settings: LoadedConfig) -> _Use:
+def _running(server: ServerInfo, wish: _Wish, settings: LoadedConfig) -> _Use:
     profile = settings.config.codex_profile
     if profile is not None:
-        server = server.under_profile(profile)
-    return _Use(server.target(wish.model), ours=False)
+        server = server.with_codex_profile(profile)
+    return _Use(server.select_target(wish.model), ours=False)
 
 
 def _asked_of_a_server(settings: LoadedConfig) -> str | None:
@@ -155,14 +155,14 @@ def _places(settings: LoadedConfig) -> list[str]:
     return [f"http://127.0.0.1:{one}" for one in ((port,) if port else USUAL_PORTS)]
 
 
-def _carry_out(plan: Plan, use: _Use, printed: bool) -> int:
+def _carry_out(plan: LaunchPlan, use: _Use, printed: bool) -> int:
     target = use.target
     if printed:
-        for line in shell_lines(plan, target.key):
+        for line in to_shell_lines(plan, target.key):
             typer.echo(line)
         return 0
-    environment = environment_of(plan, os.environ)
-    return run(plan, environment) if use.ours else replace_process(plan, environment)
+    environment = build_environment(plan, os.environ)
+    return run_harness(plan, environment) if use.ours else exec_harness(plan, environment)
 
 
 def _api(harness: Harness, named: str | None) -> str:
@@ -172,7 +172,7 @@ def _api(harness: Harness, named: str | None) -> str:
 
 
 def _check_window(harness: Harness, model: str, window: int | None) -> None:
-    least = harness.least_window
+    least = harness.min_context_tokens
     if window is None or window >= least:
         return
     raise LaunchError(

@@ -169,5 +169,5 @@ def _greet(address: str, name: str, window: int, keyed: bool) -> None:
 def _agents(address: str, window: int, keyed: bool) -> list[str]:
     """A line for each coding agent that the window has room for."""
     key = 'DOVETAIL_API_KEY="$KEY" ' if keyed else ""  # a flag could be seen in the process list
-    fit = [one.name for one in HARNESSES.values() if one.least_window <= window]
+    fit = [one.name for one in HARNESSES.values() if one.min_context_tokens <= window]
     return [f"{key}dovetail launch {name} --url {address}" for name in fit]

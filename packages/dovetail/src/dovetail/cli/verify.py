@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dovetail.cli.errors import fail
 from dovetail.launch.plan import LaunchError
-from dovetail.launch.server_process import serving
+from dovetail.launch.server_process import start_server
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError
 from dovetail_verify.check import Check, Finding
@@ -25,7 +25,7 @@ from dovetail_verify.html_report import as_html
 from dovetail_verify.registry import BLACK_BOX, SCRIPTED, chosen
 from dovetail_verify.report import Report, as_json
 from dovetail_verify.run import run
-from dovetail_verify.scripted import FileRecording, own_server, script_for
+from dovetail_verify.scripted import FileRecording, prepare_scripted_server, script_for
 from dovetail_verify.suite import Unusable, discover
 from dovetail_verify.target import Recording, Stage
 from dovetail_verify.terminal_report import progress, tell
@@ -132,12 +132,12 @@ def _own() -> Iterator[tuple[_Flags, Recording]]:
     """Dovetail with a scripted model and a key, for as long as it is judged."""
     key = token_urlsafe()
     with TemporaryDirectory(prefix="dovetail-verify-") as folder:
-        own, log = own_server(Path(folder)), Path(folder) / "log" / "serve.log"
+        own, log = prepare_scripted_server(Path(folder)), Path(folder) / "log" / "serve.log"
         settings = Path(folder) / "dovetail.toml"  # in place of the user's own
         settings.touch()
         arguments = (*own.arguments, "--config", str(settings))
-        with serving(arguments, {"DOVETAIL_API_KEY": key}, log) as child:
-            yield _Flags(child.address, own.model, key), FileRecording(own.record)
+        with start_server(arguments, {"DOVETAIL_API_KEY": key}, log) as child:
+            yield _Flags(child.address, own.model, key), FileRecording(own.record_path)
 
 
 async def _run(

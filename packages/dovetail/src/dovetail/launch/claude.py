@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping
 
-from dovetail.launch.plan import Order, Plan, Target
+from dovetail.launch.plan import LaunchRequest, LaunchPlan, LaunchTarget
 
 #: Where it compacts, it leaves room for an answer, but for no more than this of it.
-MOST_RESERVED = 20_000
+MAX_RESERVED_OUTPUT_TOKENS = 20_000
 #: And so much besides.
-MARGIN = 13_000
+COMPACTION_MARGIN_TOKENS = 13_000
 
 #: Each would win over the address and key that are set, or stand in their way.
-_ELSEWHERE = (
+_CONFLICTING_VARIABLES = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_CUSTOM_HEADERS",
     "ANTHROPIC_UNIX_SOCKET",
@@ -24,7 +24,7 @@ _ELSEWHERE = (
     "CLAUDE_CODE_USE_VERTEX",
 )
 #: Every name that it may ask for by itself: subagents, titles, the models of its own menu.
-_ROLES = (
+_MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_DEFAULT_FABLE_MODEL",
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
@@ -35,42 +35,42 @@ _ROLES = (
 )
 
 
-def plan(order: Order) -> Plan:
+def build_plan(request: LaunchRequest) -> LaunchPlan:
     """The user's own settings and sessions stay in use.
 
     Variables that stand in the user's settings.json are stronger than the environment, and many
     have their company's gateway, its token and a proxy there. Settings of the command line are
     stronger still: nothing of that reaches our server, or stands before it.
     """
-    target = order.target
+    target = request.target
     environment = {
         "ANTHROPIC_BASE_URL": target.address,
         # A bearer token is taken as it is. An API key has to be approved in a dialogue first.
-        "ANTHROPIC_AUTH_TOKEN": target.token,
-        **dict.fromkeys(_ROLES, target.model),
+        "ANTHROPIC_AUTH_TOKEN": target.auth_token,
+        **dict.fromkeys(_MODEL_VARIABLES, target.model),
         "ANTHROPIC_CUSTOM_MODEL_OPTION": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_NAME": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_DESCRIPTION": f"served by Dovetail at {target.address}",
         "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",  # else its default is the model with a window of 1M
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **_windows(target),
-        **order.past_proxies,
+        **_build_window_environment(target),
+        **request.proxy_bypass,
     }
-    settings = order.place / "settings.json"
-    told = {"apiKeyHelper": "", "env": {**dict.fromkeys(_ELSEWHERE, ""), **environment}}
+    settings = request.run_dir / "settings.json"
+    told = {"apiKeyHelper": "", "env": {**dict.fromkeys(_CONFLICTING_VARIABLES, ""), **environment}}
     text = json.dumps(told, indent=2)
-    command = (order.executable, "--settings", str(settings), *order.arguments)
-    return Plan(command, environment, {settings: f"{text}\n"}, _ELSEWHERE)
+    command = (request.executable, "--settings", str(settings), *request.arguments)
+    return LaunchPlan(command, environment, {settings: f"{text}\n"}, _CONFLICTING_VARIABLES)
 
 
-def compacts_at(target: Target) -> int | None:
+def compaction_threshold(target: LaunchTarget) -> int | None:
     """The tokens at which it compacts by itself, with the settings of a plan."""
     window = target.context_length
-    reserved = min(target.longest_answer, MOST_RESERVED)
-    return None if window is None else window - reserved - MARGIN
+    reserved = min(target.max_output_tokens, MAX_RESERVED_OUTPUT_TOKENS)
+    return None if window is None else window - reserved - COMPACTION_MARGIN_TOKENS
 
 
-def _windows(target: Target) -> Mapping[str, str]:
+def _build_window_environment(target: LaunchTarget) -> Mapping[str, str]:
     """It takes 200,000 for any model that it does not know, and waits for an error to compact."""
     window = target.context_length
     if window is None:
@@ -78,5 +78,5 @@ def _windows(target: Target) -> Mapping[str, str]:
     return {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(window),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.longest_answer),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_output_tokens),
     }

@@ -3,46 +3,46 @@
 import json
 from typing import Any
 
-from dovetail.launch.plan import KEY_VARIABLE, PROVIDER, Order, Plan, Target
+from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan, LaunchTarget
 
 #: The Responses API over one connection for a whole session. HTTP is what Codex falls back to.
-SOCKET = "websocket"
+WEBSOCKET_API = "websocket"
 
 
-def plan(order: Order) -> Plan:
+def build_plan(request: LaunchRequest) -> LaunchPlan:
     """Settings stand before the user's arguments, where every subcommand of Codex reads them.
 
     They are stronger than the user's config.toml, which stays in use otherwise. A name of its own
     for the provider keeps Codex from asking for a login.
     """
-    target = order.target
+    target = request.target
     provider: dict[str, str | bool] = {
         "name": "Dovetail",
         "base_url": f"{target.address}/v1",
         "wire_api": "responses",
-        "env_key": KEY_VARIABLE,
+        "env_key": API_KEY_VARIABLE,
     }
-    if order.api == SOCKET:
+    if request.api == WEBSOCKET_API:
         provider["supports_websockets"] = True
     told = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
     settings = {
         "model": json.dumps(target.model),
-        "model_provider": json.dumps(PROVIDER),
-        f"model_providers.{PROVIDER}": f"{{{told}}}",
+        "model_provider": json.dumps(PROVIDER_NAME),
+        f"model_providers.{PROVIDER_NAME}": f"{{{told}}}",
         "analytics.enabled": "false",  # it would send figures of this run to its maker
     }
     files = {}
     if target.catalog is not None:
-        catalog = order.place / "catalog.json"
+        catalog = request.run_dir / "catalog.json"
         files[catalog] = json.dumps(target.catalog, indent=1, ensure_ascii=False) + "\n"
         settings["model_catalog_json"] = json.dumps(str(catalog))
-        settings |= _limits(target)
+        settings |= _build_limit_settings(target)
     flags = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-    command = (order.executable, *flags, *order.arguments)
-    return Plan(command, {KEY_VARIABLE: target.token}, files)
+    command = (request.executable, *flags, *request.arguments)
+    return LaunchPlan(command, {API_KEY_VARIABLE: target.auth_token}, files)
 
 
-def _limits(target: Target) -> dict[str, str]:
+def _build_limit_settings(target: LaunchTarget) -> dict[str, str]:
     """Limits of its entry: those that a user's config.toml has for another model would win."""
     entries: list[dict[str, Any]] = (target.catalog or {}).get("models", [])
     own = next((one for one in entries if one.get("slug") == target.model), {})

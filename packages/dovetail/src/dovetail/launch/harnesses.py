@@ -14,17 +14,17 @@ HARNESSES: Mapping[str, Harness] = {
             package="@anthropic-ai/claude-code",
             executable="claude",
             apis=("messages",),
-            least_window=49_152,
-            plan=claude.plan,
+            min_context_tokens=49_152,
+            build_plan=claude.build_plan,
         ),
         Harness(
             name="codex",
             title="Codex",
             package="@openai/codex",
             executable="codex",
-            apis=("responses", codex.SOCKET),
-            least_window=16_384,
-            plan=codex.plan,
+            apis=("responses", codex.WEBSOCKET_API),
+            min_context_tokens=16_384,
+            build_plan=codex.build_plan,
         ),
         Harness(
             name="opencode",
@@ -32,8 +32,8 @@ HARNESSES: Mapping[str, Harness] = {
             package="opencode-ai",
             executable="opencode",
             apis=("chat", "responses"),
-            least_window=16_384,
-            plan=opencode.plan,
+            min_context_tokens=16_384,
+            build_plan=opencode.build_plan,
         ),
         Harness(
             name="openclaw",
@@ -41,8 +41,8 @@ HARNESSES: Mapping[str, Harness] = {
             package="openclaw@latest",
             executable="openclaw",
             apis=("responses", "chat", "messages"),
-            least_window=24_576,
-            plan=openclaw.plan,
+            min_context_tokens=24_576,
+            build_plan=openclaw.build_plan,
         ),
         Harness(
             name="pi",
@@ -50,14 +50,14 @@ HARNESSES: Mapping[str, Harness] = {
             package="@mariozechner/pi-coding-agent",
             executable="pi",
             apis=("responses", "chat", "messages"),
-            least_window=8_192,
-            plan=pi.plan,
+            min_context_tokens=8_192,
+            build_plan=pi.build_plan,
         ),
     )
 }
 
 
-def harness_of(name: str | None) -> Harness:
+def get_harness(name: str | None) -> Harness:
     """The harness of a name."""
     found = HARNESSES.get(name or "")
     if found is None:

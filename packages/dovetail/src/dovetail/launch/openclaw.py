@@ -2,35 +2,35 @@
 
 import json
 
-from dovetail.launch.plan import KEY_VARIABLE, PROVIDER, Order, Plan
-from dovetail.launch.providers import API_NAMES, base_url, model_entry
+from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan
+from dovetail.launch.providers import PROVIDER_API_NAMES, provider_base_url, build_provider_model
 
 #: What is run when nothing is said: it talks in this terminal, without a gateway.
-_USUAL = ("chat",)
+_DEFAULT_ARGUMENTS = ("chat",)
 
 
-def plan(order: Order) -> Plan:
+def build_plan(request: LaunchRequest) -> LaunchPlan:
     """The user's own OpenClaw, its channels and its sessions are not touched."""
-    target = order.target
+    target = request.target
     config = {
-        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{target.model}"}}},
+        "agents": {"defaults": {"model": {"primary": f"{PROVIDER_NAME}/{target.model}"}}},
         "models": {
             "mode": "merge",
             "providers": {
-                PROVIDER: {
-                    "baseUrl": base_url(order),
-                    "apiKey": f"${{{KEY_VARIABLE}}}",
-                    "api": API_NAMES[order.api],
-                    "models": [model_entry(target)],
+                PROVIDER_NAME: {
+                    "baseUrl": provider_base_url(request),
+                    "apiKey": f"${{{API_KEY_VARIABLE}}}",
+                    "api": PROVIDER_API_NAMES[request.api],
+                    "models": [build_provider_model(target)],
                 }
             },
         },
     }
-    file = order.folder / "openclaw.json"
+    file = request.state_dir / "openclaw.json"
     environment = {
         "OPENCLAW_CONFIG_PATH": str(file),
-        "OPENCLAW_STATE_DIR": str(order.folder / "state"),
-        KEY_VARIABLE: target.token,
+        "OPENCLAW_STATE_DIR": str(request.state_dir / "state"),
+        API_KEY_VARIABLE: target.auth_token,
     }
-    command = (order.executable, *(order.arguments or _USUAL))
-    return Plan(command, environment, {file: json.dumps(config, indent=2) + "\n"})
+    command = (request.executable, *(request.arguments or _DEFAULT_ARGUMENTS))
+    return LaunchPlan(command, environment, {file: json.dumps(config, indent=2) + "\n"})

@@ -9,27 +9,27 @@ from dovetail.server.build import DEFAULT_MODEL
 from dovetail.settings.config import Config
 from dovetail.settings.sources import ENV_PREFIX, SECRET_SETTINGS, LoadedConfig
 
-_NOT_FILES = ("flag", "environment")
+_NON_FILE_ORIGINS = ("flag", "environment")
 
 
-def arguments_of(settings: LoadedConfig, model: str | None) -> list[str]:
+def build_serve_arguments(settings: LoadedConfig, model: str | None) -> list[str]:
     """The arguments of `dovetail serve`. Keys do not stand among them: anybody can see those."""
     arguments = [] if model is None or settings.config.models else [model]
-    file = next((one for one in settings.origins.values() if one not in _NOT_FILES), None)
+    file = next((one for one in settings.origins.values() if one not in _NON_FILE_ORIGINS), None)
     if file is not None:
         arguments += ["--config", file]
     for name, origin in settings.origins.items():
         if origin == "flag" and name not in SECRET_SETTINGS:
-            arguments += _flag(name.replace("_", "-"), getattr(settings.config, name))
+            arguments += _to_flag_arguments(name.replace("_", "-"), getattr(settings.config, name))
     return arguments
 
 
-def port_of(settings: LoadedConfig) -> list[str]:
+def build_port_arguments(settings: LoadedConfig) -> list[str]:
     """A free port, where none is asked for: others may run beside it."""
     return [] if "http_port" in settings.origins else ["--http-port", "0"]
 
 
-def secrets_of(settings: LoadedConfig) -> dict[str, str]:
+def build_secret_environment(settings: LoadedConfig) -> dict[str, str]:
     """The keys, as variables of its environment."""
     found = {name: getattr(settings.config, name) for name in SECRET_SETTINGS}
     return {
@@ -39,7 +39,7 @@ def secrets_of(settings: LoadedConfig) -> dict[str, str]:
     }
 
 
-def window_of_built_in(config: Config, model: str | None) -> tuple[str, int] | None:
+def find_builtin_window(config: Config, model: str | None) -> tuple[str, int] | None:
     """The model that would be served and its window, where it is known without fetching it."""
     named = model or config.model or DEFAULT_MODEL
     if config.engine_url or config.models or named not in BUILT_IN_MODELS:
@@ -48,7 +48,7 @@ def window_of_built_in(config: Config, model: str | None) -> tuple[str, int] | N
     return named, min(window, config.context_length or window)
 
 
-def _flag(name: str, value: Any) -> list[str]:
+def _to_flag_arguments(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     if isinstance(value, tuple):

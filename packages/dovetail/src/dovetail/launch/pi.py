@@ -2,29 +2,29 @@
 
 import json
 
-from dovetail.launch.plan import KEY_VARIABLE, PROVIDER, Order, Plan
-from dovetail.launch.providers import API_NAMES, base_url, model_entry
+from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan
+from dovetail.launch.providers import PROVIDER_API_NAMES, provider_base_url, build_provider_model
 
 
-def plan(order: Order) -> Plan:
+def build_plan(request: LaunchRequest) -> LaunchPlan:
     """An extension is read beside the user's folder, where settings and sessions stay.
 
     A models.json would have to be in that folder, or in another that has neither.
     """
-    target = order.target
+    target = request.target
     provider = {
         "name": "Dovetail",
-        "baseUrl": base_url(order),
-        "apiKey": KEY_VARIABLE,
-        "api": API_NAMES[order.api],
-        "models": [model_entry(target)],
+        "baseUrl": provider_base_url(request),
+        "apiKey": API_KEY_VARIABLE,
+        "api": PROVIDER_API_NAMES[request.api],
+        "models": [build_provider_model(target)],
     }
-    extension = order.place / "dovetail.js"
+    extension = request.run_dir / "dovetail.js"
     text = (
         "export default function (pi) {\n"
-        f"  pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider, indent=2)});\n"
+        f"  pi.registerProvider({json.dumps(PROVIDER_NAME)}, {json.dumps(provider, indent=2)});\n"
         "}\n"
     )
-    flags = ("--extension", str(extension), "--provider", PROVIDER, "--model", target.model)
-    command = (order.executable, *flags, *order.arguments)
-    return Plan(command, {KEY_VARIABLE: target.token}, {extension: text})
+    flags = ("--extension", str(extension), "--provider", PROVIDER_NAME, "--model", target.model)
+    command = (request.executable, *flags, *request.arguments)
+    return LaunchPlan(command, {API_KEY_VARIABLE: target.auth_token}, {extension: text})

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 #: The variable that holds the key where a harness lets us choose its name.
-KEY_VARIABLE = "KEY_OF_DOVETAIL"
+API_KEY_VARIABLE = "KEY_OF_DOVETAIL"
 #: What is sent to a server that asks for no key: most harnesses insist on having one.
-NO_KEY = "none"
+PLACEHOLDER_API_KEY = "none"
 #: Our name where harnesses keep a list of providers.
-PROVIDER = "dovetail"
+PROVIDER_NAME = "dovetail"
 #: Tokens of the longest answer to ask for: an eighth of the window, and no more than this.
-LONGEST_ANSWER = 32_000
+MAX_OUTPUT_TOKENS = 32_000
 
 
 class LaunchError(Exception):
@@ -21,7 +21,7 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class LaunchTarget:
     """A server, the model that is to be used on it, and what the server says of that model.
 
     `catalog` is the server's list of models as Codex reads it.
@@ -34,41 +34,41 @@ class Target:
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
-    def token(self) -> str:
+    def auth_token(self) -> str:
         """What goes where a harness wants a key."""
-        return self.key or NO_KEY
+        return self.key or PLACEHOLDER_API_KEY
 
     @property
-    def longest_answer(self) -> int:
+    def max_output_tokens(self) -> int:
         """Harnesses keep so much of the window free: their usual figures would eat a small one."""
         window = self.context_length
-        return LONGEST_ANSWER if window is None else min(LONGEST_ANSWER, max(1, window // 8))
+        return MAX_OUTPUT_TOKENS if window is None else min(MAX_OUTPUT_TOKENS, max(1, window // 8))
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchRequest:
     """A harness's run as it was asked for.
 
     `folder` is for what it keeps from run to run. `past_proxies` are the variables that keep a
     proxy of the user's from being asked for the server.
     """
 
-    target: Target
+    target: LaunchTarget
     api: str
     arguments: tuple[str, ...]
     executable: str
-    folder: Path
-    past_proxies: Mapping[str, str] = field(default_factory=dict)
+    state_dir: Path
+    proxy_bypass: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def place(self) -> Path:
+    def run_dir(self) -> Path:
         """A folder for this server and model: harnesses read files again while they run."""
         named = f"{self.target.address} {self.target.model}".encode()
-        return self.folder / sha256(named).hexdigest()[:12]
+        return self.state_dir / sha256(named).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """What would be run: a command, in the user's environment with a few changes.
 
     `files` are private ones that must be there before. `unset` names variables that would send the
@@ -78,7 +78,7 @@ class Plan:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     files: Mapping[Path, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
+    unset_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ class Harness:
     package: str
     executable: str
     apis: tuple[str, ...]
-    least_window: int
-    plan: Callable[[Order], Plan]
+    min_context_tokens: int
+    build_plan: Callable[[LaunchRequest], LaunchPlan]
 
     @property
-    def install(self) -> str:
+    def install_command(self) -> str:
         """The command that installs it."""
         return f"npm install -g {self.package}"
 
-    def prepare(self, order: Order) -> Plan:
+    def prepare_plan(self, request: LaunchRequest) -> LaunchPlan:
         """The plan of a run."""
-        plan = self.plan(order)
-        return replace(plan, environment={**order.past_proxies, **plan.environment})
+        plan = self.build_plan(request)
+        return replace(plan, environment={**request.proxy_bypass, **plan.environment})

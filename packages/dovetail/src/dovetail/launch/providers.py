@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from dovetail.launch.plan import Order, Target
+from dovetail.launch.plan import LaunchRequest, LaunchTarget
 
-API_NAMES = {
+PROVIDER_API_NAMES = {
     "chat": "openai-completions",
     "responses": "openai-responses",
     "messages": "anthropic-messages",
 }
 
 
-def base_url(order: Order) -> str:
+def provider_base_url(request: LaunchRequest) -> str:
     """Clients of Anthropic's API add /v1 themselves."""
-    address = order.target.address
-    return address if order.api == "messages" else f"{address}/v1"
+    address = request.target.address
+    return address if request.api == "messages" else f"{address}/v1"
 
 
-def model_entry(target: Target) -> dict[str, Any]:
+def build_provider_model(target: LaunchTarget) -> dict[str, Any]:
     """The model and its limits. It costs nothing that they could count."""
     entry: dict[str, Any] = {
         "id": target.model,
@@ -28,5 +28,5 @@ def model_entry(target: Target) -> dict[str, Any]:
     }
     if target.context_length is not None:
         entry["contextWindow"] = target.context_length
-        entry["maxTokens"] = target.longest_answer
+        entry["maxTokens"] = target.max_output_tokens
     return entry

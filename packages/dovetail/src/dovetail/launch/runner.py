@@ -9,32 +9,32 @@ from types import FrameType
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from dovetail.launch.plan import Harness, LaunchError, Plan
-from dovetail.launch.private_files import remove_files, write_files
+from dovetail.launch.plan import Harness, LaunchError, LaunchPlan
+from dovetail.launch.private_files import remove_private_files, write_private_files
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 #: A harness and what it runs would go on ignoring them: `yes | head` would complain.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def executable_of(harness: Harness) -> str:
+def find_executable(harness: Harness) -> str:
     """Where the harness is installed."""
     found = shutil.which(harness.executable)
     if found is None:
         raise LaunchError(
             f"{harness.title} is not installed: there is no {harness.executable!r} on the PATH. "
-            f"Install it with: {harness.install}"
+            f"Install it with: {harness.install_command}"
         )
     return found
 
 
-def environment_of(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
+def build_environment(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with the plan's changes."""
-    kept = {name: value for name, value in inherited.items() if name not in plan.unset}
+    kept = {name: value for name, value in inherited.items() if name not in plan.unset_variables}
     return {**kept, **plan.environment}
 
 
-def past_proxies(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def build_proxy_bypass(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """The server is not to be asked through a proxy that the user has for the rest of the world.
 
     Harnesses may have one in files of their own, so this is said whether or not we see one.
@@ -45,36 +45,36 @@ def past_proxies(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
     return {"no_proxy": excepted, "NO_PROXY": excepted}
 
 
-def replace_process(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
+def exec_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
     """This process becomes the harness: nothing can stand between it and its user."""
-    write_files(plan.files)
+    write_private_files(plan.files)
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     os.execve(plan.command[0], plan.command, environment)
 
 
-def run(plan: Plan, environment: Mapping[str, str]) -> int:
+def run_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
     """Runs the harness to its end. Gives the status to exit with."""
-    write_files(plan.files)
+    write_private_files(plan.files)
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         # From the keyboard it has reached the harness, too.
-        if process is not None and not (number == signal.SIGINT and _has_the_keyboard()):
+        if process is not None and not (number == signal.SIGINT and _is_foreground()):
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    before = {number: signal.signal(number, pass_on) for number in _FORWARDED_SIGNALS}
     try:
         process = subprocess.Popen(plan.command, env=environment)
-        status = _wait(process)
+        status = _wait_for_exit(process)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        remove_files(plan.files)  # the address in them is gone with our server
+        remove_private_files(plan.files)  # the address in them is gone with our server
     return status if status >= 0 else 128 - status
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
+def _wait_for_exit(process: "subprocess.Popen[bytes]") -> int:
     """Waits for its end. When the harness stops itself (Ctrl-Z), so do we: the shell waits for us.
 
     Where the system cannot tell that, only the end counts.
@@ -89,7 +89,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
     return process.wait()
 
 
-def _has_the_keyboard() -> bool:
+def _is_foreground() -> bool:
     """Whether a Ctrl-C of the terminal goes to this process and those that it started."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)

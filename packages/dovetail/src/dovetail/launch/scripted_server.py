@@ -11,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail_verify.scripted.script import parsers, script_for
 
-NAME = "some-org/some-model"  # with a slash in it, as most names have
-FAMILY = "qwen3_coder"
-WINDOW = 65536
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-TEMPLATE = """\
+MODEL_NAME = "some-org/some-model"  # with a slash in it, as most names have
+PARSER_FAMILY = "qwen3_coder"
+CONTEXT_TOKENS = 65536
+CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
@@ -41,43 +41,43 @@ TEMPLATE = """\
 
 
 @dataclass(frozen=True)
-class OwnServer:
+class ScriptedServer:
     """Arguments of `dovetail serve`, and where its engine writes down what it was given."""
 
     arguments: tuple[str, ...]
-    record: Path
-    model: str = NAME
+    record_path: Path
+    model: str = MODEL_NAME
 
 
-def own_server(folder: Path) -> OwnServer:
+def prepare_scripted_server(folder: Path) -> ScriptedServer:
     """Writes what the server needs into a folder, and says how it is started."""
     model, script, record = folder / "model", folder / "script.yaml", folder / "record.jsonl"
     model.mkdir()
-    _tokenizer().save(str(model / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    _byte_tokenizer().save(str(model / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (model / "tokenizer_config.json").write_text(json.dumps(config))
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": WINDOW}))
-    script.write_text(script_for(FAMILY), "utf-8")
-    tool_parser, reasoning_parser = parsers(FAMILY)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT_TOKENS}))
+    script.write_text(script_for(PARSER_FAMILY), "utf-8")
+    tool_parser, reasoning_parser = parsers(PARSER_FAMILY)
     settings = {
         "engine": "scripted",
         "script": str(script),
         "engine-option": f"record={record}",
-        "served-model-name": NAME,
+        "served-model-name": MODEL_NAME,
         "tool-call-parser": tool_parser,
         "reasoning-parser": reasoning_parser,
         "data-dir": str(folder),
         "http-port": "0",
     }
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    return OwnServer((str(model), *flags), record)
+    return ScriptedServer((str(model), *flags), record)
 
 
-def _tokenizer() -> Tokenizer:
+def _byte_tokenizer() -> Tokenizer:
     """One token a byte, and the control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={one: at for at, one in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROLS])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL_TOKENS])
     return tokenizer

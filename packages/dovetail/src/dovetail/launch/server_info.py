@@ -8,26 +8,26 @@ from typing import Any
 import msgspec
 
 from dovetail.http.codex_catalog import apply_profile, read_profile
-from dovetail.launch.plan import LaunchError, Target
+from dovetail.launch.plan import LaunchError, LaunchTarget
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail_model import DovetailError
 
-_PATIENCE = Timeouts(connect=5.0, read=20.0)
+_TIMEOUTS = Timeouts(connect=5.0, read=20.0)
 #: Codex reads the catalog under this address. Its version is of no importance to us.
-_MODELS = "/v1/models?client_version=0.0.0"
-_REFUSED = (401, 403)
+_MODELS_PATH = "/v1/models?client_version=0.0.0"
+_AUTH_ERROR_STATUSES = (401, 403)
 
 
-class NoDovetail(LaunchError):
+class ServerNotFoundError(LaunchError):
     """There is no server."""
 
 
-class OtherServer(NoDovetail):
+class NotDovetailError(ServerNotFoundError):
     """There is one, but it is no Dovetail."""
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerInfo:
     """A Dovetail that answers, with its models in the order in which it names them."""
 
     address: str
@@ -35,16 +35,16 @@ class Server:
     models: Sequence[Mapping[str, Any]]
     catalog: Mapping[str, Any] | None = field(repr=False)
 
-    def serves(self, model: str) -> bool:
+    def has_model(self, model: str) -> bool:
         """Whether it knows a name."""
         return any(one["id"] == model for one in self.models)
 
-    def lack_of(self, model: str) -> str:
+    def describe_missing_model(self, model: str) -> str:
         """That it does not serve a model, and what it does."""
         listed = ", ".join(repr(one["id"]) for one in self.models)
         return f"{self.address} does not serve {model!r}; it serves {listed}"
 
-    def under_profile(self, slug: str) -> "Server":
+    def with_codex_profile(self, slug: str) -> "ServerInfo":
         """With models shown to Codex as one of its own. That Codex is the one of this machine."""
         if self.catalog is None:
             return self
@@ -53,28 +53,28 @@ class Server:
             self, catalog={"models": [apply_profile(one, profile) for one in self.catalog["models"]]}
         )
 
-    def target(self, model: str | None) -> Target:
+    def select_target(self, model: str | None) -> LaunchTarget:
         """The model of a name, or the first one, as what a harness is to use."""
         named = [one for one in self.models if model is None or one["id"] == model]
         if model is not None and not named:
-            raise LaunchError(self.lack_of(model))
+            raise LaunchError(self.describe_missing_model(model))
         window = named[0].get("context_length")
-        return Target(self.address, named[0]["id"], self.key, window, self.catalog)
+        return LaunchTarget(self.address, named[0]["id"], self.key, window, self.catalog)
 
 
-def ask(url: str, key: str | None) -> Server:
+def fetch_server_info(url: str, key: str | None) -> ServerInfo:
     """What a server says of itself. Raises if it does not answer, or is no Dovetail."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         endpoint = Endpoint.parse(address, {"authorization": f"Bearer {key}"} if key else {})
-        return asyncio.run(_ask(endpoint, address, key))
+        return asyncio.run(_fetch_server_info(endpoint, address, key))
     except ValueError as error:
         raise LaunchError(f"--url: {error}") from error
     except (DovetailError, OSError) as error:
-        raise NoDovetail(f"no server answers at {address}: {error}") from error
+        raise ServerNotFoundError(f"no server answers at {address}: {error}") from error
 
 
-def find(addresses: Sequence[str], key: str | None) -> tuple[Server | None, list[str]]:
+def find_server(addresses: Sequence[str], key: str | None) -> tuple[ServerInfo | None, list[str]]:
     """The Dovetail at the first of these addresses that has one, and what is said of other servers.
 
     One that is locked is told of.
@@ -82,34 +82,34 @@ def find(addresses: Sequence[str], key: str | None) -> tuple[Server | None, list
     others: list[str] = []
     for address in addresses:
         try:
-            return ask(address, key), others
-        except OtherServer as error:
+            return fetch_server_info(address, key), others
+        except NotDovetailError as error:
             others.append(str(error))
-        except NoDovetail:
+        except ServerNotFoundError:
             pass
     return None, others
 
 
-async def _ask(endpoint: Endpoint, address: str, key: str | None) -> Server:
-    status, body = await _get(endpoint, "/")
+async def _fetch_server_info(endpoint: Endpoint, address: str, key: str | None) -> ServerInfo:
+    status, body = await _get_json(endpoint, "/")
     if status != 200 or body.get("name") != "dovetail":
-        raise OtherServer(
+        raise NotDovetailError(
             f"what answers at {address} is not a Dovetail server. To use it as an engine: "
             f"--engine vllm --engine-url {address} (or sglang, openai)"
         )
-    status, body = await _get(endpoint, _MODELS)
-    if status in _REFUSED:
+    status, body = await _get_json(endpoint, _MODELS_PATH)
+    if status in _AUTH_ERROR_STATUSES:
         other = " other than this" if key else ""
         raise LaunchError(f"{address} asks for a key{other}: DOVETAIL_API_KEY, or --api-key")
     models = body.get("data")
     if status != 200 or not models:
         raise LaunchError(f"{address} does not say what it serves (HTTP {status})")
     catalog = {"models": body["models"]} if body.get("models") else None
-    return Server(address, key, models, catalog)
+    return ServerInfo(address, key, models, catalog)
 
 
-async def _get(endpoint: Endpoint, path: str) -> tuple[int, dict[str, Any]]:
-    async with send_request(endpoint, ClientRequest("GET", path, timeouts=_PATIENCE)) as reply:
+async def _get_json(endpoint: Endpoint, path: str) -> tuple[int, dict[str, Any]]:
+    async with send_request(endpoint, ClientRequest("GET", path, timeouts=_TIMEOUTS)) as reply:
         body = await reply.read()
     try:
         return reply.status, msgspec.json.decode(body, type=dict[str, Any])

@@ -10,13 +10,13 @@ import sys
 import threading
 
 
-def _watch() -> None:
+def _terminate_on_stdin_eof() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_watch, daemon=True).start()
+    threading.Thread(target=_terminate_on_stdin_eof, daemon=True).start()
     sys.argv[0] = "dovetail"
     runpy.run_module("dovetail", run_name="__main__")

@@ -11,20 +11,20 @@ from threading import Thread
 from typing import IO
 
 from dovetail.launch.plan import LaunchError
-from dovetail.launch.private_files import open_private
+from dovetail.launch.private_files import open_private_file
 from dovetail.settings.sources import CONFIG_FILE_ENV
 
-_GREETING = re.compile(r"^serving .* at (\S+)$")
-_LAST_LINES = 15
-_GRACE = 15.0  # seconds to end by itself
+_READY_LINE = re.compile(r"^serving .* at (\S+)$")
+_LOG_TAIL_LINES = 15
+_STOP_TIMEOUT_SECONDS = 15.0  # seconds to end by itself
 
 
 @contextmanager
-def serving(
-    arguments: Sequence[str], secrets: Mapping[str, str], log: Path
-) -> Iterator["ChildServer"]:
+def start_server(
+    arguments: Sequence[str], secrets: Mapping[str, str], log_path: Path
+) -> Iterator["DovetailProcess"]:
     """`dovetail serve` with these arguments, until the block is left."""
-    with open_private(log) as lines:
+    with open_private_file(log_path) as lines:
         # A session of its own: a Ctrl-C is meant for the harness.
         process = subprocess.Popen(
             # -P: agents are run in other people's projects, and nothing of these is imported.
@@ -36,7 +36,7 @@ def serving(
             env={CONFIG_FILE_ENV: "", **os.environ, **secrets},
             start_new_session=True,
         )
-        child = ChildServer(process, log, lines)
+        child = DovetailProcess(process, log_path, lines)
         try:
             child.wait_until_ready()
             yield child
@@ -44,32 +44,32 @@ def serving(
             child.stop()
 
 
-class ChildServer:
+class DovetailProcess:
     """A running server. Its log is a file, still open: another run may have taken its name."""
 
-    __slots__ = ("_lines", "_log", "_process", "address")
+    __slots__ = ("_log_file", "_log_path", "_process", "address")
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, lines: IO[str]) -> None:
         self._process = process
-        self._log = log
-        self._lines = lines
+        self._log_path = log
+        self._log_file = lines
         self.address = ""
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
         """Reads its greeting. Raises with its last words if it ends before."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            found = _GREETING.match(line.rstrip())
+            found = _READY_LINE.match(line.rstrip())
             if found:
                 self.address = found[1]
                 Thread(target=_drain, args=(self._process.stdout,), daemon=True).start()
                 return
         self._process.wait()
-        raise LaunchError(f"the server did not start:\n{self.last_words()}")
+        raise LaunchError(f"the server did not start:\n{self.read_log_tail()}")
 
     def stop(self) -> None:
         """Ends the server and waits for it."""
@@ -77,16 +77,16 @@ class ChildServer:
             with suppress(OSError):
                 self._process.stdin.close()
         try:
-            self._process.wait(_GRACE)
+            self._process.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def last_words(self) -> str:
+    def read_log_tail(self) -> str:
         """The end of its log, and where all of it is."""
-        self._lines.seek(0)
-        lines = self._lines.read().splitlines()[-_LAST_LINES:]
-        return "\n".join([*lines, f"(its log: {self._log})"])
+        self._log_file.seek(0)
+        lines = self._log_file.read().splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join([*lines, f"(its log: {self._log_path})"])
 
 
 def _drain(stream: IO[str]) -> None:

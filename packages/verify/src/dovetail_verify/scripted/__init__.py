@@ -3,7 +3,7 @@
 `script_for` writes what the engine plays, `FileRecording` reads what it was given.
 """
 
-from dovetail.launch.scripted_server import OwnServer, own_server
+from dovetail.launch.scripted_server import ScriptedServer, prepare_scripted_server
 from dovetail_verify.check import Check
 from dovetail_verify.recording import FileRecording
 from dovetail_verify.scripted import content as order
@@ -11,6 +11,6 @@ from dovetail_verify.scripted import prompts, replay
 from dovetail_verify.scripted import tool_calls as calls
 from dovetail_verify.scripted.script import script_for
 
-__all__ = ["CHECKS", "FileRecording", "OwnServer", "own_server", "script_for"]
+__all__ = ["CHECKS", "FileRecording", "ScriptedServer", "prepare_scripted_server", "script_for"]
 
 CHECKS: tuple[Check, ...] = (*order.CHECKS, *calls.CHECKS, *replay.CHECKS, *prompts.CHECKS)
