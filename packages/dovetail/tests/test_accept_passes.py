@@ -17,11 +17,11 @@ from dovetail.eval.rows import ROWS
 from dovetail.eval.runner import Plan, accept
 from dovetail.eval.target import Subject, Wish, examine
 from dovetail.eval.tasks import TASKS
-from dovetail.watch.reference_model import Notation
+from dovetail.watch.reference_model import ParserNames
 from dovetail_model import Sampling
 
 SAMPLING = Sampling(max_tokens=4096, temperature=0.0, seed=0)
-HERMES = Notation("hermes", "qwen3")
+HERMES = ParserNames("hermes", "qwen3")
 REQUESTS = sum(len(said) + 1 for said in PERFECT.values())
 CALLS = sum(text.count("<tool_call>") for said in PERFECT.values() for text in said)
 

@@ -19,21 +19,21 @@ from dovetail.net.asgi import Message
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import fix as fix_module
 from dovetail.watch import sessions as sessions_module
-from dovetail.watch.analysis import Summary
-from dovetail.watch.exchange import Exchange, codec_of
+from dovetail.watch.analysis import TrafficSummary
+from dovetail.watch.exchange import CapturedExchange, find_codec
 from dovetail.watch.fix import FixApp
-from dovetail.watch.observer import Tee
-from dovetail.watch.passthrough import pass_on
-from dovetail.watch.recording import Recorder, RecordingError, recorded, write_private
-from dovetail.watch.reference_model import Lenses, ServedModel, stand_in
-from dovetail.watch.report import as_json, line, summary_text
-from dovetail.watch.screen import LiveScreen, PlainScreen, screen
-from dovetail.watch.sessions import Sessions, past
-from dovetail.watch.verdict import Finding, Prefix, Verdict
-from dovetail.watch.watcher import Options, Watching
+from dovetail.watch.observer import TrafficObserver
+from dovetail.watch.passthrough import forward_request
+from dovetail.watch.recording import ExchangeRecorder, RecordingError, read_recording, write_private_file
+from dovetail.watch.reference_model import ReferenceModels, ListedModel, build_fallback
+from dovetail.watch.report import to_summary_json, format_exchange, format_summary
+from dovetail.watch.screen import LiveDisplay, LineDisplay, create_display
+from dovetail.watch.sessions import SessionTracker, build_past_exchange
+from dovetail.watch.verdict import TrafficFinding, PromptPrefix, ExchangeAnalysis
+from dovetail.watch.watcher import WatchOptions, Watcher
 from dovetail_model import Identity, Request, TextBlock, Turn
 
-EXCHANGE = Exchange(
+EXCHANGE = CapturedExchange(
     number=1,
     method="POST",
     target="/v1/messages?beta=true",
@@ -54,32 +54,32 @@ class TestRecordings:
         path = tmp_path / "a.jsonl"
         path.touch(0o644)
         for _ in range(2):  # a second run goes on in the same file
-            recorder = Recorder(path, "http://a")
-            recorder.add(EXCHANGE)
+            recorder = ExchangeRecorder(path, "http://a")
+            recorder.write(EXCHANGE)
             recorder.close()
-        assert list(recorded(path)) == [EXCHANGE, EXCHANGE]
+        assert list(read_recording(path)) == [EXCHANGE, EXCHANGE]
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert "grüße" in path.read_text()  # text is readable, other bytes are in base64
 
     def test_a_last_line_that_was_cut_is_left_out(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jsonl"
-        recorder = Recorder(path, "http://a")
-        recorder.add(EXCHANGE)
-        recorder.add(EXCHANGE)
+        recorder = ExchangeRecorder(path, "http://a")
+        recorder.write(EXCHANGE)
+        recorder.write(EXCHANGE)
         recorder.close()
         path.write_bytes(path.read_bytes()[:-20])
-        assert list(recorded(path)) == [EXCHANGE]
+        assert list(read_recording(path)) == [EXCHANGE]
 
     @pytest.mark.parametrize("text", ["", "{}\n", "nonsense\n", '{"dovetail_recording": 9}\n'])
     def test_other_files_are_refused(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a").write_text(text)
         with pytest.raises(RecordingError, match="is no recording"):
-            list(recorded(tmp_path / "a"))
+            list(read_recording(tmp_path / "a"))
 
     def test_a_broken_line_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text('{"dovetail_recording": 1}\n{"number": 1}\n')
         with pytest.raises(RecordingError, match="line 2"):
-            list(recorded(tmp_path / "a"))
+            list(read_recording(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ class TestRecordings:
     ],
 )
 def test_which_requests_a_model_answers(method: str, target: str, name: str | None) -> None:
-    codec = codec_of(method, target)
+    codec = find_codec(method, target)
     assert (codec.name if codec is not None else None) == name
 
 
@@ -102,46 +102,46 @@ class TestLenses:
     @pytest.mark.long
     def test_the_folder_that_a_server_names(self, tmp_path: Path) -> None:
         folder = qwen_folder(tmp_path / "model")
-        lenses = Lenses(listed=(ServedModel("some", str(folder)),))
-        assert lenses.of("some").real
-        assert lenses.of("some") is lenses.of("some")
-        assert lenses.of("claude-alias").origin == str(folder)  # it serves nothing else
+        lenses = ReferenceModels(listed=(ListedModel("some", str(folder)),))
+        assert lenses.get("some").has_tokenizer
+        assert lenses.get("some") is lenses.get("some")
+        assert lenses.get("claude-alias").origin == str(folder)  # it serves nothing else
 
     def test_the_cache_of_the_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         qwen_folder(tmp_path / "models--some--model" / "snapshots" / "1")
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-        assert Lenses().of("some/model").real
-        assert not Lenses().of("some/other").real
+        assert ReferenceModels().get("some/model").has_tokenizer
+        assert not ReferenceModels().get("some/other").has_tokenizer
 
     def test_a_folder_that_is_no_model_is_noted(self, tmp_path: Path) -> None:
-        lenses = Lenses(listed=(ServedModel("some", str(tmp_path)),))
-        assert not lenses.of("some").real
-        assert lenses.notes
+        lenses = ReferenceModels(listed=(ListedModel("some", str(tmp_path)),))
+        assert not lenses.get("some").has_tokenizer
+        assert lenses.warnings
 
     def test_a_stand_in_knows_the_family_by_the_name(self) -> None:
-        assert stand_in("Qwen/Qwen3-Coder-30B").family == "qwen3_coder"
-        assert stand_in("who-knows").family is None
+        assert build_fallback("Qwen/Qwen3-Coder-30B").tool_parser == "qwen3_coder"
+        assert build_fallback("who-knows").tool_parser is None
 
     @pytest.mark.long
     def test_clients_may_name_anything(self) -> None:
-        lenses = Lenses()
+        lenses = ReferenceModels()
         names = ["~nobody-there/x", "x" * 5000, "a\0b", *(f"m{n}" for n in range(1000))]
-        assert len({id(lenses.of(name)) for name in names}) == 1
+        assert len({id(lenses.get(name)) for name in names}) == 1
         assert len(lenses._found) < 300
 
 
 def test_sessions_by_name_and_by_turns() -> None:
-    sessions = Sessions()
+    sessions = SessionTracker()
     turns = tuple(Turn("user", (TextBlock(text),)) for text in "abcd")
-    first = sessions.of(Request("m", turns[:1]))
-    assert sessions.of(Request("m", turns[:3])) is first
-    assert sessions.of(Request("m", turns[:1])) is not first  # the same words, another one
-    assert sessions.of(Request("m", turns[1:])) is not first
-    named = sessions.of(Request("m", turns, identity=Identity(session="x" * 36)))
-    assert (named.label, named.count) == ("xxxxxxxx", 1)
+    first = sessions.get(Request("m", turns[:1]))
+    assert sessions.get(Request("m", turns[:3])) is first
+    assert sessions.get(Request("m", turns[:1])) is not first  # the same words, another one
+    assert sessions.get(Request("m", turns[1:])) is not first
+    named = sessions.get(Request("m", turns, identity=Identity(session="x" * 36)))
+    assert (named.label, named.request_count) == ("xxxxxxxx", 1)
 
 
-VERDICT = Verdict(
+VERDICT = ExchangeAnalysis(
     number=1,
     session="abc",
     place=1,
@@ -151,10 +151,10 @@ VERDICT = Verdict(
     began=0.0,
     duration=1.0,
     streamed=True,
-    served=Prefix(1000, 10),
-    exact=Prefix(990, 900),
+    served=PromptPrefix(1000, 10),
+    exact=PromptPrefix(990, 900),
     needless=900,
-    broke=Finding("billing", "line 1: [bold]a[/bold] became b"),
+    broke=TrafficFinding("billing", "line 1: [bold]a[/bold] became b"),
 )
 
 
@@ -164,62 +164,62 @@ def in_session(name: str) -> Request:
 
 def test_sessions_whose_names_begin_alike_stay_apart() -> None:
     """Codex's ids begin with the time: those of one minute have their first letters in common."""
-    sessions = Sessions()
+    sessions = SessionTracker()
     ids = [f"019a7c3e-{number:04x}-7000-8000-000000000000" for number in range(20)]
-    labels = [sessions.of(in_session(id)).label for id in ids]
+    labels = [sessions.get(in_session(id)).label for id in ids]
     assert len(set(labels)) == len(ids)
     assert labels[0] == ids[0][:8]
-    assert sessions.of(in_session("\x1b[2J")).label == "?[2J"
+    assert sessions.get(in_session("\x1b[2J")).label == "?[2J"
 
 
 def test_what_sessions_remember_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "_MOST_BYTES", 1000)
-    sessions = Sessions()
+    sessions = SessionTracker()
     for number in range(100):
-        session = sessions.of(in_session(str(number % 7)))
-        sessions.end(session, past(Request("m"), None, None, sure=True, size=300))
-    kept = [one for session in sessions._sessions.values() for one in session.pasts]
-    assert sum(one.size for one in kept) == sessions._size == 900
-    sessions.end(session, past(Request("m"), None, None, sure=True, size=5000))
-    assert len(session.pasts) == 1  # the last one is what the next goes on from
+        session = sessions.get(in_session(str(number % 7)))
+        sessions.add_exchange(session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=300))
+    kept = [one for session in sessions._sessions.values() for one in session.exchanges]
+    assert sum(one.body_bytes for one in kept) == sessions._total_bytes == 900
+    sessions.add_exchange(session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=5000))
+    assert len(session.exchanges) == 1  # the last one is what the next goes on from
 
 
 def test_what_a_summary_remembers_is_bounded() -> None:
-    summary = Summary()
+    summary = TrafficSummary()
     for number in range(3000):
         names = {"session": f"s{number}", "model": f"m{number}"}
         summary.add(msgspec.structs.replace(VERDICT, **names, dispatch=(0.1,) * 5))
-    assert (summary.begun, len(summary.sessions)) == (3000, 1000)
-    assert len(summary.whole.models) == 101
-    assert len(summary.whole.dispatch) == 10_000
-    told = summary_text(summary, {})
+    assert (summary.session_count, len(summary.sessions)) == (3000, 1000)
+    assert len(summary.total.models) == 101
+    assert len(summary.total.dispatch) == 10_000
+    told = format_summary(summary, {})
     assert "3000 requests in 3000 sessions" in told
     assert len(told.splitlines()) < 100
-    assert json.dumps(as_json(summary, {}))
+    assert json.dumps(to_summary_json(summary, {}))
 
 
 def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
-    assert "Nothing was lost" not in summary_text(Summary(), {})
+    assert "Nothing was lost" not in format_summary(TrafficSummary(), {})
     counted = msgspec.structs.replace(VERDICT, basis="counted")
-    assert "~990 of ~1,000 to compute, ~900 needlessly" in line(counted)
-    assert "in prompts                        ~1,000" in summary_text(Summary([counted]), {})
+    assert "~990 of ~1,000 to compute, ~900 needlessly" in format_exchange(counted)
+    assert "in prompts                        ~1,000" in format_summary(TrafficSummary([counted]), {})
     sure = msgspec.structs.replace(VERDICT, basis="confirmed")
-    assert "~" not in line(sure)
+    assert "~" not in format_exchange(sure)
 
 
 def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(recorder: Recorder, exchange: Exchange) -> None:
+    def full(recorder: ExchangeRecorder, exchange: CapturedExchange) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Recorder, "add", full)
-    quiet = PlainScreen(Console(file=io.StringIO()))
-    watching = Watching(Endpoint(), Lenses(), quiet, Options(record=tmp_path / "a"))
+    monkeypatch.setattr(ExchangeRecorder, "add", full)
+    quiet = LineDisplay(Console(file=io.StringIO()))
+    watching = Watcher(Endpoint(), ReferenceModels(), quiet, WatchOptions(record=tmp_path / "a"))
     request = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'
-    watching.take(msgspec.structs.replace(EXCHANGE, request=request))
-    assert "not recorded: No space left on device" in watching.report()
-    assert "1 request in 1 session" in watching.report()
+    watching.process(msgspec.structs.replace(EXCHANGE, request=request))
+    assert "not recorded: No space left on device" in watching.format_report()
+    assert "1 request in 1 session" in watching.format_report()
     watching.close()
 
 
@@ -239,7 +239,7 @@ def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
     async def scene() -> None:
         async with listening(serve) as port:
             scope = {"method": "GET", "path": "/x", "headers": []}
-            await pass_on(endpoint(port), scope, b"", answer)
+            await forward_request(endpoint(port), scope, b"", answer)
 
     run(scene)
     assert told == ["http.response.start", "http.response.body"]
@@ -271,7 +271,7 @@ def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> No
 def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("much longer than what comes")
-    write_private(path, "{}")
+    write_private_file(path, "{}")
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("{}", 0o600)
 
 
@@ -279,18 +279,18 @@ class TestScreens:
     def test_a_table_for_a_terminal(self) -> None:
         out = io.StringIO()
         console = Console(file=out, force_terminal=True, width=100, height=30)
-        made = screen(console)
-        assert isinstance(made, LiveScreen)
-        made.show(VERDICT, Summary([VERDICT]))
+        made = create_display(console)
+        assert isinstance(made, LiveDisplay)
+        made.show(VERDICT, TrafficSummary([VERDICT]))
         made.close()
         assert "1× billing" in out.getvalue()
         assert "~990" in out.getvalue()
 
     def test_lines_elsewhere(self) -> None:
         out = io.StringIO()
-        made = screen(Console(file=out, width=40))
-        assert isinstance(made, PlainScreen)
-        made.show(VERDICT, Summary())
+        made = create_display(Console(file=out, width=40))
+        assert isinstance(made, LineDisplay)
+        made.show(VERDICT, TrafficSummary())
         made.close()
         assert out.getvalue().count("\n") == 1  # never wrapped, never read as markup
         assert "[bold]a[/bold]" in out.getvalue()
@@ -298,10 +298,10 @@ class TestScreens:
 
 def test_a_tee_takes_exchanges_from_elsewhere_and_ends_in_order() -> None:
     told: list[object] = []
-    tee = Tee(told.append, done=lambda: told.append("done"))
+    tee = TrafficObserver(told.append, on_close=lambda: told.append("done"))
     other = msgspec.structs.replace(EXCHANGE, number=2)
     tee.start()
-    tee.exchange(EXCHANGE)
-    tee.exchange(other)
+    tee.add_exchange(EXCHANGE)
+    tee.add_exchange(other)
     tee.close()
     assert told == [EXCHANGE, other, "done"]

@@ -20,10 +20,10 @@ from watch_stage import Seen, Serve, listening, observing, relaying, say
 
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
-from dovetail.watch.capture import Limits, Unobserved, Wiretap
-from dovetail.watch.hostline import HostLine
-from dovetail.watch.observer import Tee
-from dovetail.watch.relay import Direction, Relay
+from dovetail.watch.capture import CaptureLimits, UnobservableError, ConnectionCapture
+from dovetail.watch.hostline import HostRewriter
+from dovetail.watch.observer import TrafficObserver
+from dovetail.watch.relay import RelayDirection, TcpRelay
 
 LOOPBACK = ip_address("127.0.0.1")
 ODD = b"".join(bytes([n]) for n in range(256))
@@ -101,7 +101,7 @@ def test_many_connections_at_once_do_not_mix() -> None:
     async def scene() -> None:
         async with listening(serve) as port, relaying(port) as (relay, own):
             await asyncio.gather(*(client(own, seed) for seed in range(40)))
-            assert relay.traffic.connections == 40
+            assert relay.stats.connections == 40
 
     run(scene)
 
@@ -174,7 +174,7 @@ def test_a_server_that_breaks_off_breaks_the_client() -> None:
             with suppress(ConnectionError):
                 assert len(await reader.read(-1)) <= 11
             writer.close()
-            await relay.traffic.idle.wait()
+            await relay.stats.idle.wait()
 
     run(scene)
 
@@ -185,9 +185,9 @@ def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
     """What comes before there is a connection waits with the client, but for one piece."""
     sent = b"x" * (32 << 20)
     dialing, dialed = asyncio.Event(), asyncio.Event()
-    dial = relay_module._dial
+    dial = relay_module._open_connection
 
-    async def slowly(endpoint: Endpoint, side: relay_module._Side) -> None:
+    async def slowly(endpoint: Endpoint, side: relay_module._RelayProtocol) -> None:
         dialing.set()
         await dialed.wait()
         await dial(endpoint, side)
@@ -204,8 +204,8 @@ def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
             await dialing.wait()
             for _ in range(3000):
                 await asyncio.sleep(0)
-            (client,) = relay.traffic.open
-            assert sum(map(len, client._early)) < 1 << 20
+            (client,) = relay.stats.open
+            assert sum(map(len, client._pending)) < 1 << 20
             dialed.set()
             assert await reader.read(-1) == b"%d" % len(sent)
             writer.close()
@@ -223,7 +223,7 @@ def test_a_server_that_is_not_there_is_told_of() -> None:
             answer = await reader.read(-1)
             assert answer.startswith(b"HTTP/1.1 502 ")
             assert b"no connection to" in answer
-            assert relay.traffic.unreachable == 1
+            assert relay.stats.unreachable == 1
             writer.close()
 
     run(scene)
@@ -270,26 +270,26 @@ class TestTheObserver:
     @pytest.mark.parametrize(
         ("asked", "told", "limits", "reason"),
         [
-            (REQUEST, b"nonsense\r\n\r\n", Limits(), "what passed was not HTTP as it should be"),
-            (REQUEST, ANSWER, Limits(body=3), "a body was too large"),
-            (REQUEST, ANSWER, Limits(queued=10), "the observer could not keep up"),
+            (REQUEST, b"nonsense\r\n\r\n", CaptureLimits(), "what passed was not HTTP as it should be"),
+            (REQUEST, ANSWER, CaptureLimits(body_bytes=3), "a body was too large"),
+            (REQUEST, ANSWER, CaptureLimits(queue_bytes=10), "the observer could not keep up"),
             (
                 b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\n\r\n",
                 b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n\x81\x00\xff",
-                Limits(),
+                CaptureLimits(),
                 "the connection was upgraded to another protocol",
             ),
             (
                 b"CONNECT a:443 HTTP/1.1\r\nhost: a\r\n\r\n",
                 b"HTTP/1.1 200 OK\r\n\r\n" + b"\x16\x03" * 1000,
-                Limits(),
+                CaptureLimits(),
                 "the connection was made a tunnel",
             ),
         ],
         ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
     )
     def test_what_it_cannot_follow_is_counted_and_passed_on(
-        self, asked: bytes, told: bytes, limits: Limits, reason: str
+        self, asked: bytes, told: bytes, limits: CaptureLimits, reason: str
     ) -> None:
         seen = Seen()
         unobserved: dict[str, int] = {}
@@ -306,35 +306,35 @@ class TestTheObserver:
 
     def test_a_server_that_speaks_first_is_not_listened_to(self) -> None:
         """Nobody would ever take those bytes."""
-        tap = Wiretap(Limits(), lambda: 1)
-        with pytest.raises(Unobserved, match="before it was asked"):
-            tap.hear("told", b"220 mail\r\n", 0.0)
+        tap = ConnectionCapture(CaptureLimits(), lambda: 1)
+        with pytest.raises(UnobservableError, match="before it was asked"):
+            tap.feed("told", b"220 mail\r\n", 0.0)
 
     def test_of_what_no_model_answers_nothing_is_kept(self) -> None:
-        tap = Wiretap(Limits(), lambda: 1)
-        tap.hear("asked", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
-        tap.hear("told", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
+        tap = ConnectionCapture(CaptureLimits(), lambda: 1)
+        tap.feed("asked", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
+        tap.feed("told", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
         for _ in range(999):
-            tap.hear("told", b"x", 0.0)
-        assert tap._draft is not None
-        assert (tap._draft.marks, tap._draft.answer) == ([], [])
+            tap.feed("told", b"x", 0.0)
+        assert tap._pending is not None
+        assert (tap._pending.marks, tap._pending.response_body) == ([], [])
 
     def test_what_it_missed_is_not_called_a_hang_up(self) -> None:
         """The connection ends before the observer comes to what was queued."""
         seen = Seen()
-        tee = Tee(seen.take, Limits(queued=800))
-        tee.sees(1, "asked", REQUEST, 0.0)
-        tee.sees(1, "told", ANSWER[:-2] + b"x" * 1000, 0.0)
-        tee.sees(1, "closed", b"", 0.0)
+        tee = TrafficObserver(seen.take, CaptureLimits(queue_bytes=800))
+        tee.observe(1, "asked", REQUEST, 0.0)
+        tee.observe(1, "told", ANSWER[:-2] + b"x" * 1000, 0.0)
+        tee.observe(1, "closed", b"", 0.0)
         tee.close()
         assert not seen.exchanges
         assert tee.unobserved == {"the observer could not keep up": 1}
-        assert not tee._deaf
+        assert not tee._ignored_connections
 
     def test_tiny_pieces_count_for_what_they_take(self) -> None:
-        tee = Tee(Seen().take, Limits(queued=10_000))
+        tee = TrafficObserver(Seen().take, CaptureLimits(queue_bytes=10_000))
         for _ in range(1000):
-            tee.sees(1, "asked", b"x", 0.0)
+            tee.observe(1, "asked", b"x", 0.0)
         assert tee._queue.qsize() < 100
         tee.close()
 
@@ -380,18 +380,18 @@ class TestTheHostLine:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_only_host_lines_of_heads_change(self, seed: int) -> None:
-        chance, line = random.Random(seed), HostLine("there:443")
+        chance, line = random.Random(seed), HostRewriter("there:443")
         out, at = [], 0
         while at < len(self.ASKED):
             size = chance.choice((1, 3, 50, 1000))
-            out.append(line.change(self.ASKED[at : at + size]))
+            out.append(line.rewrite(self.ASKED[at : at + size]))
             at += size
         assert b"".join(out) == self.TOLD
 
     def test_what_is_no_http_goes_through(self) -> None:
-        line = HostLine("there")
+        line = HostRewriter("there")
         noise = b"\0" * (300 << 10)
-        assert line.change(noise) == noise
+        assert line.rewrite(noise) == noise
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -436,7 +436,7 @@ def test_a_tls_server_is_checked_and_named(
         secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         secure.load_cert_chain(cert, key)
         async with listening(serve, secure) as port:
-            relay = Relay(Endpoint("127.0.0.1", port, None, True))
+            relay = TcpRelay(Endpoint("127.0.0.1", port, None, True))
             own = int((await relay.listen("127.0.0.1", 0)).rpartition(":")[2])
             answer = await _ask(own, REQUEST)
             await relay.close()
@@ -451,15 +451,15 @@ def test_a_tls_server_is_checked_and_named(
 
 
 def test_who_looks_on_gets_the_very_bytes() -> None:
-    heard: list[tuple[Direction, bytes]] = []
+    heard: list[tuple[RelayDirection, bytes]] = []
 
-    def sees(connection: int, direction: Direction, data: bytes, at: float) -> None:
+    def sees(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
         heard.append((direction, data))
 
     async def scene() -> None:
         async with listening(_answer(ANSWER)) as port, relaying(port, sees) as (relay, own):
             assert await _ask(own, REQUEST) == ANSWER
-            await relay.traffic.idle.wait()
+            await relay.stats.idle.wait()
 
     run(scene)
     assert b"".join(data for side, data in heard if side == "asked") == REQUEST

@@ -18,15 +18,15 @@ from watch_stage import endpoint, plain_server
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
 from dovetail.prompt.arrange import order_turns
-from dovetail.watch.analysis import Summary
-from dovetail.watch.analyzer import Analyst
-from dovetail.watch.decoder import understand
-from dovetail.watch.exchange import Exchange
-from dovetail.watch.prompts import NaturalPrompts, without_thoughts
-from dovetail.watch.reference_model import Lens, Lenses, stand_in
-from dovetail.watch.report import line, summary_text
-from dovetail.watch.verdict import Prefix, Verdict
-from dovetail.watch.watcher import Watching
+from dovetail.watch.analysis import TrafficSummary
+from dovetail.watch.analyzer import ExchangeAnalyzer
+from dovetail.watch.decoder import decode_exchange
+from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.prompts import BaselinePrompts, strip_reasoning
+from dovetail.watch.reference_model import ReferenceModel, ReferenceModels, build_fallback
+from dovetail.watch.report import format_exchange, format_summary
+from dovetail.watch.verdict import PromptPrefix, ExchangeAnalysis
+from dovetail.watch.watcher import Watcher
 from dovetail_protocols import CHAT
 
 THOUGHT = "<think>\nI should look.\n</think>\n\n"
@@ -37,9 +37,9 @@ class Notes:
     """A screen for tests."""
 
     def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[ExchangeAnalysis] = []
 
-    def show(self, verdict: Verdict, summary: Summary) -> None:
+    def show(self, verdict: ExchangeAnalysis, summary: TrafficSummary) -> None:
         self.verdicts.append(verdict)
 
     def close(self) -> None:
@@ -47,16 +47,16 @@ class Notes:
 
 
 @asynccontextmanager
-async def watched(stage: Stage, lens: Lens | None = None) -> AsyncIterator[tuple[str, Notes]]:
+async def watched(stage: Stage, lens: ReferenceModel | None = None) -> AsyncIterator[tuple[str, Notes]]:
     """A watch before the stage. All is told once the block is left."""
     notes = Notes()
-    real = Lens(tiny_model(), True, "", "hermes")
-    watching = Watching(endpoint(stage.port), Lenses(lens or real), notes)
+    real = ReferenceModel(tiny_model(), True, "", "hermes")
+    watching = Watcher(endpoint(stage.port), ReferenceModels(lens or real), notes)
     address = await watching.relay.listen("127.0.0.1", 0)
     watching.start()
     try:
         yield address, notes
-        await watching.relay.traffic.idle.wait()
+        await watching.relay.stats.idle.wait()
     finally:
         await watching.relay.close()
         watching.close()
@@ -101,10 +101,10 @@ def session(
     said: list[str],
     change: Any = None,
     server: Model | None = None,
-    lens: Lens | None = None,
-) -> list[Verdict]:
+    lens: ReferenceModel | None = None,
+) -> list[ExchangeAnalysis]:
     """A tool loop against a server that says these things; `change` edits before each step."""
-    found: list[Verdict] = []
+    found: list[ExchangeAnalysis] = []
 
     async def scene() -> None:
         async with plain_server(server) as stage, watched(stage, lens) as (address, notes):
@@ -124,7 +124,7 @@ CALL_TOOL = CALL.replace("look_up", "run_command").replace("city", "command")
 LOOP = [THOUGHT + CALL_TOOL, THOUGHT + "And again." + CALL_TOOL, "It is sunny."]
 
 
-def codes(verdict: Verdict) -> list[str]:
+def codes(verdict: ExchangeAnalysis) -> list[str]:
     return [f.code for f in (verdict.broke, *verdict.findings) if f is not None]
 
 
@@ -205,7 +205,7 @@ def test_a_billing_line_costs_the_whole_prompt() -> None:
         assert one.exact is not None
         assert one.served.kept < one.exact.kept
         # Dovetail leaves the line out; all else is computed once.
-        assert one.needless == one.served.again - one.exact.again > 100
+        assert one.needless == one.served.prefill_tokens - one.exact.prefill_tokens > 100
 
 
 def test_a_turn_that_the_template_writes_in_other_tokens() -> None:
@@ -299,8 +299,8 @@ def without_tool_parser() -> Model:
     return replace(model, parsers=replace(model.parsers, tool=None))
 
 
-@pytest.mark.parametrize("lens", [None, stand_in("Qwen3-8B"), stand_in("who-knows")])
-def test_a_call_that_the_server_left_in_its_text(lens: Lens | None) -> None:
+@pytest.mark.parametrize("lens", [None, build_fallback("Qwen3-8B"), build_fallback("who-knows")])
+def test_a_call_that_the_server_left_in_its_text(lens: ReferenceModel | None) -> None:
     """A server that was not told its model's tool parser; with a tokenizer here and without."""
     said = [THOUGHT + "I look. " + CALL_TOOL, "Fine."]
     first, second = session(MessagesAgent(), said, server=without_tool_parser(), lens=lens)
@@ -320,7 +320,7 @@ def test_thoughts_that_the_server_does_not_read() -> None:
     said = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
     asked = {"messages": [{"role": "user", "content": "Hi!"}, said, ASKS_AGAIN]}
     request = order_turns(CHAT.decode(json.dumps({"model": NAME, **asked}).encode(), {}))
-    counted = len(NaturalPrompts(tiny_model()).ids(without_thoughts(request)))
+    counted = len(BaselinePrompts(tiny_model()).render(strip_reasoning(request)))
     answer = {
         "choices": [{"index": 0, "message": {"content": "Fine."}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": counted, "completion_tokens": 6},
@@ -334,10 +334,10 @@ def test_thoughts_that_the_server_does_not_read() -> None:
 ASKS_AGAIN = {"role": "user", "content": "And now?"}
 
 
-def look(exchange: Exchange) -> Verdict:
-    analyst = Analyst(Lenses(Lens(tiny_model(), True, "", "hermes")))
+def look(exchange: CapturedExchange) -> ExchangeAnalysis:
+    analyst = ExchangeAnalyzer(ReferenceModels(ReferenceModel(tiny_model(), True, "", "hermes")))
     try:
-        return analyst.look(exchange)
+        return analyst.analyze(exchange)
     finally:
         analyst.close()
 
@@ -354,12 +354,12 @@ def test_tokens_that_the_server_gives_are_taken_as_they_are() -> None:
     }
     asked = {"messages": [{"role": "user", "content": "Hi!"}], "return_token_ids": True}
     exchange = chat_exchange(asked, answer)
-    assert understand(exchange).answer.ids == (*ids, *model.stop_ids)
+    assert decode_exchange(exchange).response.output_ids == (*ids, *model.stop_ids)
     found = look(exchange)
-    assert (found.basis, found.served) == ("confirmed", Prefix(40, 0))
+    assert (found.basis, found.served) == ("confirmed", PromptPrefix(40, 0))
 
 
-def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> Exchange:
+def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> CapturedExchange:
     fields: dict[str, Any] = {
         "number": 1,
         "method": "POST",
@@ -373,7 +373,7 @@ def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> Exchange:
         "request": json.dumps({"model": NAME, **asked}).encode(),
         "answer": json.dumps(answer).encode(),
     }
-    return Exchange(**fields)
+    return CapturedExchange(**fields)
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
@@ -396,7 +396,7 @@ def test_exchanges_that_went_wrong_are_told_as_such(
     found = look(msgspec.structs.replace(chat_exchange(asked, {}), **more))
     assert found.unread.startswith(told)
     assert bool(found.unread) == bool(told)
-    assert line(found)
+    assert format_exchange(found)
 
 
 @pytest.mark.parametrize("status", [0, 404, 429, 503])
@@ -405,9 +405,9 @@ def test_what_a_server_refused_was_not_computed(status: int) -> None:
     asked = {"messages": [{"role": "user", "content": "Hi! " * 100}]}
     said = {"role": "assistant", "content": "Hello."}
     answered = chat_exchange(asked, {"choices": [{"message": said, "finish_reason": "stop"}]})
-    analyst = Analyst(Lenses())
-    refused = analyst.look(msgspec.structs.replace(answered, status=status))
-    found = analyst.look(answered)
+    analyst = ExchangeAnalyzer(ReferenceModels())
+    refused = analyst.analyze(msgspec.structs.replace(answered, status=status))
+    found = analyst.analyze(answered)
     analyst.close()
     assert refused.served is None
     assert found.served is not None
@@ -416,7 +416,7 @@ def test_what_a_server_refused_was_not_computed(status: int) -> None:
 
 def test_compressed_requests_are_read() -> None:
     body = json.dumps(HELLO).encode()
-    notes: list[Verdict] = []
+    notes: list[ExchangeAnalysis] = []
 
     async def scene() -> None:
         async with plain_server() as stage, watched(stage) as (address, found):
@@ -450,13 +450,13 @@ class Grouping(MessagesAgent):
 
 
 def test_without_a_tokenizer_everything_is_an_estimate() -> None:
-    first, second, _ = session(MessagesAgent(), LOOP, lens=stand_in(NAME))
+    first, second, _ = session(MessagesAgent(), LOOP, lens=build_fallback(NAME))
     assert {first.basis, second.basis} == {"estimated"}
     assert first.served is not None
     assert first.served.total == first.prompt_tokens  # scaled to what the server counted
     assert codes(second) == []
-    assert "~" in line(second)
-    _, second, _ = session(Biller(), LOOP, lens=stand_in(NAME))
+    assert "~" in format_exchange(second)
+    _, second, _ = session(Biller(), LOOP, lens=build_fallback(NAME))
     assert codes(second) == ["billing"]
 
 
@@ -469,7 +469,7 @@ def test_a_session_without_a_name_is_known_by_its_turns() -> None:
 
 
 def test_a_hang_up_ends_the_engine_and_is_told() -> None:
-    found: list[Verdict] = []
+    found: list[ExchangeAnalysis] = []
 
     async def hanging(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         yield TokenDelta(tiny_model().tokenizer.encode("Well, "))
@@ -490,14 +490,14 @@ def test_a_hang_up_ends_the_engine_and_is_told() -> None:
 
     run(scene)
     assert [one.cut for one in found] == [True]
-    assert "cut off" in line(found[0])
+    assert "cut off" in format_exchange(found[0])
 
 
 HELLO = {"model": NAME, "messages": [{"role": "user", "content": "Hi!"}]}
 
 
 def test_the_summary_says_what_to_do() -> None:
-    text = summary_text(Summary(session(Biller(), LOOP)), {})
+    text = format_summary(TrafficSummary(session(Biller(), LOOP)), {})
     assert "3 requests in 1 session " in text
     assert "2 × the billing line at the start of the system text changed" in text
     assert "`dovetail serve` takes it out" in text

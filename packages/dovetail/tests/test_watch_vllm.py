@@ -82,7 +82,7 @@ def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
         assert bytes(told) == answers
         assert not tee.unobserved
         assert [exchange.status for exchange in seen.exchanges] == [200] * 6 + [404]
-        assert tee.others == 3
+        assert tee.other_exchanges == 3
 
     run(scene)
 

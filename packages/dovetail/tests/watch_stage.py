@@ -21,10 +21,10 @@ from dovetail.pipeline.registry import TokenModel, ModelRegistry
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
-from dovetail.watch.capture import Limits
-from dovetail.watch.exchange import Exchange
-from dovetail.watch.observer import Tee
-from dovetail.watch.relay import Relay, Sees
+from dovetail.watch.capture import CaptureLimits
+from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.observer import TrafficObserver
+from dovetail.watch.relay import TcpRelay, RelayCallback
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -61,9 +61,9 @@ async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIter
 
 
 @asynccontextmanager
-async def relaying(port: int, sees: Sees | None = None) -> AsyncIterator[tuple[Relay, int]]:
+async def relaying(port: int, sees: RelayCallback | None = None) -> AsyncIterator[tuple[TcpRelay, int]]:
     """A relay to a port of this machine, and its own port."""
-    relay = Relay(endpoint(port), sees)
+    relay = TcpRelay(endpoint(port), sees)
     address = await relay.listen("127.0.0.1", 0)
     try:
         yield relay, int(address.rpartition(":")[2])
@@ -75,23 +75,23 @@ async def relaying(port: int, sees: Sees | None = None) -> AsyncIterator[tuple[R
 class Seen:
     """What an observer has found."""
 
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[CapturedExchange] = field(default_factory=list)
 
-    def take(self, exchange: Exchange) -> None:
+    def take(self, exchange: CapturedExchange) -> None:
         self.exchanges.append(exchange)
 
 
 @asynccontextmanager
 async def observing(
-    port: int, seen: Seen, limits: Limits | None = None
-) -> AsyncIterator[tuple[Tee, int]]:
+    port: int, seen: Seen, limits: CaptureLimits | None = None
+) -> AsyncIterator[tuple[TrafficObserver, int]]:
     """A relay with an observer. It has seen everything once the block is left."""
-    tee = Tee(seen.take, limits)
+    tee = TrafficObserver(seen.take, limits)
     tee.start()
     try:
-        async with relaying(port, tee.sees) as (relay, own):
+        async with relaying(port, tee.observe) as (relay, own):
             yield tee, own
-            await relay.traffic.idle.wait()
+            await relay.stats.idle.wait()
     finally:
         tee.close()
 

@@ -26,7 +26,7 @@ from dovetail.eval.tasks import TASKS, Task
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.telemetry.log import configure_logging
-from dovetail.watch.reference_model import Notation
+from dovetail.watch.reference_model import ParserNames
 from dovetail_model import DovetailError, Sampling
 
 Engine = Literal["auto", "vllm", "sglang", "openai"]
@@ -101,7 +101,7 @@ def accept(  # noqa: PLR0913 - each is a flag
             raise AcceptError("the address of a server is needed: accept http://127.0.0.1:8000")
         for path in (json_file, html_file):
             _check_writable(path)
-        notation = Notation(tool_call_parser, reasoning_parser)
+        notation = ParserNames(tool_call_parser, reasoning_parser)
         wish = Wish(url, api_key, model, engine, tokenizer, notation)
         plan = Plan(
             tasks=chosen,

@@ -23,17 +23,17 @@ from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server, wait_until_started
 from dovetail.settings.config import Config
 from dovetail.watch.fix import FixApp
-from dovetail.watch.recording import RecordingError, recorded, write_private
+from dovetail.watch.recording import RecordingError, read_recording, write_private_file
 from dovetail.watch.reference_model import (
-    Lens,
-    Lenses,
-    Notation,
-    ServedModel,
-    read_lens,
-    served_models,
+    ReferenceModel,
+    ReferenceModels,
+    ParserNames,
+    ListedModel,
+    load_reference,
+    fetch_listed_models,
 )
-from dovetail.watch.screen import screen
-from dovetail.watch.watcher import Options, Watching
+from dovetail.watch.screen import create_display
+from dovetail.watch.watcher import WatchOptions, Watcher
 from dovetail_model import DovetailError
 
 SWITCH = 0.0005  # seconds that the observer may hold up the relay at a time
@@ -85,7 +85,7 @@ def watch(  # noqa: PLR0913 - each is a flag
         url=url,
         place=(host, port),
         tokenizer=tokenizer,
-        notation=Notation(tool_call_parser, reasoning_parser),
+        notation=ParserNames(tool_call_parser, reasoning_parser),
         record=record,
         key=engine_api_key,
         json_file=json_file,
@@ -110,15 +110,15 @@ class _Flags:
     url: str
     place: tuple[str, int]
     tokenizer: str | None
-    notation: Notation
+    notation: ParserNames
     record: Path | None
     key: str | None
     json_file: Path | None
 
-    def lens(self) -> Lens | None:
+    def lens(self) -> ReferenceModel | None:
         """The model that the user named."""
         named = self.tokenizer
-        return None if named is None else read_lens(find_model(named), self.notation)
+        return None if named is None else load_reference(find_model(named), self.notation)
 
     def config(self) -> Config:
         """The settings of a server that answers in place of the watched one."""
@@ -139,26 +139,26 @@ def _watch(flags: _Flags, fix: bool) -> None:
     named = flags.lens()
     app = App(build_service(flags.config())) if fix else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        listed = runner.run(served_models(endpoint))
-        lenses = Lenses(named, listed, flags.notation)
-        lens = lenses.of(listed[0].id) if listed else named  # now, while nobody waits
-        for note in _notes(listed, lens, lenses.notes):
+        listed = runner.run(fetch_listed_models(endpoint))
+        lenses = ReferenceModels(named, listed, flags.notation)
+        lens = lenses.get(listed[0].id) if listed else named  # now, while nobody waits
+        for note in _notes(listed, lens, lenses.warnings):
             typer.echo(note)
         sys.setswitchinterval(SWITCH)
-        options = Options(record=flags.record)
-        watching = Watching(endpoint, lenses, screen(Console()), options)
+        options = WatchOptions(record=flags.record)
+        watching = Watcher(endpoint, lenses, create_display(Console()), options)
         if app is None:
             runner.run(_relay(watching, endpoint.base, flags))
         else:
             runner.run(_fix(watching, app, endpoint, flags))
 
 
-def _notes(listed: Sequence[ServedModel], lens: Lens | None, faults: Sequence[str]) -> list[str]:
+def _notes(listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]) -> list[str]:
     """What is known of the server, and by what tokens are counted."""
     notes = list(faults)
     if not listed:
         notes.append("the server does not say what it serves, or is not up yet")
-    if lens is not None and lens.real:
+    if lens is not None and lens.has_tokenizer:
         return [*notes, f"tokens are counted by {lens.origin}"]
     what = f"{listed[0].id!r}" if listed else "its model"
     return [*notes, f"no tokenizer of {what} here (--tokenizer names one): tokens are estimated"]
@@ -169,7 +169,7 @@ def _endpoint(url: str, key: str | None) -> Endpoint:
     return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
 
 
-async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
+async def _relay(watching: Watcher, base: str, flags: _Flags) -> None:
     """Passes on and looks until it is told to stop."""
     ended = _signals(watching, flags.json_file)
     address = await watching.relay.listen(*flags.place)
@@ -180,9 +180,9 @@ async def _relay(watching: Watching, base: str, flags: _Flags) -> None:
     _end(watching, flags.json_file)
 
 
-async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) -> None:
+async def _fix(watching: Watcher, app: App, endpoint: Endpoint, flags: _Flags) -> None:
     """Answers through Dovetail until it is told to stop."""
-    fixing = FixApp(app, endpoint, watching.tee.exchange, watching.fell_back)
+    fixing = FixApp(app, endpoint, watching.observer.add_exchange, watching.count_fallback)
     serving = create_server(fixing, *flags.place, drain=app.draining)
     _signals(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
@@ -194,7 +194,7 @@ async def _fix(watching: Watching, app: App, endpoint: Endpoint, flags: _Flags) 
     _end(watching, flags.json_file)
 
 
-def _signals(watching: Watching, json_file: Path | None) -> asyncio.Event:
+def _signals(watching: Watcher, json_file: Path | None) -> asyncio.Event:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -214,22 +214,22 @@ def _greet(address: str, doing: str) -> None:
     sys.stdout.flush()
 
 
-def _end(watching: Watching, json_file: Path | None) -> None:
+def _end(watching: Watcher, json_file: Path | None) -> None:
     watching.close()
     _tell(watching, json_file)
 
 
-def _tell(watching: Watching, json_file: Path | None) -> None:
-    typer.echo(f"\n{watching.report()}")
+def _tell(watching: Watcher, json_file: Path | None) -> None:
+    typer.echo(f"\n{watching.format_report()}")
     sys.stdout.flush()
     if json_file is not None:
-        write_private(json_file, json.dumps(watching.report_json(), indent=2) + "\n")
+        write_private_file(json_file, json.dumps(watching.build_report_json(), indent=2) + "\n")
 
 
 def _replay(path: Path, flags: _Flags) -> None:
     """A recording, looked at as if it happened now."""
-    lenses = Lenses(flags.lens(), notation=flags.notation)
-    watching = Watching(Endpoint(), lenses, screen(Console()))
-    for exchange in recorded(path):
-        watching.take(exchange)
+    lenses = ReferenceModels(flags.lens(), parsers=flags.notation)
+    watching = Watcher(Endpoint(), lenses, create_display(Console()))
+    for exchange in read_recording(path):
+        watching.process(exchange)
     _end(watching, flags.json_file)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.watch.decoder import Reader
+from dovetail.watch.decoder import ResponseReader
 from dovetail_model import (
     Block,
     ReasoningBlock,
@@ -40,7 +40,7 @@ class Api:
     name: ApiName
     path: str
     body: Callable[[Request], Json]
-    reader: Callable[[], Reader]
+    reader: Callable[[], ResponseReader]
 
 
 def _chat(request: Request) -> Json:

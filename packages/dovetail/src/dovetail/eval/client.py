@@ -9,7 +9,7 @@ import msgspec
 
 from dovetail.eval.apis import Api
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
-from dovetail.watch.exchange import Exchange, Server
+from dovetail.watch.exchange import CapturedExchange, ResponderName
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -46,7 +46,7 @@ class CallTimes:
 class Answered:
     """An answer. `first` is when the first word came. `broke` says how the line failed, if so."""
 
-    exchange: Exchange
+    exchange: CapturedExchange
     message: Message
     first: float | None
     calls: tuple[CallTimes, ...]
@@ -59,7 +59,7 @@ class Speaker:
 
     endpoint: Endpoint
     api: Api
-    server: Server = "upstream"
+    server: ResponderName = "upstream"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
@@ -153,10 +153,10 @@ class _Hearing:
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
         return calls[self._opened.index(index)]
 
-    def exchange(self, number: int, asked: tuple[str, Mapping[str, str], bytes]) -> Exchange:
+    def exchange(self, number: int, asked: tuple[str, Mapping[str, str], bytes]) -> CapturedExchange:
         """What went over the wire, for those who look at it later."""
         target, headers, body = asked
-        return Exchange(
+        return CapturedExchange(
             number=number,
             method="POST",
             target=target,

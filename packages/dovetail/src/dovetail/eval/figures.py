@@ -7,8 +7,8 @@ from dovetail.eval.agent import Run, Step
 from dovetail.eval.metrics import Prefixes
 from dovetail.eval.tools import specs
 from dovetail.watch.analysis import median
-from dovetail.watch.losses import calls_as_text
-from dovetail.watch.reference_model import Lens
+from dovetail.watch.losses import find_unparsed_calls
+from dovetail.watch.reference_model import ReferenceModel
 from dovetail_model import Request
 
 
@@ -74,7 +74,7 @@ class Figures:
         return sum(one.requests for one in self.done)
 
 
-def calls_of(steps: Sequence[Step], lens: Lens) -> Calls:
+def calls_of(steps: Sequence[Step], lens: ReferenceModel) -> Calls:
     """`lens` knows how the model writes calls."""
     calls = [call for step in steps for call in step.calls]
     offered = Request("", tools=specs())
@@ -85,13 +85,13 @@ def calls_of(steps: Sequence[Step], lens: Lens) -> Calls:
         fit_schema=sum(call.fits for call in calls),
         together=sum(len(step.calls) for step in steps if len(step.calls) > 1),
         left_in_text=sum(
-            bool(calls_as_text(step.answered.message, offered, lens)) for step in steps
+            bool(find_unparsed_calls(step.answered.message, offered, lens)) for step in steps
         ),
     )
 
 
 def times_of(steps: Sequence[Step]) -> Times:
-    answers = [step.answered for step in steps if step.answered.exchange.streamed]
+    answers = [step.answered for step in steps if step.answered.exchange.is_streamed]
     first = [one.first for one in answers if one.first is not None]
     idle = [call.ready - call.came for one in answers for call in one.calls]
     ahead = [one.exchange.ended - call.ready for one in answers for call in one.calls]

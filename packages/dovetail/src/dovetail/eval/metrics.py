@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.eval.agent import Run, Step
-from dovetail.watch.analyzer import Analyst
-from dovetail.watch.exchange import Exchange
-from dovetail.watch.reference_model import Lenses
-from dovetail.watch.verdict import Verdict
+from dovetail.watch.analyzer import ExchangeAnalyzer
+from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.reference_model import ReferenceModels
+from dovetail.watch.verdict import ExchangeAnalysis
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Prefixes:
         return self.later - self.exact - self.inexact
 
 
-def observed(exchanges: Iterable[Exchange], lenses: Lenses) -> list[Prompt]:
+def observed(exchanges: Iterable[CapturedExchange], lenses: ReferenceModels) -> list[Prompt]:
     """Prompts as watch mode infers them from what went over the wire.
 
     An answer that broke off has no counts: it would make all others unknown.
     """
-    analyst = Analyst(lenses)
+    analyst = ExchangeAnalyzer(lenses)
     try:
-        whole = [one for one in exchanges if not (one.refused or one.cut)]
-        verdicts = [analyst.look(exchange) for exchange in whole]
+        whole = [one for one in exchanges if not (one.has_failed or one.cut)]
+        verdicts = [analyst.analyze(exchange) for exchange in whole]
     finally:
         analyst.close()
     return [_inferred(verdict) for verdict in verdicts]
@@ -104,13 +104,13 @@ def sums(prompts: Sequence[Prompt]) -> Prefixes:
     )
 
 
-def _inferred(verdict: Verdict) -> Prompt:
+def _inferred(verdict: ExchangeAnalysis) -> Prompt:
     first = verdict.place == 1
     sure = verdict.basis == "confirmed" and verdict.exact is not None and not first
     return Prompt(
         first=first,
         exact=verdict.broke is None if sure else None,
-        new=verdict.exact.again if sure and verdict.exact is not None else None,
+        new=verdict.exact.prefill_tokens if sure and verdict.exact is not None else None,
         prompt=verdict.prompt_tokens,
         cached=verdict.cached,
         broke=verdict.broke.code if sure and verdict.broke is not None else None,

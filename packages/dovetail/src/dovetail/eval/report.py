@@ -13,7 +13,7 @@ from dovetail.eval.figures import Done, Figures
 from dovetail.eval.rows import ROWS, Row, value_of
 from dovetail.eval.target import Subject
 from dovetail.eval.tools import shown_in
-from dovetail.watch.report import MEANING
+from dovetail.watch.report import FINDING_DESCRIPTIONS
 from dovetail_verify.html_page import (
     Content,
     Figure,
@@ -160,7 +160,7 @@ def _unsolved(passes: Sequence[Figures]) -> list[str]:
 
 def _causes(one: Figures) -> list[str]:
     """Each cause with its number, and what it would have cost with a perfect cache."""
-    meanings: dict[str, str] = dict(MEANING.items())
+    meanings: dict[str, str] = dict(FINDING_DESCRIPTIONS.items())
     lines = [
         f"{one.name}: {count} × {meanings.get(code, code)}"
         for code, count in one.prefixes.causes.items()
@@ -186,7 +186,7 @@ def _unknown(subject: Subject, passes: Sequence[Figures]) -> list[str]:
         lines.append(
             "which turns were exact: its prompts and answers have other numbers of tokens than "
             "the model's tokenizer and template give, so nothing is claimed of them"
-            if subject.lens.real
+            if subject.lens.has_tokenizer
             else "which turns were exact: no tokenizer of the model is here (--tokenizer names one)"
         )
     return lines

@@ -16,7 +16,7 @@ from dovetail.eval.server import fronted
 from dovetail.eval.target import Subject
 from dovetail.eval.tasks import SYSTEM, Task
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.exchange import Exchange
+from dovetail.watch.exchange import CapturedExchange
 from dovetail_model import Sampling
 
 #: What Dovetail is asked to tell besides: its prefix, and calls as soon as they are complete.
@@ -56,7 +56,7 @@ async def accept(subject: Subject, plan: Plan, progress: Progress) -> list[Figur
     Dovetail is put before the endpoint first of all: if that fails, nobody has waited in vain.
     """
     passes: list[_Pass] = []
-    nobody: tuple[Endpoint, list[Exchange]] = (subject.endpoint, [])
+    nobody: tuple[Endpoint, list[CapturedExchange]] = (subject.endpoint, [])
     async with fronted(subject) if plan.apis else nullcontext(nobody) as (endpoint, heard):
         if plan.off:
             extra = _IDS if subject.asks_ids else {}
@@ -72,7 +72,7 @@ async def accept(subject: Subject, plan: Plan, progress: Progress) -> list[Figur
     return [_figures(one, sums(each), subject) for one, each in zip(passes, prompts, strict=True)]
 
 
-def _prompts(one: _Pass, subject: Subject, heard: Sequence[Exchange]) -> list[Prompt]:
+def _prompts(one: _Pass, subject: Subject, heard: Sequence[CapturedExchange]) -> list[Prompt]:
     """What is known of a pass's prompts: from Dovetail itself, or from what went by."""
     if not one.dovetail:
         own = [step.answered.exchange for run in one.runs for step in run.steps]
@@ -114,7 +114,7 @@ def _given_up(runs: Sequence[Run]) -> bool:
     return bool(_refusal(runs)) or broken == [True, True]
 
 
-def _of_sessions(heard: Sequence[Exchange], runs: Sequence[Run]) -> list[Exchange]:
+def _of_sessions(heard: Sequence[CapturedExchange], runs: Sequence[Run]) -> list[CapturedExchange]:
     """The tasks' own requests. Dovetail asks a few more, to learn what the server can do."""
     sessions = {run.session for run in runs}
     return [one for one in heard if one.request_headers.get("x-session-id") in sessions]

@@ -15,21 +15,21 @@ from dovetail.net.http_client import Endpoint
 from dovetail.server.build import build_service
 from dovetail.server.http_server import run_server, create_server, wait_until_started
 from dovetail.settings.config import Config
-from dovetail.watch.exchange import Exchange
-from dovetail.watch.observer import Tee
-from dovetail.watch.relay import Relay
+from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.observer import TrafficObserver
+from dovetail.watch.relay import TcpRelay
 
 
 @asynccontextmanager
-async def fronted(subject: Subject) -> AsyncIterator[tuple[Endpoint, list[Exchange]]]:
+async def fronted(subject: Subject) -> AsyncIterator[tuple[Endpoint, list[CapturedExchange]]]:
     """A Dovetail before the endpoint, and what it says to it while the block runs.
 
     That is listened to where both speak in messages: what the endpoint's prompts are is found out
     the same way as without Dovetail then. Where it speaks in tokens it knows them itself.
     """
-    heard: list[Exchange] = []
-    tee = Tee(heard.append)
-    relay = Relay(subject.endpoint, tee.sees)
+    heard: list[CapturedExchange] = []
+    tee = TrafficObserver(heard.append)
+    relay = TcpRelay(subject.endpoint, tee.observe)
     address = str(subject.endpoint)
     if subject.engine == "openai":
         tee.start()
@@ -53,7 +53,7 @@ def _config(subject: Subject, address: str, folder: Path) -> Config:
         engine=subject.engine,
         engine_url=(address,),
         engine_api_key=(wish.key or "").strip() or None,
-        tokenizer=subject.lens.origin if subject.lens.real else wish.tokenizer,
+        tokenizer=subject.lens.origin if subject.lens.has_tokenizer else wish.tokenizer,
         tool_call_parser=wish.notation.tool_parser,
         reasoning_parser=wish.notation.reasoning_parser,
         data_dir=folder,

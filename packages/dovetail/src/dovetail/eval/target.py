@@ -9,7 +9,7 @@ from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, discover, list_models, find_context_length
 from dovetail.models.weights import find_model
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
-from dovetail.watch.reference_model import Lens, Lenses, Notation, ServedModel, read_lens
+from dovetail.watch.reference_model import ReferenceModel, ReferenceModels, ParserNames, ListedModel, load_reference
 from dovetail_model import DovetailError
 
 EngineName = Literal["vllm", "sglang", "openai"]
@@ -29,7 +29,7 @@ class Wish:
     model: str | None = None
     engine: Literal["auto", "vllm", "sglang", "openai"] = "auto"
     tokenizer: str | None = None
-    notation: Notation = field(default_factory=Notation)
+    notation: ParserNames = field(default_factory=ParserNames)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Subject:
     engine: EngineName
     why: str
     asks_ids: bool
-    lenses: Lenses
-    lens: Lens
+    lenses: ReferenceModels
+    lens: ReferenceModel
 
 
 async def examine(wish: Wish) -> Subject:
@@ -64,7 +64,7 @@ async def examine(wish: Wish) -> Subject:
         raise AcceptError(f"{fault.message}{hint}") from fault
     _check(wish, found, model, size)
     lenses = _lenses(wish, model, found)
-    lens = lenses.of(model)
+    lens = lenses.get(model)
     engine, why = _engine(wish, kind, lens)
     return Subject(wish, endpoint, model, engine, why, kind == "vllm", lenses, lens)
 
@@ -108,19 +108,19 @@ async def _kind(endpoint: Endpoint, found: RemoteModel) -> EngineName:
     return "vllm" if isinstance(told, dict) and "version" in told else "openai"
 
 
-def _lenses(wish: Wish, model: str, found: RemoteModel) -> Lenses:
+def _lenses(wish: Wish, model: str, found: RemoteModel) -> ReferenceModels:
     """The model's tokenizer and template, where they are at hand. Nothing is downloaded unasked."""
-    named = read_lens(find_model(wish.tokenizer), wish.notation) if wish.tokenizer else None
+    named = load_reference(find_model(wish.tokenizer), wish.notation) if wish.tokenizer else None
     root = found.root if model == found.name else None
-    return Lenses(named, (ServedModel(model, root),), wish.notation)
+    return ReferenceModels(named, (ListedModel(model, root),), wish.notation)
 
 
-def _engine(wish: Wish, kind: EngineName, lens: Lens) -> tuple[EngineName, str]:
+def _engine(wish: Wish, kind: EngineName, lens: ReferenceModel) -> tuple[EngineName, str]:
     """How Dovetail speaks to it: in tokens where that can be."""
     if wish.engine != "auto":
         return wish.engine, "as you said"
     if kind == "openai":
         return "openai", "it is not known to take prompts as tokens"
-    if not lens.real:
+    if not lens.has_tokenizer:
         return "openai", "no tokenizer of its model is here (--tokenizer names one)"
     return kind, f"it takes prompts as tokens; the tokenizer is that of {lens.origin}"

@@ -4,16 +4,16 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dovetail.watch.verdict import Basis, Code, Finding, Verdict
+from dovetail.watch.verdict import TokenBasis, FindingCode, TrafficFinding, ExchangeAnalysis
 
-_NEWEST = 10_000  # exchanges that are told one by one
-_SESSIONS = 1000  # that are told one by one
-_TIMES = 10_000  # of which medians are taken
-_NAMES = 100  # in a tally: it is clients who choose them
+_MAX_RECENT_EXCHANGES = 10_000  # exchanges that are told one by one
+_MAX_SESSIONS = 1000  # that are told one by one
+_MAX_TIME_SAMPLES = 10_000  # of which medians are taken
+_MAX_TALLY_NAMES = 100  # in a tally: it is clients who choose them
 
 
 @dataclass
-class Sums:
+class TrafficTotals:
     """What a session, or all of them, amounts to.
 
     `prefilled` are the tokens that the server had to compute, `needless` those of them that
@@ -35,38 +35,38 @@ class Sums:
     tells_cached: bool = False
     thoughts: int = 0
     calls: int = 0
-    bases: Counter[Basis] = field(default_factory=Counter)
-    costs: Counter[Code] = field(default_factory=Counter)
-    counts: Counter[Code] = field(default_factory=Counter)
-    examples: dict[Code, str] = field(default_factory=dict)
-    dispatch: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
-    tool_gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
+    bases: Counter[TokenBasis] = field(default_factory=Counter)
+    costs: Counter[FindingCode] = field(default_factory=Counter)
+    counts: Counter[FindingCode] = field(default_factory=Counter)
+    examples: dict[FindingCode, str] = field(default_factory=dict)
+    dispatch: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
+    tool_gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
     apis: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
 
     @property
-    def estimated(self) -> bool:
+    def has_estimates(self) -> bool:
         """Whether any number in it is an estimate."""
         return self.bases["estimated"] + self.bases["counted"] > 0
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: ExchangeAnalysis) -> None:
         self.requests += 1
         self.failed += verdict.status >= 400 or verdict.status == 0
         self.unread += bool(verdict.unread)
         self.fixed += verdict.fixed
         self.apis[verdict.api] += 1
         if verdict.model:
-            tally(self.models, verdict.model)
+            count_name(self.models, verdict.model)
         self.thoughts += verdict.thought
         self.calls += verdict.calls
         self.dispatch += verdict.dispatch
         self.tool_gaps += [] if verdict.tool_gap is None else [verdict.tool_gap]
-        self._tokens(verdict)
+        self._add_tokens(verdict)
         for finding in (verdict.broke, *verdict.findings):
             if finding is not None:
-                self._find(finding)
+                self._add_finding(finding)
 
-    def _tokens(self, verdict: Verdict) -> None:
+    def _add_tokens(self, verdict: ExchangeAnalysis) -> None:
         if verdict.cached is not None and verdict.prompt_tokens is not None:
             self.tells_cached = True
             self.told_prompt += verdict.prompt_tokens
@@ -74,47 +74,47 @@ class Sums:
         if verdict.served is None or verdict.exact is None:
             return
         self.prompt += verdict.served.total
-        self.prefilled += verdict.served.again
+        self.prefilled += verdict.served.prefill_tokens
         self.needless += verdict.needless
         self.bases[verdict.basis] += 1
         if verdict.broke is not None:
             self.costs[verdict.broke.code] += verdict.needless
 
-    def _find(self, finding: Finding) -> None:
+    def _add_finding(self, finding: TrafficFinding) -> None:
         self.counts[finding.code] += 1
         if finding.detail:
             self.examples.setdefault(finding.code, finding.detail)
 
 
-class Summary:
+class TrafficSummary:
     """The newest sessions, in the order in which they began, the whole, and the newest exchanges.
 
     `begun` counts all sessions.
     """
 
-    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
-        self.newest: deque[Verdict] = deque(maxlen=_NEWEST)
-        self.whole = Sums("all")
-        self.sessions: dict[str, Sums] = {}
-        self.begun = 0
+    def __init__(self, verdicts: Iterable[ExchangeAnalysis] = ()) -> None:
+        self.recent: deque[ExchangeAnalysis] = deque(maxlen=_MAX_RECENT_EXCHANGES)
+        self.total = TrafficTotals("all")
+        self.sessions: dict[str, TrafficTotals] = {}
+        self.session_count = 0
         for verdict in verdicts:
             self.add(verdict)
 
-    def add(self, verdict: Verdict) -> None:
-        self.newest.append(verdict)
-        self.whole.add(verdict)
+    def add(self, verdict: ExchangeAnalysis) -> None:
+        self.recent.append(verdict)
+        self.total.add(verdict)
         sums = self.sessions.get(verdict.session)
         if sums is None:
-            sums = self.sessions[verdict.session] = Sums(verdict.session)
-            self.begun += 1
-            if len(self.sessions) > _SESSIONS:
+            sums = self.sessions[verdict.session] = TrafficTotals(verdict.session)
+            self.session_count += 1
+            if len(self.sessions) > _MAX_SESSIONS:
                 del self.sessions[next(iter(self.sessions))]
         sums.add(verdict)
 
 
-def tally(counts: Counter[str], name: str) -> None:
+def count_name(counts: Counter[str], name: str) -> None:
     """Counts a name that somebody else chose. Beyond a hundred of them they count as others."""
-    counts[name if name in counts or len(counts) < _NAMES else "others"] += 1
+    counts[name if name in counts or len(counts) < _MAX_TALLY_NAMES else "others"] += 1
 
 
 def median(values: Iterable[float]) -> float:

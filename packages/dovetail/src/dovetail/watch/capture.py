@@ -12,221 +12,221 @@ from time import monotonic, time
 import h11
 
 from dovetail.http.body import decode_content
-from dovetail.watch.exchange import Exchange, codec_of, plain_headers, plain_target
-from dovetail.watch.relay import Direction
+from dovetail.watch.exchange import CapturedExchange, find_codec, redact_headers, redact_target
+from dovetail.watch.relay import RelayDirection
 
-_EPOCH = time() - monotonic()
+_EPOCH_OFFSET = time() - monotonic()
 
 
-class Unobserved(Exception):
+class UnobservableError(Exception):
     """Why a connection is looked at no more."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class CaptureLimits:
     """Bytes: of a body, of what waits to be looked at, of a head."""
 
-    body: int = 64 << 20
-    queued: int = 256 << 20
-    head: int = 256 << 10
+    body_bytes: int = 64 << 20
+    queue_bytes: int = 256 << 20
+    head_bytes: int = 256 << 10
 
 
-class _Draft:
+class _PendingExchange:
     """An exchange in the making."""
 
     __slots__ = (
-        "answer",
-        "answered",
-        "asked",
+        "response_body",
+        "response_complete",
+        "request_head",
         "began",
-        "kept",
+        "body_bytes",
         "marks",
-        "request",
-        "seen",
-        "size",
-        "told",
-        "wanted",
+        "request_body",
+        "request_completed_at",
+        "response_bytes",
+        "response_head",
+        "is_generation",
     )
 
     def __init__(self, asked: h11.Request, at: float) -> None:
-        self.asked = asked
+        self.request_head = asked
         self.began = at
-        self.request: list[bytes] = []
-        self.answer: list[bytes] = []
-        self.wanted = codec_of(asked.method.decode("latin-1"), self.target) is not None
-        self.kept = 0  # bytes of both bodies
-        self.size = 0  # bytes of the answer
-        self.told: h11.Response | None = None
-        self.seen: float | None = None  # when the request was complete
-        self.answered = False
+        self.request_body: list[bytes] = []
+        self.response_body: list[bytes] = []
+        self.is_generation = find_codec(asked.method.decode("latin-1"), self.target) is not None
+        self.body_bytes = 0  # bytes of both bodies
+        self.response_bytes = 0  # bytes of the answer
+        self.response_head: h11.Response | None = None
+        self.request_completed_at: float | None = None  # when the request was complete
+        self.response_complete = False
         self.marks: list[tuple[float, int]] = []
 
     @property
     def target(self) -> str:
-        return self.asked.target.decode("latin-1")
+        return self.request_head.target.decode("latin-1")
 
 
-class Wiretap:
+class ConnectionCapture:
     """One connection."""
 
-    def __init__(self, limits: Limits, number: Callable[[], int]) -> None:
+    def __init__(self, limits: CaptureLimits, next_number: Callable[[], int]) -> None:
         self._limits = limits
-        self._number = number
-        self._asks = h11.Connection(h11.SERVER, limits.head)
-        self._tells = h11.Connection(h11.CLIENT, limits.head)
-        self._ahead = 0  # bytes of requests that were sent ahead
-        self._draft: _Draft | None = None
-        self._found: list[Exchange | None] = []
-        self._over = False
+        self._next_number = next_number
+        self._client_parser = h11.Connection(h11.SERVER, limits.head_bytes)
+        self._server_parser = h11.Connection(h11.CLIENT, limits.head_bytes)
+        self._pipelined_bytes = 0  # bytes of requests that were sent ahead
+        self._pending: _PendingExchange | None = None
+        self._finished: list[CapturedExchange | None] = []
+        self._closed = False
 
-    def hear(self, direction: Direction, data: bytes, at: float) -> Sequence[Exchange | None]:
+    def feed(self, direction: RelayDirection, data: bytes, at: float) -> Sequence[CapturedExchange | None]:
         """The exchanges that these bytes complete; None for one that no model answers.
 
         Raises where the bytes are not HTTP as we know it.
         """
-        if self._over:
+        if self._closed:
             return ()
         if direction == "asked":
-            self._ahead = self._ahead + len(data) if self._is_answering() else 0
-            if self._ahead > self._limits.body:
-                raise Unobserved("requests were sent too far ahead")
-            self._asks.receive_data(data)
-        elif self._draft is None:
-            raise Unobserved("the server spoke before it was asked")
+            self._pipelined_bytes = self._pipelined_bytes + len(data) if self._awaits_response() else 0
+            if self._pipelined_bytes > self._limits.body_bytes:
+                raise UnobservableError("requests were sent too far ahead")
+            self._client_parser.receive_data(data)
+        elif self._pending is None:
+            raise UnobservableError("the server spoke before it was asked")
         else:
-            self._tells.receive_data(data)
-        return self._pump(at)
+            self._server_parser.receive_data(data)
+        return self._parse(at)
 
-    def close(self, at: float) -> Sequence[Exchange | None]:
+    def close(self, at: float) -> Sequence[CapturedExchange | None]:
         """The connection has ended: an answer without a length is complete, another one cut."""
-        if self._over or self._draft is None:
+        if self._closed or self._pending is None:
             return ()
-        draft = self._draft
-        if draft.told is not None and not draft.answered:
+        draft = self._pending
+        if draft.response_head is not None and not draft.response_complete:
             try:
-                self._tells.receive_data(b"")
-                self._hear_server(draft, at)
+                self._server_parser.receive_data(b"")
+                self._read_server(draft, at)
             except h11.RemoteProtocolError:
                 pass
-        self._over = True
-        self._end(draft, at, cut=not draft.answered)
-        return self._take()
+        self._closed = True
+        self._finish(draft, at, cut=not draft.response_complete)
+        return self._pop_finished()
 
-    def _is_answering(self) -> bool:
-        return self._draft is not None and self._draft.seen is not None
+    def _awaits_response(self) -> bool:
+        return self._pending is not None and self._pending.request_completed_at is not None
 
-    def _pump(self, at: float) -> Sequence[Exchange | None]:
-        while not self._over:
-            if self._draft is None or self._draft.seen is None:
-                self._hear_client(at)
-            draft = self._draft
+    def _parse(self, at: float) -> Sequence[CapturedExchange | None]:
+        while not self._closed:
+            if self._pending is None or self._pending.request_completed_at is None:
+                self._read_client(at)
+            draft = self._pending
             if draft is None:
                 break
-            self._hear_server(draft, at)
-            if not (draft.answered and draft.seen is not None):
+            self._read_server(draft, at)
+            if not (draft.response_complete and draft.request_completed_at is not None):
                 break
-            self._end(draft, at, cut=False)
-            self._next()
-        return self._take()
+            self._finish(draft, at, cut=False)
+            self._start_next_cycle()
+        return self._pop_finished()
 
-    def _take(self) -> list[Exchange | None]:
-        found, self._found = self._found, []
+    def _pop_finished(self) -> list[CapturedExchange | None]:
+        found, self._finished = self._finished, []
         return found
 
-    def _hear_client(self, at: float) -> None:
+    def _read_client(self, at: float) -> None:
         while True:
-            event = self._asks.next_event()
+            event = self._client_parser.next_event()
             match event:
                 case h11.Request():
-                    self._draft = _Draft(event, at)
-                    self._expect(event)
-                case h11.Data() if self._draft is not None:
-                    self._keep(self._draft.request, bytes(event.data))
-                case h11.EndOfMessage() if self._draft is not None:
-                    self._draft.seen = at
+                    self._pending = _PendingExchange(event, at)
+                    self._expect_response(event)
+                case h11.Data() if self._pending is not None:
+                    self._append_body(self._pending.request_body, bytes(event.data))
+                case h11.EndOfMessage() if self._pending is not None:
+                    self._pending.request_completed_at = at
                     return
                 case _:
                     return
 
-    def _expect(self, event: h11.Request) -> None:
+    def _expect_response(self, event: h11.Request) -> None:
         """An answer to this request: of its head, only method and upgrade count for that."""
         if event.method == b"CONNECT":
-            raise Unobserved("the connection was made a tunnel")
+            raise UnobservableError("the connection was made a tunnel")
         headers = [("host", "-"), ("content-length", "0")]
         if any(name == b"upgrade" for name, _ in event.headers):
             headers += [("connection", "upgrade"), ("upgrade", "-")]
-        self._tells.send(h11.Request(method=event.method, target="/", headers=headers))
-        self._tells.send(h11.EndOfMessage())
+        self._server_parser.send(h11.Request(method=event.method, target="/", headers=headers))
+        self._server_parser.send(h11.EndOfMessage())
 
-    def _hear_server(self, draft: _Draft, at: float) -> None:
-        while not draft.answered:
-            event = self._tells.next_event()
+    def _read_server(self, draft: _PendingExchange, at: float) -> None:
+        while not draft.response_complete:
+            event = self._server_parser.next_event()
             match event:
                 case h11.InformationalResponse(status_code=101):
-                    raise Unobserved("the connection was upgraded to another protocol")
+                    raise UnobservableError("the connection was upgraded to another protocol")
                 case h11.InformationalResponse():
                     continue
                 case h11.Response():
-                    draft.told = event
+                    draft.response_head = event
                 case h11.Data():
-                    self._keep(draft.answer, bytes(event.data))
-                    if draft.wanted:
-                        draft.marks.append((at - draft.began, draft.size))
+                    self._append_body(draft.response_body, bytes(event.data))
+                    if draft.is_generation:
+                        draft.marks.append((at - draft.began, draft.response_bytes))
                 case h11.EndOfMessage():
-                    draft.answered = True
+                    draft.response_complete = True
                 case _:
                     return
 
-    def _keep(self, parts: list[bytes], data: bytes) -> None:
+    def _append_body(self, parts: list[bytes], data: bytes) -> None:
         """A piece of a body. Of requests that no model answers nothing is kept."""
-        draft = self._draft
+        draft = self._pending
         assert draft is not None
-        if not draft.wanted:
+        if not draft.is_generation:
             return
         parts.append(data)
-        draft.kept += len(data)
-        if parts is draft.answer:
-            draft.size += len(data)
-        if draft.kept > self._limits.body:
-            raise Unobserved("a body was too large")
+        draft.body_bytes += len(data)
+        if parts is draft.response_body:
+            draft.response_bytes += len(data)
+        if draft.body_bytes > self._limits.body_bytes:
+            raise UnobservableError("a body was too large")
 
-    def _next(self) -> None:
+    def _start_next_cycle(self) -> None:
         """On to the next request of the connection, if there may be one."""
-        self._draft = None
+        self._pending = None
         try:
-            self._asks.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-            self._asks.send(h11.EndOfMessage())
-            self._asks.start_next_cycle()
-            self._tells.start_next_cycle()
+            self._client_parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            self._client_parser.send(h11.EndOfMessage())
+            self._client_parser.start_next_cycle()
+            self._server_parser.start_next_cycle()
         except h11.LocalProtocolError:
-            self._over = True  # one side has said that it will close
+            self._closed = True  # one side has said that it will close
 
-    def _end(self, draft: _Draft, at: float, *, cut: bool) -> None:
-        method = draft.asked.method.decode("latin-1")
-        if not draft.wanted:
-            self._found.append(None)
+    def _finish(self, draft: _PendingExchange, at: float, *, cut: bool) -> None:
+        method = draft.request_head.method.decode("latin-1")
+        if not draft.is_generation:
+            self._finished.append(None)
             return
-        asked = plain_headers(draft.asked.headers)
-        told = plain_headers(draft.told.headers) if draft.told is not None else {}
-        answer = b"".join(draft.answer)
+        asked = redact_headers(draft.request_head.headers)
+        told = redact_headers(draft.response_head.headers) if draft.response_head is not None else {}
+        answer = b"".join(draft.response_body)
         coding = told.pop("content-encoding", "")
-        self._found.append(
-            Exchange(
-                number=self._number(),
+        self._finished.append(
+            CapturedExchange(
+                number=self._next_number(),
                 method=method,
-                target=plain_target(draft.target),
-                began=_EPOCH + draft.began,
-                asked=(draft.seen or at) - draft.began,
+                target=redact_target(draft.target),
+                began=_EPOCH_OFFSET + draft.began,
+                asked=(draft.request_completed_at or at) - draft.began,
                 ended=at - draft.began,
-                status=draft.told.status_code if draft.told is not None else 0,
+                status=draft.response_head.status_code if draft.response_head is not None else 0,
                 request_headers=asked,
                 answer_headers=told,
-                request=self._plain(b"".join(draft.request), asked.pop("content-encoding", "")),
-                answer=answer if cut else self._plain(answer, coding),
+                request=self._decode_content(b"".join(draft.request_body), asked.pop("content-encoding", "")),
+                answer=answer if cut else self._decode_content(answer, coding),
                 marks=() if coding else tuple(draft.marks),
                 cut=cut,
             )
         )
 
-    def _plain(self, body: bytes, coding: str) -> bytes:
-        return decode_content(body, coding, self._limits.body) if coding else body
+    def _decode_content(self, body: bytes, coding: str) -> bytes:
+        return decode_content(body, coding, self._limits.body_bytes) if coding else body

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dovetail.watch.exchange import Exchange
+from dovetail.watch.exchange import CapturedExchange
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -37,11 +37,11 @@ from dovetail_protocols import (
     SseReader,
 )
 
-_TELLS_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*\d')
-_Timed = Iterator[tuple[float, list[Event]]]
+_CACHED_TOKENS_FIELD = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*\d')
+_TimedEvents = Iterator[tuple[float, list[Event]]]
 
 
-class Reader(Protocol):
+class ResponseReader(Protocol):
     """What reads the answers of one API."""
 
     def feed(self, chunk: bytes) -> list[Event]: ...
@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ObservedResponse:
     """What the server answered.
 
     `usage` is what it said of tokens, if it did, and `cached` how many it had, if it tells.
@@ -63,82 +63,82 @@ class Answer:
 
     message: Message
     usage: Usage | None
-    cached: int | None
-    first: float | None
-    complete: tuple[float, ...]
-    ids: tuple[int, ...] | None = None
+    cached_tokens: int | None
+    first_token: float | None
+    call_times: tuple[float, ...]
+    output_ids: tuple[int, ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
+class DecodedExchange:
     """An exchange that was understood."""
 
-    exchange: Exchange
+    exchange: CapturedExchange
     codec: Codec
     request: Request
-    answer: Answer
+    response: ObservedResponse
 
 
-def understand(exchange: Exchange, memory: Memory | None = None) -> Heard:
+def decode_exchange(exchange: CapturedExchange, memory: Memory | None = None) -> DecodedExchange:
     """The exchange, decoded. Raises `InvalidRequest` where the request is none of its API."""
     codec = exchange.codec
     assert codec is not None
     request = codec.decode(exchange.request, exchange.request_headers, memory)
-    return Heard(exchange, codec, request, read_answer(exchange, codec))
+    return DecodedExchange(exchange, codec, request, decode_response(exchange, codec))
 
 
-def read_answer(exchange: Exchange, codec: Codec) -> Answer:
+def decode_response(exchange: CapturedExchange, codec: Codec) -> ObservedResponse:
     """The answer as a message, with the times at which its parts came."""
-    folding, times = Fold(), _Times()
-    for at, events in _events(exchange, codec):
+    folding, times = Fold(), _EventTimes()
+    for at, events in _read_events(exchange, codec):
         for event in events:
             folding.add(event)
-            times.note(at, event)
-    tells = _TELLS_CACHED.search(exchange.answer) is not None
-    ids, prompt_ids = _token_ids(exchange)
-    return Answer(
+            times.add(at, event)
+    tells = _CACHED_TOKENS_FIELD.search(exchange.answer) is not None
+    ids, prompt_ids = _read_token_ids(exchange)
+    return ObservedResponse(
         message=folding.message(),
         usage=times.usage,
-        cached=times.usage.cached_tokens if times.usage is not None and tells else None,
-        first=times.first,
-        complete=tuple(times.complete[index] for index in sorted(times.complete)),
-        ids=ids,
+        cached_tokens=times.usage.cached_tokens if times.usage is not None and tells else None,
+        first_token=times.first_token,
+        call_times=tuple(times.call_times[index] for index in sorted(times.call_times)),
+        output_ids=ids,
         prompt_ids=prompt_ids,
     )
 
 
-class _Times:
+class _EventTimes:
     """When what came."""
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self.first: float | None = None
-        self.complete: dict[int, float] = {}
+        self.first_token: float | None = None
+        self.call_times: dict[int, float] = {}
         self._last: dict[int, float] = {}
 
-    def note(self, at: float, event: Event) -> None:
+    def add(self, at: float, event: Event) -> None:
         match event:
             case Usage() if event.input_tokens or event.output_tokens:
                 self.usage = event
             case CallOpen(index=index) | CallArgs(index=index):
                 self._last[index] = at
             case CallClose(index=index):
-                self.complete[index] = self._last.get(index, at)
-        if self.first is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
-            self.first = at
+                self.call_times[index] = self._last.get(index, at)
+        if self.first_token is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
+            self.first_token = at
 
 
-def _events(exchange: Exchange, codec: Codec) -> _Timed:
+def _read_events(exchange: CapturedExchange, codec: Codec) -> _TimedEvents:
     if exchange.status >= 400 or not exchange.answer:
-        yield exchange.ended, [_refusal(exchange)]
-    elif exchange.streamed:
-        yield from _stream(exchange, _READERS[codec.name]())
+        yield exchange.ended, [_to_failure(exchange)]
+    elif exchange.is_streamed:
+        yield from _read_stream(exchange, _READERS[codec.name]())
     else:
         yield exchange.ended, _READERS[codec.name]().whole(exchange.answer)
 
 
-def _stream(exchange: Exchange, reader: Reader) -> _Timed:
+def _read_stream(exchange: CapturedExchange, reader: ResponseReader) -> _TimedEvents:
     done = 0
     for at, size in exchange.marks or ((exchange.ended, len(exchange.answer)),):
         yield at, reader.feed(exchange.answer[done:size])
@@ -146,31 +146,31 @@ def _stream(exchange: Exchange, reader: Reader) -> _Timed:
     yield exchange.ended, reader.finish()
 
 
-def _refusal(exchange: Exchange) -> Failure:
+def _to_failure(exchange: CapturedExchange) -> Failure:
     if not exchange.status:
         return Failure("engine_unavailable", "There was no answer.")
     return Failure("engine", f"HTTP {exchange.status}")
 
 
-def _token_ids(exchange: Exchange) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+def _read_token_ids(exchange: CapturedExchange) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """The tokens of answer and prompt, where the client asked a vLLM for them."""
     if b'"return_token_ids"' not in exchange.request or b'"token_ids"' not in exchange.answer:
         return None, None
     found: list[int] = []
     prompt: tuple[int, ...] | None = None
-    for value in _values(exchange):
-        if prompt is None and _are_ids(value.get("prompt_token_ids")):
+    for value in _json_objects(exchange):
+        if prompt is None and _is_id_list(value.get("prompt_token_ids")):
             prompt = tuple(value["prompt_token_ids"])
         for choice in value.get("choices") or ():
             ids = choice.get("token_ids")
-            if not choice.get("index") and _are_ids(ids):
+            if not choice.get("index") and _is_id_list(ids):
                 found += ids
     return (tuple(found) or None), prompt
 
 
-def _values(exchange: Exchange) -> Iterator[dict[str, Any]]:
+def _json_objects(exchange: CapturedExchange) -> Iterator[dict[str, Any]]:
     datas: Sequence[str | bytes] = [exchange.answer]
-    if exchange.streamed:
+    if exchange.is_streamed:
         datas = [event.data for event in SseReader().feed(exchange.answer)]
     for data in datas:
         try:
@@ -181,11 +181,11 @@ def _values(exchange: Exchange) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _are_ids(value: object) -> bool:
+def _is_id_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(id, int) for id in value)
 
 
-_READERS: dict[str, Callable[[], Reader]] = {
+_READERS: dict[str, Callable[[], ResponseReader]] = {
     CHAT.name: ChatReader,
     MESSAGES.name: MessagesReader,
     RESPONSES.name: ResponsesReader,

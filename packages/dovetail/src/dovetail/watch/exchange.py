@@ -10,13 +10,13 @@ from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
 #: Names of headers and of fields in an address whose values are never kept: whoever reads a
 #: recording must not be able to ask in somebody's name. Better one too many than one too few.
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"auth|key|token|secret|cookie|passw|credential|signature|jwt|^(sig|code)$", re.IGNORECASE
 )
-Server = Literal["upstream", "dovetail"]
+ResponderName = Literal["upstream", "dovetail"]
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class CapturedExchange(msgspec.Struct, frozen=True):
     """A finished exchange. Bodies are without transfer and content encodings.
 
     Times are seconds: `began` since the epoch, the others since then. `asked` is when the request
@@ -37,7 +37,7 @@ class Exchange(msgspec.Struct, frozen=True):
     answer: bytes
     marks: tuple[tuple[float, int], ...] = ()
     cut: bool = False
-    server: Server = "upstream"
+    server: ResponderName = "upstream"
 
     @property
     def path(self) -> str:
@@ -46,41 +46,41 @@ class Exchange(msgspec.Struct, frozen=True):
     @property
     def codec(self) -> Codec | None:
         """The API that was spoken, if it is one of the three."""
-        return codec_of(self.method, self.target)
+        return find_codec(self.method, self.target)
 
     @property
-    def refused(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether nothing was generated: no prompt was computed then, as far as one can tell."""
         return self.status >= 400 or not self.status
 
     @property
-    def streamed(self) -> bool:
+    def is_streamed(self) -> bool:
         return self.answer_headers.get("content-type", "").startswith("text/event-stream")
 
 
-def codec_of(method: str, target: str) -> Codec | None:
+def find_codec(method: str, target: str) -> Codec | None:
     """The codec of a request that a model answers; None for all others."""
     path = target.partition("?")[0].rstrip("/")
     if method != "POST":
         return None
-    return next((codec for end, codec in _ENDS.items() if path.endswith(end)), None)
+    return next((codec for end, codec in _CODECS_BY_PATH.items() if path.endswith(end)), None)
 
 
-def plain_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def redact_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by their names in lower case, without those that hold a secret."""
     named = ((name.decode("latin-1").lower(), value) for name, value in headers)
-    return {name: value.decode("latin-1") for name, value in named if not _SECRET.search(name)}
+    return {name: value.decode("latin-1") for name, value in named if not _SECRET_NAME.search(name)}
 
 
-def plain_target(target: str) -> str:
+def redact_target(target: str) -> str:
     """A path and its query, without the values that are secret."""
     path, mark, query = target.partition("?")
     fields = (field.partition("=") for field in query.split("&"))
-    kept = (name + ("=…" if _SECRET.search(name) else eq + value) for name, eq, value in fields)
+    kept = (name + ("=…" if _SECRET_NAME.search(name) else eq + value) for name, eq, value in fields)
     return path + mark + "&".join(kept)
 
 
-_ENDS: dict[str, Codec] = {
+_CODECS_BY_PATH: dict[str, Codec] = {
     "/v1/messages": MESSAGES,
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,

@@ -14,16 +14,16 @@ from dovetail.http.app import App
 from dovetail.http.body import decode_content
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.exchange import Exchange, Server, codec_of, plain_headers, plain_target
-from dovetail.watch.passthrough import pass_on, refuse
+from dovetail.watch.exchange import CapturedExchange, ResponderName, find_codec, redact_headers, redact_target
+from dovetail.watch.passthrough import forward_request, send_error
 from dovetail_model import ClientError
 
 #: Statuses with which our application says that a request is not for it.
-_NOT_OURS = frozenset({400, 404, 405, 408, 413, 415, 422, 426, 500, 501})
-_OVERFLOWS = (b"prompt is too long", b"context_length_exceeded")
-_MOST_BYTES = 64 << 20  # of a body that is looked at
-_MOST_BODY = 512 << 20  # of one that is handed on: it is held whole
-_epoch = time() - monotonic()
+_FALLBACK_STATUSES = frozenset({400, 404, 405, 408, 413, 415, 422, 426, 500, 501})
+_OVERFLOW_MARKERS = (b"prompt is too long", b"context_length_exceeded")
+_MAX_OBSERVED_BYTES = 64 << 20  # of a body that is looked at
+_MAX_BODY_BYTES = 512 << 20  # of one that is handed on: it is held whole
+_EPOCH_OFFSET = time() - monotonic()
 
 
 class FixApp:
@@ -33,50 +33,50 @@ class FixApp:
         self,
         app: App,
         endpoint: Endpoint,
-        ended: Callable[[Exchange], None],
-        fell_back: Callable[[str], None],
+        on_exchange: Callable[[CapturedExchange], None],
+        on_fallback: Callable[[str], None],
     ) -> None:
         self._app = app
         self._endpoint = endpoint
-        self._ended = ended
-        self._fell_back = fell_back
+        self._on_exchange = on_exchange
+        self._on_fallback = on_fallback
         self._numbers = count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = await _body(receive)
+        body = await _read_body(receive)
         if body is None:
             return  # the client has hung up
-        if len(body) > _MOST_BODY:
-            await refuse(413, "the body is too large for --fix", send)
+        if len(body) > _MAX_BODY_BYTES:
+            await send_error(413, "the body is too large for --fix", send)
             return
         target = scope["path"]
-        if codec_of(scope["method"], target) is None:
-            await pass_on(self._endpoint, scope, body, send)
+        if find_codec(scope["method"], target) is None:
+            await forward_request(self._endpoint, scope, body, send)
             return
-        taking = _Taking(scope, body, send)
+        taking = _ResponseCapture(scope, body, send)
         try:
-            await self._answer(scope, body, receive, taking)
+            await self._respond(scope, body, receive, taking)
         finally:
-            self._ended(taking.exchange(next(self._numbers)))
+            self._on_exchange(taking.to_exchange(next(self._numbers)))
 
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, taking: "_Taking") -> None:
-        gate = _Gate(taking.send)
+    async def _respond(self, scope: Scope, body: bytes, receive: Receive, taking: "_ResponseCapture") -> None:
+        gate = _RefusalFilter(taking.send)
         taking.server = "dovetail"
-        if len(body) > _MOST_BYTES:
+        if len(body) > _MAX_OBSERVED_BYTES:
             gate.refusal = "the body is too large"
         else:
             # Written to the connection directly, an answer would not pass through here.
-            await self._app({**scope, "extensions": {}}, _again(body, receive), gate.send)
+            await self._app({**scope, "extensions": {}}, _replay_body(body, receive), gate.send)
         if gate.refusal is not None:
             taking.server = "upstream"
-            self._fell_back(gate.refusal)
-            await pass_on(self._endpoint, scope, body, taking.send)
+            self._on_fallback(gate.refusal)
+            await forward_request(self._endpoint, scope, body, taking.send)
 
 
-class _Gate:
+class _RefusalFilter:
     """Lets an answer through, unless it is a refusal: that one is kept.
 
     A prompt that is too long is too long for the server as well, and clients know what to do about
@@ -85,32 +85,32 @@ class _Gate:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._kept: list[Message] = []
+        self._buffered: list[Message] = []
         self.refusal: str | None = None
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] in _NOT_OURS:
+        if message["type"] == "http.response.start" and message["status"] in _FALLBACK_STATUSES:
             self.refusal = str(message["status"])
         if self.refusal is None:
             await self._send(message)
             return
-        self._kept.append(message)
+        self._buffered.append(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
-            await self._judge()
+            await self._resolve_refusal()
 
-    async def _judge(self) -> None:
+    async def _resolve_refusal(self) -> None:
         """The refusal is complete."""
-        start, *pieces = self._kept
+        start, *pieces = self._buffered
         body = b"".join(piece.get("body", b"") for piece in pieces)
-        if any(mark in body for mark in _OVERFLOWS):
+        if any(mark in body for mark in _OVERFLOW_MARKERS):
             self.refusal = None
-            for message in self._kept:
+            for message in self._buffered:
                 await self._send(message)
         else:
-            self.refusal = _reason(start["status"], body)
+            self.refusal = _refusal_reason(start["status"], body)
 
 
-class _Taking:
+class _ResponseCapture:
     """An answer on its way to the client, with its times."""
 
     def __init__(self, scope: Scope, body: bytes, send: Send) -> None:
@@ -123,57 +123,57 @@ class _Taking:
         self._parts: list[bytes] = []
         self._marks: list[tuple[float, int]] = []
         self._size = 0
-        self._whole = False
-        self.server: Server = "upstream"
+        self._complete = False
+        self.server: ResponderName = "upstream"
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._headers = plain_headers(message["headers"])
+            self._headers = redact_headers(message["headers"])
         else:
-            self._note(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
+            self._capture(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
         await self._send(message)
 
-    def _note(self, data: bytes) -> None:
-        if data and self._size < _MOST_BYTES:
+    def _capture(self, data: bytes) -> None:
+        if data and self._size < _MAX_OBSERVED_BYTES:
             self._size += len(data)
             self._parts.append(data)
             self._marks.append((monotonic() - self._began, self._size))
 
-    def exchange(self, number: int) -> Exchange:
-        headers = plain_headers(self._scope["headers"])
+    def to_exchange(self, number: int) -> CapturedExchange:
+        headers = redact_headers(self._scope["headers"])
         query = self._scope.get("query_string", b"").decode("latin-1")
-        return Exchange(
+        return CapturedExchange(
             number=number,
             method=self._scope["method"],
-            target=plain_target(self._scope["path"] + (f"?{query}" if query else "")),
-            began=_epoch + self._began,
+            target=redact_target(self._scope["path"] + (f"?{query}" if query else "")),
+            began=_EPOCH_OFFSET + self._began,
             asked=0.0,
             ended=monotonic() - self._began,
             status=self._status,
             request_headers=headers,
             answer_headers=self._headers,
-            request=_plain(self._body, headers.pop("content-encoding", "")),
+            request=_decode_content(self._body, headers.pop("content-encoding", "")),
             answer=b"".join(self._parts),
             marks=tuple(self._marks),
-            cut=not self._whole,
+            cut=not self._complete,
             server=self.server,
         )
 
 
-def _plain(body: bytes, coding: str) -> bytes:
+def _decode_content(body: bytes, coding: str) -> bytes:
     try:
-        return decode_content(body, coding, _MOST_BYTES)
+        return decode_content(body, coding, _MAX_OBSERVED_BYTES)
     except ClientError:
         return body
 
 
-async def _body(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive) -> bytes | None:
     """The body, as far as it is needed to see that it is too large; None after a hang-up."""
     parts: list[bytes] = []
     size = 0
-    while size <= _MOST_BODY:
+    while size <= _MAX_BODY_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
@@ -184,7 +184,7 @@ async def _body(receive: Receive) -> bytes | None:
     return b"".join(parts)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """The body once more, then what the client does next."""
     given = False
 
@@ -198,7 +198,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _reason(status: int, body: bytes) -> str:
+def _refusal_reason(status: int, body: bytes) -> str:
     """Why our application refused, as short as possible."""
     try:
         message = str(json.loads(body)["error"]["message"])

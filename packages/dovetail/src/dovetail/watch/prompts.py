@@ -29,11 +29,11 @@ from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
 from dovetail_tokenizers import Guard
 
-_TAIL = 24  # tokens of a prompt's end: whether it opens a thought
+_TAIL_TOKENS = 24  # tokens of a prompt's end: whether it opens a thought
 
 
 @dataclass(frozen=True)
-class Natural:
+class BaselinePrompt:
     """A prompt as a plain server makes it. `request` has its turns in order, nothing taken out."""
 
     request: Request
@@ -42,23 +42,23 @@ class Natural:
     diagnosis: PrefixReport
 
 
-class NaturalPrompts:
+class BaselinePrompts:
     """The template's own rendering of what the client sent: no ledger, nothing taken out."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._guard = Guard(model.tokenizer)
         self._renderers = RendererCache(model)
-        self._doctor = PrefixDiagnostics(decode=model.tokenizer.decode)
+        self._diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
-    def ids(self, request: Request) -> "array[int]":
+    def render(self, request: Request) -> "array[int]":
         """The tokens of an arranged request. Raises `RenderError`."""
         model = self._model
         speech = model.tool_chat_template if request.tools else model.chat_template
         switches = dict(request.thinking.template_kwargs)
-        conversation = MessageBuilder(speech.profile, _as_it_is, ToolNames(request.tools))
+        conversation = MessageBuilder(speech.profile, _identity, ToolNames(request.tools))
         messages = conversation.build(request.system, request.turns)
-        tools = format_tools(request.tools, _as_it_is)
+        tools = format_tools(request.tools, _identity)
         try:
             text = speech.template.render(messages, tools, switches=switches)
         except RenderError:  # a template without a place for tools: a server would refuse, or help
@@ -66,7 +66,7 @@ class NaturalPrompts:
             text = speech.template.render(plain, switches=switches)
         return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
-    def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> Natural:
+    def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> BaselinePrompt:
         """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
         sighting = PromptObservation(
             session=session,
@@ -78,21 +78,21 @@ class NaturalPrompts:
             turns=tuple(digest_turn(turn).digest for turn in request.turns),
             policy_dropped=dropped,
         )
-        return Natural(request, ids, sighting, self._doctor.compare(sighting))
+        return BaselinePrompt(request, ids, sighting, self._diagnostics.compare(sighting))
 
-    def answered(self, natural: Natural, turn: Turn, ids: Sequence[int]) -> None:
+    def record_response(self, natural: BaselinePrompt, turn: Turn, ids: Sequence[int]) -> None:
         """What was generated on a prompt."""
         seen = natural.sighting
-        self._doctor.record_output(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
+        self._diagnostics.record_output(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
 
-    def spelled(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
+    def encode_response(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
         """The tokens of an answer as the template writes it behind its own prompt.
 
         None where the template does not leave that prompt as it was.
         """
         turns = (*request.turns, said, Turn("user", (TextBlock("x"),)))
         try:
-            whole = self.ids(msgspec.structs.replace(request, turns=turns))
+            whole = self.render(msgspec.structs.replace(request, turns=turns))
         except RenderError:
             return None
         if whole[: len(prompt)] != prompt:
@@ -102,13 +102,13 @@ class NaturalPrompts:
         end = next(ends, None)
         return None if end is None else whole[len(prompt) : end].tolist()
 
-    def drops(self, request: Request, place: int) -> bool:
+    def drops_reasoning(self, request: Request, place: int) -> bool:
         """Whether the template drops the thoughts of a turn at this place."""
         renderer = self._renderers.get(bool(request.tools), dict(request.thinking.template_kwargs))
         return place < renderer.replay_start(request.turns, bool(request.tools))
 
 
-class ExactPrompts:
+class DovetailPrompts:
     """The same requests on their way through Dovetail, with a ledger in memory."""
 
     def __init__(self, model: Model) -> None:
@@ -120,9 +120,9 @@ class ExactPrompts:
     async def prepare(self, request: Request) -> PreparedRequest:
         return await self._preparer.prepare(request)
 
-    def spelled(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
+    def encode_response(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
         """The tokens of an answer in the model's notation; None if that cannot write it."""
-        end = self._model.tokenizer.decode(prompt[-_TAIL:])
+        end = self._model.tokenizer.decode(prompt[-_TAIL_TOKENS:])
         text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, end)
         if text is None:
             return None
@@ -132,7 +132,7 @@ class ExactPrompts:
             text = text.rstrip().removesuffix(ended)
         return self._guard.encode(text, first=False)
 
-    async def answered(self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]) -> bool:
+    async def record_response(self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]) -> bool:
         """Records what was generated. False if it does not read as what the client was shown."""
         calls = _call_ids(turn)
         generation = self._preparer.create_generation(prepared, lambda: next(calls))
@@ -149,7 +149,7 @@ class ExactPrompts:
         await self._preparer.close()
 
 
-def without_thoughts(request: Request) -> Request:
+def strip_reasoning(request: Request) -> Request:
     """The request as a server sees it that does not read the thoughts of earlier turns."""
     turns = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
@@ -170,6 +170,6 @@ def _call_ids(turn: Turn) -> Iterator[str]:
         yield f"unseen_{number}"
 
 
-def _as_it_is(text: str, /) -> str:
+def _identity(text: str, /) -> str:
     """A plain server does not protect control tokens in what clients say."""
     return text

@@ -19,11 +19,11 @@ from dovetail_model import EngineError, Sampling
 from dovetail_parsers import markers, resolve
 from dovetail_tokenizers import ByteTokenizer
 
-BYTES_OF_A_TOKEN = 4
-PATIENCE = Timeouts(connect=2.0, read=5.0)
-_MOST_NAMES = 256  # of models; it is clients who name them
+BYTES_PER_TOKEN = 4
+LISTING_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
+_MAX_MODEL_NAMES = 256  # of models; it is clients who name them
 
-_STAND_IN = """\
+_FALLBACK_TEMPLATE = """\
 {%- macro offered() %}{% if tools %}<|im_start|>tools
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
@@ -44,55 +44,55 @@ _STAND_IN = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-_ENDS = ("<|im_start|>", "<|im_end|>")
+_CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True)
-class Lens:
+class ReferenceModel:
     """How the prompts of a model are looked at. `real` is False for the stand-in.
 
     `family` is the parser that reads calls which a server left in the text, where one is known.
     """
 
     model: Model
-    real: bool
+    has_tokenizer: bool
     origin: str
-    family: str | None = None
+    tool_parser: str | None = None
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+class ListedModel(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`, as vLLM and others write it."""
 
     id: str
     root: str | None = None
 
 
-class _Listing(msgspec.Struct, frozen=True):
-    data: list[ServedModel] = []
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ListedModel] = []
 
 
-async def served_models(endpoint: Endpoint, key: str | None = None) -> tuple[ServedModel, ...]:
+async def fetch_listed_models(endpoint: Endpoint, key: str | None = None) -> tuple[ListedModel, ...]:
     """What a server says it serves; nothing where it does not say."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    call = ClientRequest("GET", "/v1/models", headers=headers, timeouts=PATIENCE)
+    call = ClientRequest("GET", "/v1/models", headers=headers, timeouts=LISTING_TIMEOUTS)
     try:
         status, body = await fetch(endpoint, call)
         if status != 200:
             return ()
-        return tuple(msgspec.json.decode(body, type=_Listing).data)
+        return tuple(msgspec.json.decode(body, type=_ModelList).data)
     except (EngineError, msgspec.DecodeError, UnicodeError):
         return ()
 
 
 @dataclass(frozen=True)
-class Notation:
+class ParserNames:
     """The parsers that the user names; None leaves them to the model."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
 
 
-class Lenses:
+class ReferenceModels:
     """A lens for each model name, found when it is first asked for.
 
     `named` is what the user named: it counts for every model.
@@ -100,57 +100,57 @@ class Lenses:
 
     def __init__(
         self,
-        named: Lens | None = None,
-        listed: tuple[ServedModel, ...] = (),
-        notation: Notation | None = None,
+        named: ReferenceModel | None = None,
+        listed: tuple[ListedModel, ...] = (),
+        parsers: ParserNames | None = None,
     ) -> None:
         self._named = named
         self._listed = {one.id: one for one in listed}
-        self._notation = notation or Notation()
-        self._found: dict[str, Lens] = {}
-        self._stand_ins: dict[str | None, Lens] = {}  # by family: clients may name anything
-        self.notes: list[str] = []
+        self._parsers = parsers or ParserNames()
+        self._found: dict[str, ReferenceModel] = {}
+        self._fallbacks: dict[str | None, ReferenceModel] = {}  # by family: clients may name anything
+        self.warnings: list[str] = []
 
-    def of(self, name: str) -> Lens:
+    def get(self, name: str) -> ReferenceModel:
         if self._named is not None:
             return self._named
         found = self._found.get(name)
         if found is None:
-            found = self._find(name)
-            if len(self._found) < _MOST_NAMES:
+            found = self._load(name)
+            if len(self._found) < _MAX_MODEL_NAMES:
                 self._found[name] = found
         return found
 
-    def _find(self, name: str) -> Lens:
+    def _load(self, name: str) -> ReferenceModel:
         listed = self._listed.get(name)
         if listed is None and len(self._listed) == 1:
             listed = next(iter(self._listed.values()))  # an alias, most likely
         roots = [listed.root, listed.id] if listed is not None else []
         for root in dict.fromkeys([*filter(None, roots), name]):
-            path = _at_hand(root)
+            path = _find_local(root)
             if path is None:
                 continue
             try:
-                return read_lens(path, self._notation)
+                return load_reference(path, self._parsers)
             except ModelLoadError as error:
-                if len(self.notes) < _MOST_NAMES:
-                    self.notes.append(str(error))
-        made = stand_in(name)
-        return self._stand_ins.setdefault(made.family, made)
+                if len(self.warnings) < _MAX_MODEL_NAMES:
+                    self.warnings.append(str(error))
+        made = build_fallback(name)
+        return self._fallbacks.setdefault(made.tool_parser, made)
 
 
-def stand_in(name: str = "") -> Lens:
+def build_fallback(name: str = "") -> ReferenceModel:
     """A model of which nothing is known but perhaps its family, by its name."""
     family = resolve(name) if name else None
     known = markers("hermes", "qwen3")
-    tokenizer = ByteTokenizer((*_ENDS, *sorted(known)))
-    template = ChatTemplate(_STAND_IN)
+    tokenizer = ByteTokenizer((*_CONTROL_TOKENS, *sorted(known)))
+    template = ChatTemplate(_FALLBACK_TEMPLATE)
     speech = ProbedTemplate(template, probe_template(template, {}))
     model = Model(
         name=name,
         path=Path(),
         tokenizer=tokenizer,
-        template_source=TemplateSource({"default": _STAND_IN}),
+        template_source=TemplateSource({"default": _FALLBACK_TEMPLATE}),
         chat_template=speech,
         tool_chat_template=speech,
         parsers=ModelParsers("hermes", "qwen3", "stand-in"),
@@ -160,17 +160,17 @@ def stand_in(name: str = "") -> Lens:
         context_length=None,
         sampling=Sampling(),
     )
-    return Lens(model, False, "", family.tool_parser if family is not None else None)
+    return ReferenceModel(model, False, "", family.tool_parser if family is not None else None)
 
 
-def read_lens(path: Path, notation: Notation | None = None) -> Lens:
+def load_reference(path: Path, parsers: ParserNames | None = None) -> ReferenceModel:
     """The lens of a model's folder or GGUF file. Raises `CatalogError`."""
-    told = notation or Notation()
+    told = parsers or ParserNames()
     model = load_model(path, tool_parser=told.tool_parser, reasoning_parser=told.reasoning_parser)
-    return Lens(model, True, str(path), model.tool_parser)
+    return ReferenceModel(model, True, str(path), model.tool_parser)
 
 
-def _at_hand(root: str) -> Path | None:
+def _find_local(root: str) -> Path | None:
     """A model's folder, or its place in the hub's cache. Nothing is downloaded."""
     try:
         path = Path(root).expanduser()

@@ -18,39 +18,39 @@ from time import monotonic
 from typing import Literal, Protocol, cast
 
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.hostline import HostLine
+from dovetail.watch.hostline import HostRewriter
 
-Direction = Literal["asked", "told", "closed"]
-CONNECT_PATIENCE = 10.0  # seconds
+RelayDirection = Literal["asked", "told", "closed"]
+CONNECT_TIMEOUT_SECONDS = 10.0  # seconds
 BACKLOG = 4096
 
 
-class Sees(Protocol):
+class RelayCallback(Protocol):
     """Who looks on. Must never raise and never take long."""
 
-    def __call__(self, connection: int, direction: Direction, data: bytes, at: float) -> None: ...
+    def __call__(self, connection: int, direction: RelayDirection, data: bytes, at: float) -> None: ...
 
 
 @dataclass
-class Traffic:
+class RelayStats:
     """What went through."""
 
     connections: int = 0
     unreachable: int = 0
-    open: set["_Client"] = field(default_factory=set, repr=False)
+    open: set["_ClientProtocol"] = field(default_factory=set, repr=False)
     idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # none is open
 
     def __post_init__(self) -> None:
         self.idle.set()
 
 
-class Relay:
+class TcpRelay:
     """Listens, and relays to one server."""
 
-    def __init__(self, endpoint: Endpoint, sees: Sees | None = None) -> None:
-        self.traffic = Traffic()
+    def __init__(self, endpoint: Endpoint, on_data: RelayCallback | None = None) -> None:
+        self.stats = RelayStats()
         self._endpoint = endpoint
-        self._sees = sees or _nobody
+        self._on_data = on_data or _ignore
         self._numbers = count(1)
         self._server: asyncio.Server | None = None
 
@@ -65,58 +65,58 @@ class Relay:
         """Takes no more connections and breaks those there are."""
         if self._server is not None:
             self._server.close()
-        for client in list(self.traffic.open):
+        for client in list(self.stats.open):
             client.abort()
-        await self.traffic.idle.wait()
+        await self.stats.idle.wait()
 
-    def _accept(self) -> "_Client":
-        return _Client(next(self._numbers), self._endpoint, self.traffic, self._sees)
+    def _accept(self) -> "_ClientProtocol":
+        return _ClientProtocol(next(self._numbers), self._endpoint, self.stats, self._on_data)
 
 
-class _Side(asyncio.Protocol):
+class _RelayProtocol(asyncio.Protocol):
     """One end of a relayed connection."""
 
-    direction: Direction = "told"
+    direction: RelayDirection = "told"
 
-    def __init__(self, number: int, sees: Sees) -> None:
+    def __init__(self, number: int, sees: RelayCallback) -> None:
         self.number = number
-        self.sees = sees
+        self.on_data = sees
         self.transport: asyncio.Transport | None = None
-        self.other: _Side | None = None
-        self.change: Callable[[bytes], bytes] | None = None
-        self.full = False  # whether what is written here has to wait
-        self._early: list[bytes] = []  # what came before there was another side
-        self._ended = False
+        self.peer: _RelayProtocol | None = None
+        self.rewrite: Callable[[bytes], bytes] | None = None
+        self.write_paused = False  # whether what is written here has to wait
+        self._pending: list[bytes] = []  # what came before there was another side
+        self._has_eof = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
 
     def data_received(self, data: bytes) -> None:
-        other = self.other
+        other = self.peer
         if other is None:
-            self._early.append(data)
+            self._pending.append(data)
             if self.transport is not None:
                 self.transport.pause_reading()  # again: made by uvloop, it begins by reading
             return
         if other.transport is None:
             return
-        other.transport.write(data if self.change is None else self.change(data))
-        self.sees(self.number, self.direction, data, monotonic())
+        other.transport.write(data if self.rewrite is None else self.rewrite(data))
+        self.on_data(self.number, self.direction, data, monotonic())
 
     def pause_writing(self) -> None:
-        self.full = True
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        self.write_paused = True
+        if self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self.full = False
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        self.write_paused = False
+        if self.peer is not None and self.peer.transport is not None:
+            self.peer.transport.resume_reading()
 
     def eof_received(self) -> bool:
         """This half is over. The other one goes on until it ends by itself."""
-        self._ended = True
-        other = self.other
+        self._has_eof = True
+        other = self.peer
         if other is None:
             return True  # told as soon as there is somebody to be told
         if other.transport is None:
@@ -125,79 +125,79 @@ class _Side(asyncio.Protocol):
             other.transport.close()
             return False
         other.transport.write_eof()
-        if other._ended:
+        if other._has_eof:
             other.transport.close()
             return False
         return True
 
-    def join(self, other: "_Side") -> None:
+    def connect_peer(self, other: "_RelayProtocol") -> None:
         """There is another side now."""
-        self.other = other
-        early, self._early = self._early, []
+        self.peer = other
+        early, self._pending = self._pending, []
         for data in early:
             self.data_received(data)
-        if self._ended:
+        if self._has_eof:
             self.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        other = self.other
+        other = self.peer
         if other is not None and other.transport is not None:
-            if exc is not None and self.breaks:
+            if exc is not None and self.aborts_peer:
                 other.transport.abort()
             else:
                 other.transport.close()  # once what is still on its way has left
 
     @property
-    def breaks(self) -> bool:
+    def aborts_peer(self) -> bool:
         """Whether a fault on this side leaves nothing to be done for the other."""
-        return not self._ended
+        return not self._has_eof
 
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
 
 
-class _Client(_Side):
+class _ClientProtocol(_RelayProtocol):
     """The client's end. Not much is read from it until there is a connection to the server."""
 
     direction = "asked"
 
-    def __init__(self, number: int, endpoint: Endpoint, traffic: Traffic, sees: Sees) -> None:
+    def __init__(self, number: int, endpoint: Endpoint, traffic: RelayStats, sees: RelayCallback) -> None:
         super().__init__(number, sees)
         self._endpoint = endpoint
-        self._traffic = traffic
+        self._stats = traffic
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None
         self.transport.pause_reading()
-        self._traffic.connections += 1
-        self._traffic.open.add(self)
-        self._traffic.idle.clear()
+        self._stats.connections += 1
+        self._stats.open.add(self)
+        self._stats.idle.clear()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
-        server = _Side(self.number, self.sees)
-        server.other = self
+        server = _RelayProtocol(self.number, self.on_data)
+        server.peer = self
         try:
-            async with asyncio.timeout(CONNECT_PATIENCE):
-                await _dial(self._endpoint, server)
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                await _open_connection(self._endpoint, server)
         except (OSError, TimeoutError):
-            self._traffic.unreachable += 1
-            self._refuse()
+            self._stats.unreachable += 1
+            self._send_bad_gateway()
             return
         if self.transport is None:  # it has hung up meanwhile
             server.abort()
             return
         if self._endpoint.tls:
-            self.change = HostLine(self._endpoint.authority).change
-        self.join(server)
-        if self.transport is not None and not server.full:
+            self.rewrite = HostRewriter(self._endpoint.authority).rewrite
+        self.connect_peer(server)
+        if self.transport is not None and not server.write_paused:
             self.transport.resume_reading()
 
-    def _refuse(self) -> None:
+    def _send_bad_gateway(self) -> None:
         """The one answer of our own: there is no server that could give one."""
         if self.transport is not None:
             text = f"dovetail watch: no connection to {self._endpoint}\n".encode()
@@ -208,18 +208,18 @@ class _Client(_Side):
             self.transport.close()
 
     @property
-    def breaks(self) -> bool:
+    def aborts_peer(self) -> bool:
         return True  # nobody is there to be told anything
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.sees(self.number, "closed", b"", monotonic())
-        self._traffic.open.discard(self)
-        if not self._traffic.open:
-            self._traffic.idle.set()
+        self.on_data(self.number, "closed", b"", monotonic())
+        self._stats.open.discard(self)
+        if not self._stats.open:
+            self._stats.idle.set()
 
 
-async def _dial(endpoint: Endpoint, side: _Side) -> None:
+async def _open_connection(endpoint: Endpoint, side: _RelayProtocol) -> None:
     loop = asyncio.get_running_loop()
     if endpoint.socket is not None:
         await loop.create_unix_connection(lambda: side, endpoint.socket)
@@ -228,5 +228,5 @@ async def _dial(endpoint: Endpoint, side: _Side) -> None:
     await loop.create_connection(lambda: side, endpoint.host, endpoint.port, ssl=secure)
 
 
-def _nobody(connection: int, direction: Direction, data: bytes, at: float) -> None:
+def _ignore(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
     """Nobody looks on."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from dovetail.watch.analysis import Summary, Sums, median
-from dovetail.watch.verdict import Basis, Code, Finding, Verdict
+from dovetail.watch.analysis import TrafficSummary, TrafficTotals, median
+from dovetail.watch.verdict import TokenBasis, FindingCode, TrafficFinding, ExchangeAnalysis
 
-_MOST_SESSIONS = 50  # in the summary; programs get more
+_MAX_LISTED_SESSIONS = 50  # in the summary; programs get more
 
-MEANING: dict[Code, str] = {
+FINDING_DESCRIPTIONS: dict[FindingCode, str] = {
     "billing": "the billing line at the start of the system text changed",
     "volatile": "a running counter in the prompt changed",
     "system": "the system text changed",
@@ -29,7 +29,7 @@ MEANING: dict[Code, str] = {
     "retokenization": "the same turn became other tokens than the model generated",
     "call_as_text": "the server left a call of the model in its text: no tool ran",
 }
-ADVICE: dict[Code, str] = {
+FINDING_ADVICE: dict[FindingCode, str] = {
     "billing": "`dovetail serve` takes it out",
     "volatile": "`dovetail serve` takes it out",
     "system": "look for what writes it; if it means nothing, `dovetail serve --volatile-pattern`",
@@ -44,71 +44,71 @@ ADVICE: dict[Code, str] = {
     "retokenization": "`dovetail serve` replays the model's own tokens",
     "call_as_text": "`dovetail serve` parses it; or give the server its model's tool parser",
 }
-BASES: dict[Basis, str] = {
+BASIS_DESCRIPTIONS: dict[TokenBasis, str] = {
     "confirmed": "by the model's own tokenizer and template, and as many as the server counted",
     "counted": "by the model's own tokenizer and template (~); the server gave no counts",
     "estimated": "estimated (~): the server counts otherwise, or there is no tokenizer here",
 }
 
 
-def line(verdict: Verdict) -> str:
+def format_exchange(verdict: ExchangeAnalysis) -> str:
     """One exchange in one line."""
     one = verdict
     clock = time.strftime("%H:%M:%S", time.localtime(one.began))
     status = "cut off" if one.cut else str(one.status)
     head = f"{clock} {one.session} #{one.place} {one.api} {status} {one.duration:.1f} s"
-    parts = [head, _tokens_of(one), _why(one), *(_finding(f) for f in one.findings)]
+    parts = [head, _format_tokens(one), _format_prefix_break(one), *(_format_finding(f) for f in one.findings)]
     if one.unread:
         parts.append(one.unread)
     return " | ".join(part for part in parts if part)
 
 
-def _tokens_of(one: Verdict) -> str:
+def _format_tokens(one: ExchangeAnalysis) -> str:
     if one.served is None or one.exact is None:
         return "" if one.prompt_tokens is None else f"prompt {one.prompt_tokens:,}"
     mark = "" if one.basis == "confirmed" else "~"
     prefix, verb = (one.exact, "saved") if one.fixed else (one.served, "needlessly")
-    left = f"{mark}{prefix.again:,} of {mark}{prefix.total:,} to compute"
+    left = f"{mark}{prefix.prefill_tokens:,} of {mark}{prefix.total:,} to compute"
     cached = "" if one.cached is None else f" (server: {one.cached:,} cached)"
     needless = f", {mark}{one.needless:,} {verb}" if one.needless else ""
     return left + cached + needless
 
 
-def _why(one: Verdict) -> str:
-    return "" if one.broke is None else _finding(one.broke)
+def _format_prefix_break(one: ExchangeAnalysis) -> str:
+    return "" if one.broke is None else _format_finding(one.broke)
 
 
-def _finding(finding: Finding) -> str:
+def _format_finding(finding: TrafficFinding) -> str:
     detail = f" ({finding.detail})" if finding.detail else ""
-    return MEANING[finding.code] + _printable(detail)
+    return FINDING_DESCRIPTIONS[finding.code] + _make_printable(detail)
 
 
-def summary_text(summary: Summary, unobserved: dict[str, int], others: int = 0) -> str:
+def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: int = 0) -> str:
     """The report for people."""
-    whole = summary.whole
+    whole = summary.total
     lines = [
-        f"{_many(whole.requests, 'request')} in {_many(summary.begun, 'session')}"
-        + (f" ({_counted(whole.apis)}; models: {_names(whole.models)})" if whole.requests else "")
-        + (f"; {_many(others, 'other exchange')} passed on" if others else "")
+        f"{_pluralize(whole.requests, 'request')} in {_pluralize(summary.session_count, 'session')}"
+        + (f" ({_format_counts(whole.apis)}; models: {_format_names(whole.models)})" if whole.requests else "")
+        + (f"; {_pluralize(others, 'other exchange')} passed on" if others else "")
     ]
     if whole.failed or whole.unread:
         lines.append(f"{whole.failed} failed, {whole.unread} not understood or not compared")
-    lines += [f"{count} × {_printable(why)}" for why, count in unobserved.items()]
+    lines += [f"{count} × {_make_printable(why)}" for why, count in unobserved.items()]
     if whole.prompt:
-        lines += ["", "Tokens", *_totals(whole)]
-        lines += [f"  {n} × {BASES[basis]}" for basis, n in whole.bases.items()]
+        lines += ["", "Tokens", *_format_totals(whole)]
+        lines += [f"  {n} × {BASIS_DESCRIPTIONS[basis]}" for basis, n in whole.bases.items()]
     if whole.counts:
-        lines += ["", *_causes(whole)]
+        lines += ["", *_format_findings(whole)]
     elif whole.prompt:
         lines += ["", "Nothing was lost."]
-    lines += _times(whole)
-    if summary.begun > 1:
-        lines += ["", *_sessions(summary)]
+    lines += _format_times(whole)
+    if summary.session_count > 1:
+        lines += ["", *_format_sessions(summary)]
     return "\n".join(lines)
 
 
-def _totals(sums: Sums) -> list[str]:
-    mark = _mark(sums)
+def _format_totals(sums: TrafficTotals) -> list[str]:
+    mark = _estimate_mark(sums)
     fixed = sums.fixed == sums.requests
     names = ("to compute for a server", "to compute with Dovetail", "saved")
     if not fixed:
@@ -119,36 +119,36 @@ def _totals(sums: Sums) -> list[str]:
         (names[1], sums.prefilled - sums.needless),
         (names[2], sums.needless),
     ]
-    lines = [f"  {name:28}{mark + format(n, ','):>12}  {_share(n, sums)}" for name, n in rows]
+    lines = [f"  {name:28}{mark + format(n, ','):>12}  {_format_share(n, sums)}" for name, n in rows]
     if sums.tells_cached:
         share = f"of {sums.told_prompt:,}"
         lines.append(f"  {'cached, as the server says':28}{sums.told_cached:>12,}  {share}")
     return lines
 
 
-def _share(tokens: int, sums: Sums) -> str:
+def _format_share(tokens: int, sums: TrafficTotals) -> str:
     return f"{100 * tokens / sums.prompt:5.1f} %" if sums.prompt else ""
 
 
-def _causes(sums: Sums) -> list[str]:
+def _format_findings(sums: TrafficTotals) -> list[str]:
     """Each thing that went wrong, the costliest first."""
-    mark = _mark(sums)
+    mark = _estimate_mark(sums)
     lines = ["What went wrong"]
     for code in sorted(sums.counts, key=lambda c: (-sums.costs[c], -sums.counts[c])):
         cost = f", {mark}{sums.costs[code]:,} tokens needlessly" if sums.costs[code] else ""
-        lines.append(f"  {sums.counts[code]} × {MEANING[code]}{cost}")
+        lines.append(f"  {sums.counts[code]} × {FINDING_DESCRIPTIONS[code]}{cost}")
         if code in sums.examples:
-            lines.append(f"      such as {_printable(sums.examples[code])}")
-        lines.append(f"      {ADVICE[code]}")
+            lines.append(f"      such as {_make_printable(sums.examples[code])}")
+        lines.append(f"      {FINDING_ADVICE[code]}")
     return lines
 
 
-def _times(sums: Sums) -> list[str]:
+def _format_times(sums: TrafficTotals) -> list[str]:
     lines = []
     if sums.thoughts or sums.calls:
         lines += [
             "",
-            f"{_many(sums.thoughts, 'answer')} with thoughts, {_many(sums.calls, 'call')} in all.",
+            f"{_pluralize(sums.thoughts, 'answer')} with thoughts, {_pluralize(sums.calls, 'call')} in all.",
         ]
     if sums.dispatch:
         most = max(sums.dispatch)
@@ -164,57 +164,57 @@ def _times(sums: Sums) -> list[str]:
     return lines
 
 
-def _sessions(summary: Summary) -> list[str]:
-    shown = list(summary.sessions.values())[-_MOST_SESSIONS:]
-    left_out = summary.begun - len(shown)
-    title = f"Sessions, the last {len(shown)} of {summary.begun}" if left_out else "Sessions"
-    return [title, *map(_session, shown)]
+def _format_sessions(summary: TrafficSummary) -> list[str]:
+    shown = list(summary.sessions.values())[-_MAX_LISTED_SESSIONS:]
+    left_out = summary.session_count - len(shown)
+    title = f"Sessions, the last {len(shown)} of {summary.session_count}" if left_out else "Sessions"
+    return [title, *map(_format_session, shown)]
 
 
-def _session(sums: Sums) -> str:
-    mark = _mark(sums)
+def _format_session(sums: TrafficTotals) -> str:
+    mark = _estimate_mark(sums)
     causes = ", ".join(f"{count} × {code}" for code, count in sums.counts.most_common())
     return (
-        f"  {sums.label}: {_many(sums.requests, 'request')}, "
+        f"  {sums.label}: {_pluralize(sums.requests, 'request')}, "
         f"{mark}{sums.prompt:,} tokens in prompts, "
         f"{mark}{sums.prefilled:,} to compute, {mark}{sums.needless:,} needlessly"
         + (f" ({causes})" if causes else "")
     )
 
 
-def as_json(summary: Summary, unobserved: dict[str, int], others: int = 0) -> dict[str, Any]:
+def to_summary_json(summary: TrafficSummary, unobserved: dict[str, int], others: int = 0) -> dict[str, Any]:
     """The report for programs."""
     return {
-        "whole": _plain(summary.whole),
-        "sessions_begun": summary.begun,
-        "sessions": [_plain(one) for one in summary.sessions.values()],
+        "whole": _totals_to_json(summary.total),
+        "sessions_begun": summary.session_count,
+        "sessions": [_totals_to_json(one) for one in summary.sessions.values()],
         "unobserved": dict(unobserved),
         "other_exchanges": others,
-        "exchanges": msgspec.to_builtins(list(summary.newest)),
+        "exchanges": msgspec.to_builtins(list(summary.recent)),
     }
 
 
-def _plain(sums: Sums) -> dict[str, Any]:
+def _totals_to_json(sums: TrafficTotals) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(sums, enc_hook=list)  # medians are of deques
     return found
 
 
-def _mark(sums: Sums) -> str:
-    return "~" if sums.estimated else ""
+def _estimate_mark(sums: TrafficTotals) -> str:
+    return "~" if sums.has_estimates else ""
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(_printable(name) for name in names) or "-"
+def _format_names(names: Iterable[str]) -> str:
+    return ", ".join(_make_printable(name) for name in names) or "-"
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Nothing that would move a cursor: some of it comes from clients."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _many(count: int, what: str) -> str:
+def _pluralize(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())

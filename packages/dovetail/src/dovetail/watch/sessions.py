@@ -8,15 +8,15 @@ import msgspec
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail_model import Request, Turn
 
-_PASTS = 16  # exchanges of a session that the next one may go on from
-_CHAINS = 65536  # conversations without a name that are remembered
-_SESSIONS = 4096
-_MOST_BYTES = 256 << 20  # of the bodies of all requests that are remembered
-_SHORT, _LABEL = 24, 8  # characters of a name that is shown whole, and of any other
+_MAX_EXCHANGES_PER_SESSION = 16  # exchanges of a session that the next one may go on from
+_MAX_CHAINS = 65536  # conversations without a name that are remembered
+_MAX_SESSIONS = 4096
+_MAX_BODY_BYTES = 256 << 20  # of the bodies of all requests that are remembered
+_MAX_FULL_LABEL_CHARS, _MIN_LABEL_CHARS = 24, 8  # characters of a name that is shown whole, and of any other
 
 
 @dataclass(frozen=True)
-class Past:
+class PastExchange:
     """An exchange that is over: the arranged request, what was answered, when a call was complete.
 
     `complete` is wall-clock time; `sure` says that the tokens of the answer are known; `size` is
@@ -25,120 +25,120 @@ class Past:
 
     request: Request
     digests: tuple[bytes, ...]
-    said: Turn | None
-    complete: float | None
-    sure: bool
-    size: int
+    response: Turn | None
+    call_completed_at: float | None
+    is_certain: bool
+    body_bytes: int
 
 
 @dataclass
-class Session:
+class ObservedSession:
     """A conversation, with its side requests and sub-agents."""
 
     name: str
     label: str
-    count: int = 0
-    pasts: deque[Past] = field(default_factory=deque)
+    request_count: int = 0
+    exchanges: deque[PastExchange] = field(default_factory=deque)
 
-    def before(self, request: Request) -> Past | None:
+    def find_predecessor(self, request: Request) -> PastExchange | None:
         """The exchange that a request goes on from: the one whose turns it shares most of."""
-        digests = digests_of(request)
+        digests = turn_digests(request)
         best, most = None, 0
-        for past in reversed(self.pasts):
-            shared = _common(past.digests, digests)
+        for past in reversed(self.exchanges):
+            shared = _shared_length(past.digests, digests)
             if shared > most:
                 best, most = past, shared
         return best
 
 
-class Sessions:
+class SessionTracker:
     """Finds the session of a request: by the name it gives, else by the turns it repeats."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, ObservedSession] = OrderedDict()
         self._labels: dict[str, str] = {}  # -> the name of the session that has it
         self._chains: OrderedDict[bytes, str] = OrderedDict()  # the turns of a prompt -> its name
-        self._nameless = 0
-        self._size = 0
+        self._unnamed_count = 0
+        self._total_bytes = 0
 
-    def of(self, request: Request) -> Session:
-        name = request.identity.session or self._by_turns(request)
+    def get(self, request: Request) -> ObservedSession:
+        name = request.identity.session or self._match_by_turns(request)
         session = self._sessions.get(name)
         if session is None:
-            session = self._sessions[name] = Session(name, self._label(name))
-            if len(self._sessions) > _SESSIONS:
-                self._forget()
+            session = self._sessions[name] = ObservedSession(name, self._create_label(name))
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._evict_oldest()
         self._sessions.move_to_end(name)
-        session.count += 1
+        session.request_count += 1
         return session
 
-    def end(self, session: Session, past: Past) -> None:
+    def add_exchange(self, session: ObservedSession, past: PastExchange) -> None:
         """An exchange of this session is over. The oldest make room for it."""
-        session.pasts.append(past)
-        self._size += past.size
-        if len(session.pasts) > _PASTS:
-            self._size -= session.pasts.popleft().size
-        while self._size > _MOST_BYTES and len(self._sessions) > 1:
-            self._forget()
-        while self._size > _MOST_BYTES and len(session.pasts) > 1:
-            self._size -= session.pasts.popleft().size
+        session.exchanges.append(past)
+        self._total_bytes += past.body_bytes
+        if len(session.exchanges) > _MAX_EXCHANGES_PER_SESSION:
+            self._total_bytes -= session.exchanges.popleft().body_bytes
+        while self._total_bytes > _MAX_BODY_BYTES and len(self._sessions) > 1:
+            self._evict_oldest()
+        while self._total_bytes > _MAX_BODY_BYTES and len(session.exchanges) > 1:
+            self._total_bytes -= session.exchanges.popleft().body_bytes
 
-    def _forget(self) -> None:
+    def _evict_oldest(self) -> None:
         """Lets go of the session that was silent for longest."""
         _, oldest = self._sessions.popitem(last=False)
-        self._size -= sum(past.size for past in oldest.pasts)
+        self._total_bytes -= sum(past.body_bytes for past in oldest.exchanges)
         self._labels.pop(oldest.label, None)
 
-    def _label(self, name: str) -> str:
+    def _create_label(self, name: str) -> str:
         """A name that fits a line: of an id its beginning, as long as no other one has it.
 
         The ids of some harnesses begin with the time.
         """
         shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-        lengths = (len(shown),) if len(shown) <= _SHORT else range(_LABEL, len(shown) + 1)
+        lengths = (len(shown),) if len(shown) <= _MAX_FULL_LABEL_CHARS else range(_MIN_LABEL_CHARS, len(shown) + 1)
         labels = (shown[:length] for length in lengths)
         label = next((one for one in labels if self._labels.get(one, name) == name), shown)
         self._labels[label] = name
         return label
 
-    def _by_turns(self, request: Request) -> str:
+    def _match_by_turns(self, request: Request) -> str:
         """The session of the longest prompt that this one begins with, or a new one."""
         chains, chain = [], b""
-        for one in digests_of(request):
+        for one in turn_digests(request):
             chain = compute_digest(chain, one)
             chains.append(chain)
         known = (self._chains[c] for c in reversed(chains[:-1]) if c in self._chains)
         name = next(known, None)
         if name is None:
-            self._nameless += 1
-            name = f"unnamed {self._nameless}"
+            self._unnamed_count += 1
+            name = f"unnamed {self._unnamed_count}"
         if chains:
             self._chains[chains[-1]] = name
-            if len(self._chains) > _CHAINS:
+            if len(self._chains) > _MAX_CHAINS:
                 self._chains.popitem(last=False)
         return name
 
 
-def past(
-    request: Request, said: Turn | None, complete: float | None, *, sure: bool, size: int
-) -> Past:
+def build_past_exchange(
+    request: Request, response: Turn | None, call_completed_at: float | None, *, is_certain: bool, body_bytes: int
+) -> PastExchange:
     """What is remembered of an exchange."""
-    turns = digests_of(request)
-    known = turns if said is None else (*turns, digest_turn(said).digest)
-    return Past(request, known, said, complete, sure, size)
+    turns = turn_digests(request)
+    known = turns if response is None else (*turns, digest_turn(response).digest)
+    return PastExchange(request, known, response, call_completed_at, is_certain, body_bytes)
 
 
-def named(request: Request, session: str) -> Request:
+def with_session(request: Request, session: str) -> Request:
     """The request as one of this session."""
     identity = msgspec.structs.replace(request.identity, session=session)
     return msgspec.structs.replace(request, identity=identity)
 
 
-def digests_of(request: Request) -> tuple[bytes, ...]:
+def turn_digests(request: Request) -> tuple[bytes, ...]:
     return tuple(digest_turn(turn).digest for turn in request.turns)
 
 
-def _common(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> int:
+def _shared_length(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> int:
     same = 0
     for one, other in zip(left, right, strict=False):
         if one != other:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Basis = Literal["confirmed", "counted", "estimated"]
+TokenBasis = Literal["confirmed", "counted", "estimated"]
 """How sure a number of tokens is.
 
 `confirmed`: made with the model's own tokenizer and template, and the server counted the same, in
@@ -13,7 +13,7 @@ the prompt and in the answer before it. `counted`: made with them, and the serve
 no tokenizer.
 """
 
-Code = Literal[
+FindingCode = Literal[
     "billing",
     "volatile",
     "system",
@@ -31,25 +31,25 @@ Code = Literal[
 """What went wrong. A small closed set: sums are kept by it."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class TrafficFinding(msgspec.Struct, frozen=True):
     """One thing that went wrong, in words. `detail` may quote a line of the conversation."""
 
-    code: Code
+    code: FindingCode
     detail: str = ""
 
 
-class Prefix(msgspec.Struct, frozen=True):
+class PromptPrefix(msgspec.Struct, frozen=True):
     """A prompt of `total` tokens, the first `kept` of which were computed before."""
 
     total: int
     kept: int
 
     @property
-    def again(self) -> int:
+    def prefill_tokens(self) -> int:
         return self.total - self.kept
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ExchangeAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange.
 
     `served` is the prompt as a server with a perfect prefix cache had to compute it, `exact` the
@@ -78,12 +78,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached: int | None = None
-    basis: Basis = "estimated"
-    served: Prefix | None = None
-    exact: Prefix | None = None
+    basis: TokenBasis = "estimated"
+    served: PromptPrefix | None = None
+    exact: PromptPrefix | None = None
     needless: int = 0
-    broke: Finding | None = None
-    findings: tuple[Finding, ...] = ()
+    broke: TrafficFinding | None = None
+    findings: tuple[TrafficFinding, ...] = ()
     thought: bool = False
     calls: int = 0
     dispatch: tuple[float, ...] = ()

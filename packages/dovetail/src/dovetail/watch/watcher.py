@@ -7,82 +7,82 @@ from pathlib import Path
 from threading import Lock
 
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.analysis import Summary, tally
-from dovetail.watch.analyzer import Analyst
-from dovetail.watch.capture import Limits
-from dovetail.watch.exchange import Exchange
-from dovetail.watch.observer import Tee
-from dovetail.watch.recording import Recorder
-from dovetail.watch.reference_model import Lenses
-from dovetail.watch.relay import Relay
-from dovetail.watch.report import as_json, summary_text
-from dovetail.watch.screen import Screen
+from dovetail.watch.analysis import TrafficSummary, count_name
+from dovetail.watch.analyzer import ExchangeAnalyzer
+from dovetail.watch.capture import CaptureLimits
+from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.observer import TrafficObserver
+from dovetail.watch.recording import ExchangeRecorder
+from dovetail.watch.reference_model import ReferenceModels
+from dovetail.watch.relay import TcpRelay
+from dovetail.watch.report import to_summary_json, format_summary
+from dovetail.watch.screen import WatchDisplay
 
 
 @dataclass(frozen=True)
-class Options:
+class WatchOptions:
     """What can be set about watching."""
 
     record: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: CaptureLimits = field(default_factory=CaptureLimits)
 
 
-class Watching:
+class Watcher:
     """Looks at exchanges, keeps the sums, and tells."""
 
     def __init__(
-        self, endpoint: Endpoint, lenses: Lenses, screen: Screen, options: Options | None = None
+        self, endpoint: Endpoint, references: ReferenceModels, display: WatchDisplay, options: WatchOptions | None = None
     ) -> None:
-        options = options or Options()
-        self.summary = Summary()
-        self._screen = screen
-        self._analyst = Analyst(lenses)
-        self._recorder = Recorder(options.record, str(endpoint)) if options.record else None
+        options = options or WatchOptions()
+        self.summary = TrafficSummary()
+        self._display = display
+        self._analyzer = ExchangeAnalyzer(references)
+        self._recorder = ExchangeRecorder(options.record, str(endpoint)) if options.record else None
         self._lock = Lock()
-        self.tee = Tee(self.take, options.limits, self._analyst.close)
-        self.relay = Relay(endpoint, self.tee.sees)
+        self.observer = TrafficObserver(self.process, options.limits, self._analyzer.close)
+        self.relay = TcpRelay(endpoint, self.observer.observe)
         self._unrecorded: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()  # in fix mode: requests that were passed on
 
-    def fell_back(self, reason: str) -> None:
+    def count_fallback(self, reason: str) -> None:
         """In fix mode: a request was passed on to the server."""
-        tally(self.fallbacks, reason)
+        count_name(self.fallbacks, reason)
 
     def start(self) -> None:
-        self.tee.start()
+        self.observer.start()
 
     def close(self) -> None:
         """Looks at what is left, then lets go of everything."""
-        self.tee.close()
-        self._screen.close()
+        self.observer.close()
+        self._display.close()
         if self._recorder is not None:
             with suppress(OSError):  # counted already
                 self._recorder.close()
 
-    def take(self, exchange: Exchange) -> None:
+    def process(self, exchange: CapturedExchange) -> None:
         """An exchange that has ended."""
         if self._recorder is not None:
             try:
-                self._recorder.add(exchange)
+                self._recorder.write(exchange)
             except OSError as error:  # a full disk, as a rule: what is said is still looked at
                 self._unrecorded[str(error.strerror)] += 1
-        verdict = self._analyst.look(exchange)
+        verdict = self._analyzer.analyze(exchange)
         with self._lock:
             self.summary.add(verdict)
-            self._screen.show(verdict, self.summary)
+            self._display.show(verdict, self.summary)
 
-    def report(self) -> str:
+    def format_report(self) -> str:
         with self._lock:
-            return summary_text(self.summary, self._unobserved(), self.tee.others)
+            return format_summary(self.summary, self._unobserved_counts(), self.observer.other_exchanges)
 
-    def report_json(self) -> dict[str, object]:
+    def build_report_json(self) -> dict[str, object]:
         with self._lock:
-            return as_json(self.summary, self._unobserved(), self.tee.others)
+            return to_summary_json(self.summary, self._unobserved_counts(), self.observer.other_exchanges)
 
-    def _unobserved(self) -> dict[str, int]:
+    def _unobserved_counts(self) -> dict[str, int]:
         passed = {f"passed on to the server: {why}": n for why, n in self.fallbacks.items()}
-        missed = self.relay.traffic.unreachable
+        missed = self.relay.stats.unreachable
         lost = {"no connection to the server": missed} if missed else {}
-        unseen = {f"not looked at: {why}": n for why, n in self.tee.unobserved.items()}
+        unseen = {f"not looked at: {why}": n for why, n in self.observer.unobserved.items()}
         unsaved = {f"not recorded: {why}": n for why, n in self._unrecorded.items()}
         return {**lost, **unseen, **unsaved, **passed}
