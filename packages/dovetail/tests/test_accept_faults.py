@@ -12,17 +12,17 @@ from watch_stage import listening
 
 from dovetail.eval import client as speaking
 from dovetail.eval.apis import APIS
-from dovetail.eval.client import Speaker
-from dovetail.eval.figures import Figures
-from dovetail.eval.metrics import Prompt, sums
-from dovetail.eval.report import as_json, notes
-from dovetail.eval.runner import Plan, accept
-from dovetail.eval.target import AcceptError, Subject, Wish, examine
+from dovetail.eval.client import ApiClient
+from dovetail.eval.figures import PassMetrics
+from dovetail.eval.metrics import PromptStats, sum_prefix_stats
+from dovetail.eval.report import to_report_json, build_notes
+from dovetail.eval.runner import EvalPlan, run_eval
+from dovetail.eval.target import EvalError, EvalTarget, EvalOptions, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail.net.http_client import Endpoint
 from dovetail_model import Identity, Sampling, ToolCallBlock
 
-ONE = Plan(TASKS[:1], apis=(), sampling=Sampling(max_tokens=100))
+ONE = EvalPlan(TASKS[:1], apis=(), sampling=Sampling(max_tokens=100))
 TWO = replace(ONE, tasks=TASKS[:2])
 BROKEN = Answer(body=b"no chunk\r\n", headers=(("transfer-encoding", "chunked"),))
 
@@ -45,25 +45,25 @@ def served(*answers: Answer, models: Answer | None = None) -> Any:
     return reply
 
 
-def examined(reply: Any, **wish: Any) -> Subject:
-    found: list[Subject] = []
+def examined(reply: Any, **wish: Any) -> EvalTarget:
+    found: list[EvalTarget] = []
 
     async def scene() -> None:
         async with faked(reply) as fake:
-            found.append(await examine(Wish(str(fake.endpoint), **wish)))
+            found.append(await inspect_target(EvalOptions(str(fake.endpoint), **wish)))
 
     run(scene)
     return found[0]
 
 
-def tried(reply: Any, plan: Plan = ONE) -> tuple[Subject, list[Figures], list[Any]]:
+def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetrics], list[Any]]:
     """The figures, and the bodies that the server was sent."""
-    found: list[tuple[Subject, list[Figures], list[Any]]] = []
+    found: list[tuple[EvalTarget, list[PassMetrics], list[Any]]] = []
 
     async def scene() -> None:
         async with faked(reply) as fake:
-            subject = await examine(Wish(str(fake.endpoint)))
-            passes = await accept(subject, plan, lambda name, run: None)
+            subject = await inspect_target(EvalOptions(str(fake.endpoint)))
+            passes = await run_eval(subject, plan, lambda name, run: None)
             found.append((subject, passes, fake.bodies()))
 
     run(scene)
@@ -84,15 +84,15 @@ def tried(reply: Any, plan: Plan = ONE) -> tuple[Subject, list[Figures], list[An
 def test_what_cannot_be_tried_is_said_at_once(
     models: Answer, wish: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(AcceptError) as fault:
+    with pytest.raises(EvalError) as fault:
         examined(served(stream(), models=models), **wish)
     assert words in str(fault.value)
 
 
 def test_nobody_there_is_said_at_once() -> None:
     async def scene() -> None:
-        with pytest.raises(AcceptError, match="is a server running there"):
-            await examine(Wish("http://127.0.0.1:9"))
+        with pytest.raises(EvalError, match="is a server running there"):
+            await inspect_target(EvalOptions("http://127.0.0.1:9"))
 
     run(scene)
 
@@ -118,9 +118,9 @@ def test_what_a_server_is_it_says_itself(
         return served(stream(), models=listed(**card))(asked)  # type: ignore[no-any-return]
 
     subject = examined(reply)
-    assert subject.asks_ids == (engine == "vllm")
+    assert subject.supports_token_ids == (engine == "vllm")
     assert subject.engine == "openai"
-    assert ("--tokenizer" in subject.why) == (engine != "openai")
+    assert ("--tokenizer" in subject.engine_reason) == (engine != "openai")
 
 
 def test_a_server_without_tools_is_asked_once() -> None:
@@ -129,7 +129,7 @@ def test_a_server_without_tools_is_asked_once() -> None:
     assert off.refused == f"status 400: {words}"
     assert off.faults == (f"write, request 1: status 400: {words}",)
     assert len(bodies) == 1
-    assert ("No answer", [f"off: status 400: {words}"]) in notes(subject, [off])
+    assert ("No answer", [f"off: status 400: {words}"]) in build_notes(subject, [off])
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -137,7 +137,7 @@ def test_a_key_is_never_told_even_if_the_server_quotes_it(status: int) -> None:
     words = "Incorrect API key provided: Bearer sk-secret"
     subject, (off,), _ = tried(served(refusal(status, words)))
     assert off.refused == f"status {status}: it refuses the key (--api-key)"
-    assert "sk-secret" not in repr(off) + json.dumps(as_json(subject, [off]))
+    assert "sk-secret" not in repr(off) + json.dumps(to_report_json(subject, [off]))
 
 
 def test_a_server_that_breaks_off_at_first_is_asked_once() -> None:
@@ -167,10 +167,10 @@ def test_an_answer_without_end_is_ended(
 
 def test_what_one_address_tells_of_its_cache_is_not_asked_of_another() -> None:
     """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
-    silent = [Prompt(True, prompt=100), Prompt(False, True, 10, prompt=120)]
-    told = [Prompt(True, prompt=100), Prompt(False, True, 10, prompt=120, cached=110)]
-    assert (sums(silent).computed, sums(silent).again) == (None, None)
-    assert (sums(told).computed, sums(told).again) == (110, 0)
+    silent = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120)]
+    told = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120, cached_tokens=110)]
+    assert (sum_prefix_stats(silent).computed, sum_prefix_stats(silent).again) == (None, None)
+    assert (sum_prefix_stats(told).computed, sum_prefix_stats(told).again) == (110, 0)
 
 
 def test_an_answer_that_broke_off_leaves_the_counts_of_others() -> None:
@@ -191,7 +191,7 @@ def test_a_dovetail_that_cannot_start_is_said_in_a_line() -> None:
             return BROKEN
         return served(stream())(asked)  # type: ignore[no-any-return]
 
-    with pytest.raises(AcceptError, match=r"Dovetail cannot start before http://.*broke off"):
+    with pytest.raises(EvalError, match=r"Dovetail cannot start before http://.*broke off"):
         tried(reply, replace(ONE, apis=("chat",)))
 
 
@@ -259,10 +259,10 @@ def test_a_server_that_tells_no_numbers_leaves_them_unknown() -> None:
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     subject, (off,), _ = tried(served(first, stream({"content": "Done."})))
     assert (off.prefixes.prompt, off.prefixes.computed, off.prefixes.again) == (None, None, None)
-    assert off.prefixes.unknown == off.prefixes.later == 1
-    titles = dict(notes(subject, [off]))
+    assert off.prefixes.unknown_prompts == off.prefixes.later == 1
+    titles = dict(build_notes(subject, [off]))
     assert len(titles["Unknown"]) == 2
-    told = as_json(subject, [off])["passes"][0]["prefixes"]
+    told = to_report_json(subject, [off])["passes"][0]["prefixes"]
     assert (told["prompt"], told["computed"], told["unknown"]) == (None, None, 1)
 
 
@@ -296,11 +296,11 @@ def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
             started.set()
 
         async with listening(serve) as port:
-            speaker = Speaker(Endpoint(port=port), APIS["chat"])
-            answered = await speaker.ask(user("Go.", identity=Identity(session="s")), start)
-        (times,) = answered.calls
-        assert times.came <= times.ready <= answered.exchange.ended
-        assert answered.broke == ""
+            speaker = ApiClient(Endpoint(port=port), APIS["chat"])
+            answered = await speaker.send(user("Go.", identity=Identity(session="s")), start)
+        (times,) = answered.call_timings
+        assert times.received <= times.ready <= answered.exchange.ended
+        assert answered.connection_error == ""
 
     run(scene)
     assert happened == order

@@ -5,10 +5,10 @@ from http_stage import run
 from llama_server import llama_server
 from llamacpp_at_hand import need_weights
 
-from dovetail.eval.figures import Figures
-from dovetail.eval.report import notes
-from dovetail.eval.runner import Plan, accept
-from dovetail.eval.target import Subject, Wish, examine
+from dovetail.eval.figures import PassMetrics
+from dovetail.eval.report import build_notes
+from dovetail.eval.runner import EvalPlan, run_eval
+from dovetail.eval.target import EvalTarget, EvalOptions, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail_model import Sampling
 
@@ -16,17 +16,17 @@ from dovetail_model import Sampling
 @pytest.mark.long
 def test_llama_cpp_shows_this_model_no_tools_and_says_nothing_about_it() -> None:
     need_weights()
-    found: list[tuple[Subject, list[Figures]]] = []
+    found: list[tuple[EvalTarget, list[PassMetrics]]] = []
 
     async def scene() -> None:
         with llama_server(n_ctx=8192) as url:
-            subject = await examine(Wish(url))
-            plan = Plan(TASKS[:1], ("messages",), turns=2, sampling=Sampling(max_tokens=8))
-            found.append((subject, await accept(subject, plan, lambda name, run: None)))
+            subject = await inspect_target(EvalOptions(url))
+            plan = EvalPlan(TASKS[:1], ("messages",), max_requests=2, sampling=Sampling(max_tokens=8))
+            found.append((subject, await run_eval(subject, plan, lambda name, run: None)))
 
     run(scene)
     ((subject, passes),) = found
     assert subject.engine == "openai"
-    assert [(one.faults, one.refused, one.requests) for one in passes] == [((), "", 1)] * 2
+    assert [(one.faults, one.refused, one.total_requests) for one in passes] == [((), "", 1)] * 2
     assert all(one.prefixes.computed is not None for one in passes)
-    assert len(dict(notes(subject, passes))["Tools"]) == 2
+    assert len(dict(build_notes(subject, passes))["Tools"]) == 2

@@ -10,12 +10,12 @@ from http_stage import run
 from rich.console import Console
 from served import qwen_folder
 
-from dovetail.eval.agent import Run
-from dovetail.eval.figures import Figures
-from dovetail.eval.report import as_json, html, terminal
-from dovetail.eval.rows import ROWS
-from dovetail.eval.runner import Plan, accept
-from dovetail.eval.target import Subject, Wish, examine
+from dovetail.eval.agent import TaskRun
+from dovetail.eval.figures import PassMetrics
+from dovetail.eval.report import to_report_json, render_html, render_terminal
+from dovetail.eval.rows import METRIC_ROWS
+from dovetail.eval.runner import EvalPlan, run_eval
+from dovetail.eval.target import EvalTarget, EvalOptions, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail.watch.reference_model import ParserNames
 from dovetail_model import Sampling
@@ -31,22 +31,22 @@ def folder(tmp_path_factory: Any) -> Path:
     return qwen_folder(tmp_path_factory.mktemp("accept") / "model")
 
 
-ALL = Plan(TASKS, sampling=SAMPLING)
-FEW = Plan(TASKS[:3], apis=("messages", "chat"), sampling=SAMPLING)
+ALL = EvalPlan(TASKS, sampling=SAMPLING)
+FEW = EvalPlan(TASKS[:3], apis=("messages", "chat"), sampling=SAMPLING)
 
 
 def tried(
-    folder: Path, script: dict[str, Any], plan: Plan, *, tells_ids: bool = True, **wish: Any
-) -> tuple[Subject, list[Figures]]:
+    folder: Path, script: dict[str, Any], plan: EvalPlan, *, tells_ids: bool = True, **wish: Any
+) -> tuple[EvalTarget, list[PassMetrics]]:
     """The passes of a plan on a server that plays the script."""
-    found: list[tuple[Subject, list[Figures]]] = []
-    seen: list[tuple[str, Run]] = []
+    found: list[tuple[EvalTarget, list[PassMetrics]]] = []
+    seen: list[tuple[str, TaskRun]] = []
 
     async def scene() -> None:
         async with like_vllm(folder, script, tells_ids=tells_ids) as url:
-            wanted = Wish(url, **{"tokenizer": str(folder), "notation": HERMES, **wish})
-            subject = await examine(wanted)
-            passes = await accept(subject, plan, lambda name, run: seen.append((name, run)))
+            wanted = EvalOptions(url, **{"tokenizer": str(folder), "notation": HERMES, **wish})
+            subject = await inspect_target(wanted)
+            passes = await run_eval(subject, plan, lambda name, run: seen.append((name, run)))
             found.append((subject, passes))
 
     run(scene)
@@ -60,15 +60,15 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
     assert [one.name for one in passes] == ["off", "on, messages", "on, responses", "on, chat"]
     for one in passes:
         assert [line.why for line in one.done] == [""] * len(TASKS)
-        assert (one.requests, one.faults, one.refused) == (REQUESTS, (), "")
+        assert (one.total_requests, one.faults, one.refused) == (REQUESTS, (), "")
         assert (one.calls.made, one.calls.fit_schema, one.calls.together) == (CALLS, CALLS, 10)
         assert one.prefixes.later == REQUESTS - len(TASKS)
     off, *on = (one.prefixes for one in passes)
-    assert (off.exact, off.inexact, off.unknown) == (0, off.later, 0)
+    assert (off.exact, off.inexact, off.unknown_prompts) == (0, off.later, 0)
     assert off.causes == {"retokenization": off.later}
     assert off.again is not None
     for prefixes in on:
-        assert (prefixes.exact, prefixes.unknown, prefixes.causes) == (prefixes.later, 0, {})
+        assert (prefixes.exact, prefixes.unknown_prompts, prefixes.causes) == (prefixes.later, 0, {})
         assert prefixes.again is not None
         # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
         assert prefixes.again <= 16 * prefixes.later
@@ -83,27 +83,27 @@ def test_what_nobody_tells_is_unknown(folder: Path) -> None:
     """Without token ids, calls written in a form that no template has cannot be made out."""
     subject, passes = tried(folder, perfect(), FEW, tells_ids=False, engine="openai")
     for one in passes:
-        assert one.solved == len(FEW.tasks)
+        assert one.solved_tasks == len(FEW.tasks)
         assert (one.prefixes.exact, one.prefixes.inexact) == (0, 0)
-        assert one.prefixes.unknown == one.prefixes.later
+        assert one.prefixes.unknown_prompts == one.prefixes.later
         assert one.prefixes.again is None
         assert one.prefixes.computed is not None  # that is the server's own count
     assert "which turns were exact" in shown(subject, passes)
-    assert as_json(subject, passes)["passes"][0]["prefixes"]["again"] is None
+    assert to_report_json(subject, passes)["passes"][0]["prefixes"]["again"] is None
 
 
 @pytest.mark.long
 def test_without_a_tokenizer_dovetail_speaks_in_messages(folder: Path) -> None:
     subject, passes = tried(folder, perfect(), FEW, tokenizer=None)
     assert subject.engine == "openai"
-    assert "--tokenizer" in subject.why
-    assert all(one.solved == len(FEW.tasks) for one in passes)
-    assert all(one.prefixes.unknown == one.prefixes.later for one in passes)
+    assert "--tokenizer" in subject.engine_reason
+    assert all(one.solved_tasks == len(FEW.tasks) for one in passes)
+    assert all(one.prefixes.unknown_prompts == one.prefixes.later for one in passes)
     assert "no tokenizer of the model is here" in shown(subject, passes)
 
 
 @pytest.fixture(scope="module")
-def weak(folder: Path) -> tuple[Subject, list[Figures]]:
+def weak(folder: Path) -> tuple[EvalTarget, list[PassMetrics]]:
     """A different kind of weakness in each of four tasks."""
     kinds = {
         "write": [*CLUMSY, DONE],
@@ -112,13 +112,13 @@ def weak(folder: Path) -> tuple[Subject, list[Figures]]:
         "find": [thinks(call("list_files"))],
     }
     tasks = tuple(task for task in TASKS if task.id in kinds)
-    return tried(folder, scripted(kinds), Plan(tasks, ("messages", "chat"), sampling=SAMPLING))
+    return tried(folder, scripted(kinds), EvalPlan(tasks, ("messages", "chat"), sampling=SAMPLING))
 
 
 @pytest.mark.long
-def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[Subject, list[Figures]]) -> None:
+def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
     for one in weak[1]:
-        assert (one.solved, one.faults) == (0, ())
+        assert (one.solved_tasks, one.faults) == (0, ())
         assert [(line.task, line.requests, line.why) for line in one.done] == [
             ("write", 5, "notes/plan.md is not there"),
             ("edit", 1, "no tool was called"),
@@ -131,7 +131,7 @@ def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[Subject, list[Figu
         ]
 
 
-def test_what_is_wrong_with_calls_is_counted(weak: tuple[Subject, list[Figures]]) -> None:
+def test_what_is_wrong_with_calls_is_counted(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
     """One of an unknown tool, one of a wrong type, one that is no JSON, and good ones."""
     for one in weak[1]:
         calls = one.calls
@@ -142,31 +142,31 @@ def test_what_is_wrong_with_calls_is_counted(weak: tuple[Subject, list[Figures]]
 
 
 def test_a_weak_model_is_exact_with_dovetail_all_the_same(
-    weak: tuple[Subject, list[Figures]],
+    weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
     for one in weak[1]:
         if one.dovetail:
             assert one.prefixes.exact == one.prefixes.later == 4 + 0 + 1 + 11
 
 
-def test_passes_that_failed_alike_share_a_line(weak: tuple[Subject, list[Figures]]) -> None:
+def test_passes_that_failed_alike_share_a_line(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
     said = shown(*weak)
     assert "write (every pass): notes/plan.md is not there" in said
     assert said.count("no tool was called") == 1
 
 
 def test_a_page_has_every_figure_and_no_markup_of_strangers(
-    weak: tuple[Subject, list[Figures]],
+    weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
-    told = html(*weak)
-    assert all(row.meaning.replace("'", "&#x27;") in told for row in ROWS)
+    told = render_html(*weak)
+    assert all(row.description.replace("'", "&#x27;") in told for row in METRIC_ROWS)
     assert "line 1: &#x27;&lt;i&gt;109" in told
     assert "<i>" not in told
     assert told.count("not solved, 12 requests") == len(weak[1])
 
 
-def shown(subject: Subject, passes: Sequence[Figures]) -> str:
+def shown(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
     console = Console(width=200, no_color=True)
     with console.capture() as captured:
-        console.print(terminal(subject, passes))
+        console.print(render_terminal(subject, passes))
     return captured.get()

@@ -11,9 +11,9 @@ from accept_stage import PERFECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.eval.folder import Folder, ToolFault
+from dovetail.eval.folder import Workspace, ToolError
 from dovetail.eval.tasks import TASKS
-from dovetail.eval.tools import TOOLS, judge, schema, specs
+from dovetail.eval.tools import TOOLS, check_call, build_schema, build_tool_specs
 from dovetail_parsers import parse
 
 ORDER = {
@@ -57,15 +57,15 @@ def changed(**fields: Any) -> str:
     ],
 )
 def test_a_call_is_judged_by_name_json_and_schema(name: str, arguments: str, right: str) -> None:
-    judged = judge(name, arguments)
-    found = {"known": judged.known, "json": judged.is_json, "fits": judged.fits}
+    judged = check_call(name, arguments)
+    found = {"known": judged.is_known_tool, "json": judged.is_valid_json, "fits": judged.matches_schema}
     assert " ".join(word for word, holds in found.items() if holds) == right
     assert bool(judged.problem) == (judged.tool is None) == (right != "known json fits")
 
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_schemas_refer_to_nothing_and_name_every_argument(name: str) -> None:
-    found = schema(TOOLS[name])
+    found = build_schema(TOOLS[name])
     assert not {"$ref", "$defs", "title"} & set(keys(found))
     assert set(found["properties"]) == set(TOOLS[name].__struct_fields__)
     assert found["type"] == "object"
@@ -83,7 +83,7 @@ def keys(value: object) -> Iterator[str]:
 
 
 def test_every_tool_tells_the_model_what_it_does() -> None:
-    assert all(tool.description and "\n" not in tool.description for tool in specs())
+    assert all(tool.description and "\n" not in tool.description for tool in build_tool_specs())
 
 
 @pytest.mark.parametrize(
@@ -93,22 +93,22 @@ def test_nothing_outside_of_the_folder_can_be_named(tmp_path: Path, path: str) -
     inside = tmp_path / "inside"
     inside.mkdir()
     (tmp_path / "a").write_text("secret")
-    for act in (Folder.read, lambda folder, path: folder.write(path, "x")):
-        with pytest.raises(ToolFault):
-            act(Folder(inside), path)
+    for act in (Workspace.read, lambda folder, path: folder.write(path, "x")):
+        with pytest.raises(ToolError):
+            act(Workspace(inside), path)
     assert sorted(place.name for place in tmp_path.rglob("*")) == ["a", "inside"]
 
 
 @given(name=st.sampled_from([*TOOLS]), arguments=st.text())
 def test_no_arguments_break_the_judgement(name: str, arguments: str) -> None:
-    judged = judge(name, arguments)
-    assert not judged.fits or judged.tool is not None
+    judged = check_call(name, arguments)
+    assert not judged.matches_schema or judged.tool is not None
 
 
 @given(path=st.text(min_size=1), content=st.text())
 def test_tools_fail_in_words_only(tmp_path_factory: Any, path: str, content: str) -> None:
     root = tmp_path_factory.mktemp("folder")
-    folder = Folder(root)
+    folder = Workspace(root)
     for name, arguments in (
         ("write_file", {"path": path, "content": content}),
         ("read_file", {"path": path}),
@@ -116,49 +116,49 @@ def test_tools_fail_in_words_only(tmp_path_factory: Any, path: str, content: str
         ("find_text", {"text": path}),
         ("list_files", {}),
     ):
-        tool = judge(name, json.dumps(arguments)).tool
+        tool = check_call(name, json.dumps(arguments)).tool
         assert tool is not None
-        with suppress(ToolFault):
+        with suppress(ToolError):
             tool.run(folder)
 
 
 def test_an_edit_wants_text_that_stands_once(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = Workspace(tmp_path)
     folder.write("a", "one two two")
     for old, times in (("three", 0), ("two", 2)):
-        with pytest.raises(ToolFault, match=f"stands {times} times"):
+        with pytest.raises(ToolError, match=f"stands {times} times"):
             run(folder, "edit_file", path="a", old_text=old, new_text="x")
     run(folder, "edit_file", path="a", old_text="one", new_text="1")
     assert folder.read("a") == "1 two two"
 
 
 def test_a_record_is_there_at_the_second_try(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, {"k": "v"})
-    with pytest.raises(ToolFault, match="busy"):
+    folder = Workspace(tmp_path, {"k": "v"})
+    with pytest.raises(ToolError, match="busy"):
         run(folder, "look_up", key="k")
     assert run(folder, "look_up", key="k") == "v"
-    with pytest.raises(ToolFault, match="no record"):
+    with pytest.raises(ToolError, match="no record"):
         run(folder, "look_up", key="other")
 
 
-def run(folder: Folder, name: str, **arguments: Any) -> str:
-    tool = judge(name, json.dumps(arguments)).tool
+def run(folder: Workspace, name: str, **arguments: Any) -> str:
+    tool = check_call(name, json.dumps(arguments)).tool
     assert tool is not None
     return tool.run(folder)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 def test_a_task_is_not_solved_before_it_is_done(tmp_path: Path, task: Any) -> None:
-    folder = Folder(tmp_path, task.records)
+    folder = Workspace(tmp_path, task.records)
     for path, content in task.files.items():
         folder.write(path, content)
     assert task.check(folder)
     for said in PERFECT[task.id]:
         for block in parse(said, tool_parser="hermes", reasoning_parser="qwen3").blocks:
             if block.type == "tool_call":
-                judged = judge(block.name, block.arguments)
+                judged = check_call(block.name, block.arguments)
                 assert judged.tool is not None, judged.problem
-                with suppress(ToolFault):  # two of the tasks want one
+                with suppress(ToolError):  # two of the tasks want one
                     judged.tool.run(folder)
     assert task.check(folder) is None
 

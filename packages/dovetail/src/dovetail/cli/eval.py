@@ -15,14 +15,14 @@ from rich.console import Console
 
 from dovetail.cli.errors import fail
 from dovetail.engines.registry import EngineSetupError
-from dovetail.eval.agent import Run
+from dovetail.eval.agent import TaskRun
 from dovetail.eval.apis import APIS
-from dovetail.eval.figures import Figures
-from dovetail.eval.report import as_json, html, terminal
-from dovetail.eval.runner import Plan
-from dovetail.eval.runner import accept as run
-from dovetail.eval.target import AcceptError, Subject, Wish, examine
-from dovetail.eval.tasks import TASKS, Task
+from dovetail.eval.figures import PassMetrics
+from dovetail.eval.report import to_report_json, render_html, render_terminal
+from dovetail.eval.runner import EvalPlan
+from dovetail.eval.runner import run_eval as run
+from dovetail.eval.target import EvalError, EvalTarget, EvalOptions, inspect_target
+from dovetail.eval.tasks import TASKS, EvalTask
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.telemetry.log import configure_logging
@@ -98,22 +98,22 @@ def accept(  # noqa: PLR0913 - each is a flag
             _list(chosen)
             return
         if not url:
-            raise AcceptError("the address of a server is needed: accept http://127.0.0.1:8000")
+            raise EvalError("the address of a server is needed: accept http://127.0.0.1:8000")
         for path in (json_file, html_file):
             _check_writable(path)
         notation = ParserNames(tool_call_parser, reasoning_parser)
-        wish = Wish(url, api_key, model, engine, tokenizer, notation)
-        plan = Plan(
+        wish = EvalOptions(url, api_key, model, engine, tokenizer, notation)
+        plan = EvalPlan(
             tasks=chosen,
             apis=_apis(api or [*APIS]),
-            off=off,
+            include_baseline=off,
             repeat=repeat,
-            turns=turns,
+            max_requests=turns,
             sampling=Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
         )
         subject, passes = _run(wish, plan)
         _tell(subject, passes, json_file, html_file)
-    except (AcceptError, ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
+    except (EvalError, ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
         fail("accept", str(error), status=2)
     except (OSError, ValueError) as error:
         fail("accept", str(error), status=2)
@@ -126,55 +126,55 @@ def _check_writable(path: Path | None) -> None:
     if path is None or path == _STDOUT:
         return
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise AcceptError(f"the report cannot be written to {path}")
+        raise EvalError(f"the report cannot be written to {path}")
 
 
 def _apis(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in APIS:
-            raise AcceptError(f"--api {name}: there are {', '.join(APIS)}")
+            raise EvalError(f"--api {name}: there are {', '.join(APIS)}")
     return tuple(dict.fromkeys(names))
 
 
-def _chosen(patterns: list[str]) -> tuple[Task, ...]:
+def _chosen(patterns: list[str]) -> tuple[EvalTask, ...]:
     chosen = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
     if not chosen:
-        raise AcceptError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
+        raise EvalError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
     return tuple(chosen)
 
 
-def _list(tasks: tuple[Task, ...]) -> None:
+def _list(tasks: tuple[EvalTask, ...]) -> None:
     for task in tasks:
         typer.echo(f"{task.id:10}{task.title}")
 
 
-def _run(wish: Wish, plan: Plan) -> tuple[Subject, list[Figures]]:
+def _run(wish: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
     # As Ctrl-C does: no scratch folder is left.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        subject = runner.run(examine(wish))
+        subject = runner.run(inspect_target(wish))
         _err.print(f"{subject.model} at {subject.endpoint}", markup=False)
-        _err.print(f"Dovetail speaks to it as {subject.engine}: {subject.why}", markup=False)
+        _err.print(f"Dovetail speaks to it as {subject.engine}: {subject.engine_reason}", markup=False)
         return subject, runner.run(run(subject, plan, _progress))
 
 
-def _progress(name: str, run: Run) -> None:
-    took = sum(step.answered.exchange.ended for step in run.steps)
-    ended = "solved" if run.solved else f"not solved: {run.why}"
+def _progress(name: str, run: TaskRun) -> None:
+    took = sum(step.response.exchange.ended for step in run.steps)
+    ended = "solved" if run.is_solved else f"not solved: {run.failure_reason}"
     count = len(run.steps)
     requests = "1 request" if count == 1 else f"{count} requests"
     _err.print(f"{name}: {run.task}: {requests}, {took:.1f} s, {ended}", markup=False)
 
 
 def _tell(
-    subject: Subject, passes: list[Figures], json_file: Path | None, html_file: Path | None
+    subject: EvalTarget, passes: list[PassMetrics], json_file: Path | None, html_file: Path | None
 ) -> None:
-    told = json.dumps(as_json(subject, passes), ensure_ascii=False, indent=2) + "\n"
+    told = json.dumps(to_report_json(subject, passes), ensure_ascii=False, indent=2) + "\n"
     if json_file == _STDOUT:
         sys.stdout.write(told)
     else:
-        Console(highlight=False).print(terminal(subject, passes))
+        Console(highlight=False).print(render_terminal(subject, passes))
     if json_file is not None and json_file != _STDOUT:
         json_file.write_text(told)
     if html_file is not None:
-        html_file.write_text(html(subject, passes))
+        html_file.write_text(render_html(subject, passes))

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dovetail.engines.openai.errors import UpstreamRejection, parse_rejection
-from dovetail.eval.client import Answered, Speaker
-from dovetail.eval.folder import Folder, ToolFault
-from dovetail.eval.tasks import Task
-from dovetail.eval.tools import Judged, judge, specs
+from dovetail.eval.client import TimedResponse, ApiClient
+from dovetail.eval.folder import Workspace, ToolError
+from dovetail.eval.tasks import EvalTask
+from dovetail.eval.tools import CheckedCall, check_call, build_tool_specs
 from dovetail_model import (
     Identity,
     Request,
@@ -23,70 +23,70 @@ from dovetail_model import (
 
 
 @dataclass(frozen=True)
-class Step:
+class TaskStep:
     """One request of a task. `faults` are what was wrong with the protocol, not with the model.
 
     `refused` is what the server said in place of an answer, `full` that the prompt did not fit.
     """
 
-    answered: Answered
-    calls: tuple[Judged, ...] = ()
-    faults: tuple[str, ...] = ()
-    refused: str = ""
-    full: bool = False
+    response: TimedResponse
+    calls: tuple[CheckedCall, ...] = ()
+    protocol_errors: tuple[str, ...] = ()
+    http_error: str = ""
+    context_overflow: bool = False
 
 
 @dataclass(frozen=True)
-class Run:
+class TaskRun:
     """A task that was done, or not: `why` says what is missing."""
 
     task: str
     session: str
-    why: str
-    steps: tuple[Step, ...] = ()
+    failure_reason: str
+    steps: tuple[TaskStep, ...] = ()
 
     @property
-    def solved(self) -> bool:
-        return not self.why
+    def is_solved(self) -> bool:
+        return not self.failure_reason
 
 
 @dataclass(frozen=True)
-class Agent:
+class TaskAgent:
     """Does tasks on one server. `turns` bounds the requests of a task."""
 
-    speaker: Speaker
+    client: ApiClient
     model: str
     system: str
     sampling: Sampling
-    turns: int
+    max_requests: int
 
-    async def run(self, task: Task, session: str) -> Run:
+    async def run(self, task: EvalTask, session: str) -> TaskRun:
         with TemporaryDirectory(prefix="dovetail-accept-") as scratch:
-            folder = Folder(Path(scratch), task.records)
+            folder = Workspace(Path(scratch), task.records)
             for path, content in task.files.items():
                 folder.write(path, content)
-            steps = await self._steps(task, session, folder)
+            steps = await self._run_steps(task, session, folder)
             why = task.check(folder)
-        return Run(task.id, session, "" if why is None else _reason(why, steps), tuple(steps))
+        return TaskRun(task.id, session, "" if why is None else _failure_reason(why, steps), tuple(steps))
 
-    async def _steps(self, task: Task, session: str, folder: Folder) -> list[Step]:
+    async def _run_steps(self, task: EvalTask, session: str, folder: Workspace) -> list[TaskStep]:
         request = Request(
             self.model,
             turns=(Turn("user", (TextBlock(task.prompt),)),),
             system=(TextBlock(self.system),),
-            tools=specs(),
+            tools=build_tool_specs(),
             sampling=self.sampling,
             identity=Identity(session=session),
             stream=True,
         )
         ids: set[str] = set()
-        steps: list[Step] = []
-        while len(steps) < self.turns:
-            work = _Work(folder)
-            answered = await self.speaker.ask(request, work.take)
-            step = _step(answered, work, ids)
+        steps: list[TaskStep] = []
+        while len(steps) < self.max_requests:
+            work = _ToolExecution(folder)
+            answered = await self.client.send(request, work.execute)
+            step = _build_step(answered, work, ids)
             steps.append(step)
-            if step.faults or step.refused or not work.results:
+            if step.protocol_errors or step.http_error or not work.results:
                 break
             said = Turn("assistant", answered.message.blocks)
             gave = Turn("tool", tuple(work.results.values()))
@@ -95,58 +95,58 @@ class Agent:
 
 
 @dataclass
-class _Work:
+class _ToolExecution:
     """The calls of one answer, run as they come."""
 
-    folder: Folder
-    calls: list[Judged] = field(default_factory=list)
+    workspace: Workspace
+    calls: list[CheckedCall] = field(default_factory=list)
     results: dict[str, ToolResultBlock] = field(default_factory=dict)
 
-    def take(self, call: ToolCallBlock) -> None:
+    def execute(self, call: ToolCallBlock) -> None:
         """A call is complete: it is run at once, while the rest of the answer still comes."""
-        judged = judge(call.name, call.arguments)
+        judged = check_call(call.name, call.arguments)
         self.calls.append(judged)
         text, failed = judged.problem, True
         if judged.tool is not None:
             try:
-                text, failed = judged.tool.run(self.folder), False
-            except ToolFault as fault:
+                text, failed = judged.tool.run(self.workspace), False
+            except ToolError as fault:
                 text = str(fault)
-        self._give(call, text, failed)
+        self._add_result(call, text, failed)
 
-    def refuse(self, call: ToolCallBlock) -> None:
+    def reject(self, call: ToolCallBlock) -> None:
         """The call has no end. It is not run, whatever its arguments look like."""
-        judged = judge(call.name, call.arguments)
-        self.calls.append(Judged(call.name, judged.known, False, False))
-        self._give(call, "the arguments are no whole JSON: the call was not run", True)
+        judged = check_call(call.name, call.arguments)
+        self.calls.append(CheckedCall(call.name, judged.is_known_tool, False, False))
+        self._add_result(call, "the arguments are no whole JSON: the call was not run", True)
 
-    def _give(self, call: ToolCallBlock, text: str, failed: bool) -> None:
+    def _add_result(self, call: ToolCallBlock, text: str, failed: bool) -> None:
         self.results[call.id] = ToolResultBlock(call.id, (TextBlock(text),), failed)
 
 
-def _step(answered: Answered, work: _Work, ids: set[str]) -> Step:
+def _build_step(answered: TimedResponse, work: _ToolExecution, ids: set[str]) -> TaskStep:
     """What is to be said of an answer. `ids` are those that earlier calls of the session had."""
     exchange, message = answered.exchange, answered.message
-    if answered.broke:
-        return Step(answered, faults=(answered.broke,))
+    if answered.connection_error:
+        return TaskStep(answered, protocol_errors=(answered.connection_error,))
     if exchange.status != 200:
         refusal = parse_rejection(exchange.status, exchange.answer)
-        return Step(answered, refused=_said(refusal), full=refusal.is_context_overflow)
+        return TaskStep(answered, http_error=_format_refusal(refusal), context_overflow=refusal.is_context_overflow)
     calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    faults = tuple(_faults(answered, calls, ids))
+    faults = tuple(_find_protocol_errors(answered, calls, ids))
     for call in calls:
         if not call.complete and call.id not in work.results:
-            work.refuse(call)
-    return Step(answered, tuple(work.calls), faults)
+            work.reject(call)
+    return TaskStep(answered, tuple(work.calls), faults)
 
 
-def _said(refusal: UpstreamRejection) -> str:
+def _format_refusal(refusal: UpstreamRejection) -> str:
     """What a server said in place of an answer. Some quote the key that they refuse."""
     words = "it refuses the key (--api-key)" if refusal.status in (401, 403) else refusal.message
     return f"status {refusal.status}: {words}"
 
 
-def _faults(answered: Answered, calls: list[ToolCallBlock], ids: set[str]) -> list[str]:
+def _find_protocol_errors(answered: TimedResponse, calls: list[ToolCallBlock], ids: set[str]) -> list[str]:
     message = answered.message
     found = []
     if message.failure is not None:
@@ -162,14 +162,14 @@ def _faults(answered: Answered, calls: list[ToolCallBlock], ids: set[str]) -> li
     return found
 
 
-def _reason(why: str, steps: list[Step]) -> str:
+def _failure_reason(why: str, steps: list[TaskStep]) -> str:
     """Why a task is not solved: what came in between explains it better than what is missing."""
     last = steps[-1]
-    if last.full:
+    if last.context_overflow:
         return "the prompt did not fit into the model's window any more"
-    if last.refused or last.faults:
-        return last.refused or last.faults[0]
-    if last.answered.message.finish == "length":
+    if last.http_error or last.protocol_errors:
+        return last.http_error or last.protocol_errors[0]
+    if last.response.message.finish == "length":
         return "an answer was cut at its limit of tokens"
     if last.calls:
         return f"not done after {len(steps)} requests ({why})"

@@ -34,21 +34,21 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Api:
+class ApiAdapter:
     """One API. `body` makes the fields of a request that asks for a stream."""
 
     name: ApiName
     path: str
-    body: Callable[[Request], Json]
-    reader: Callable[[], ResponseReader]
+    build_body: Callable[[Request], Json]
+    create_reader: Callable[[], ResponseReader]
 
 
-def _chat(request: Request) -> Json:
-    turns = tuple(_grouped(turn) if turn.role == "assistant" else turn for turn in request.turns)
+def _build_chat_body(request: Request) -> Json:
+    turns = tuple(_group_blocks(turn) if turn.role == "assistant" else turn for turn in request.turns)
     return chat_request(msgspec.structs.replace(request, turns=turns), request.model).fields
 
 
-def _grouped(turn: Turn) -> Turn:
+def _group_blocks(turn: Turn) -> Turn:
     """An answer as a chat message has it: one thought, one text, the calls."""
     thought = "".join(b.text for b in turn.blocks if isinstance(b, ReasoningBlock))
     text = "".join(b.text for b in turn.blocks if isinstance(b, TextBlock))
@@ -57,16 +57,16 @@ def _grouped(turn: Turn) -> Turn:
     return Turn(turn.role, (*said, *(b for b in turn.blocks if isinstance(b, ToolCallBlock))))
 
 
-def _responses(request: Request) -> Json:
+def _build_responses_body(request: Request) -> Json:
     return responses_request(request, request.model, Dialect(seals=True)).fields
 
 
-def _messages(request: Request) -> Json:
+def _build_messages_body(request: Request) -> Json:
     sampling = request.sampling
     fields: Json = {
         "model": request.model,
-        "system": [_block(block) for block in request.system],
-        "messages": _in_turns(request.turns),
+        "system": [_encode_block(block) for block in request.system],
+        "messages": _encode_turns(request.turns),
         "tools": [
             {"name": t.name, "description": t.description, "input_schema": t.parameters}
             for t in request.tools
@@ -78,18 +78,18 @@ def _messages(request: Request) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _in_turns(turns: Sequence[Turn]) -> list[Json]:
+def _encode_turns(turns: Sequence[Turn]) -> list[Json]:
     """Messages: what tools gave is a user's."""
     return [
         {
             "role": "assistant" if turn.role == "assistant" else "user",
-            "content": [_block(block) for block in turn.blocks],
+            "content": [_encode_block(block) for block in turn.blocks],
         }
         for turn in turns
     ]
 
 
-def _block(block: Block) -> Json:
+def _encode_block(block: Block) -> Json:
     match block:
         case TextBlock(text=text):
             return {"type": "text", "text": text}
@@ -98,16 +98,16 @@ def _block(block: Block) -> Json:
         case ReasoningBlock(text=text, seal=seal):
             return {"type": "thinking", "thinking": text, "signature": seal or ""}
         case ToolCallBlock(id=id, name=name, arguments=arguments):
-            return {"type": "tool_use", "id": id, "name": name, "input": _object(arguments)}
+            return {"type": "tool_use", "id": id, "name": name, "input": _parse_arguments(arguments)}
         case ToolResultBlock(call_id=id, blocks=blocks, is_error=failed):
-            content = [_block(inner) for inner in blocks]
+            content = [_encode_block(inner) for inner in blocks]
             told = {"type": "tool_result", "tool_use_id": id, "content": content}
             return {**told, "is_error": True} if failed else told
         case _:
             raise ValueError(f"the tasks have no {block.type}")
 
 
-def _object(arguments: str) -> Json:
+def _parse_arguments(arguments: str) -> Json:
     """Arguments as an object. What is none was refused, and the model was told so."""
     try:
         found = msgspec.json.decode(arguments or "{}")
@@ -116,11 +116,11 @@ def _object(arguments: str) -> Json:
     return found if isinstance(found, dict) else {"input": arguments}
 
 
-APIS: Mapping[str, Api] = {
+APIS: Mapping[str, ApiAdapter] = {
     api.name: api
     for api in (
-        Api("messages", "/v1/messages", _messages, MessagesReader),
-        Api("responses", "/v1/responses", _responses, ResponsesReader),
-        Api("chat", "/v1/chat/completions", _chat, ChatReader),
+        ApiAdapter("messages", "/v1/messages", _build_messages_body, MessagesReader),
+        ApiAdapter("responses", "/v1/responses", _build_responses_body, ResponsesReader),
+        ApiAdapter("chat", "/v1/chat/completions", _build_chat_body, ChatReader),
     )
 }

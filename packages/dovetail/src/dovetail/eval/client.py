@@ -7,7 +7,7 @@ from time import monotonic, time
 
 import msgspec
 
-from dovetail.eval.apis import Api
+from dovetail.eval.apis import ApiAdapter
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail.watch.exchange import CapturedExchange, ResponderName
 from dovetail_model import (
@@ -25,54 +25,54 @@ from dovetail_model import (
     ToolCallBlock,
 )
 
-PATIENCE = Timeouts(connect=10.0, read=600.0)
-MOST_BYTES = 16 << 20  # of one answer: far more than any limit of tokens lets come
-MOST_CALLS = 1000  # in one answer
-_epoch = time() - monotonic()
+TIMEOUTS = Timeouts(connect=10.0, read=600.0)
+MAX_RESPONSE_BYTES = 16 << 20  # of one answer: far more than any limit of tokens lets come
+MAX_TOOL_CALLS = 1000  # in one answer
+_EPOCH_OFFSET = time() - monotonic()
 
-OnCall = Callable[[ToolCallBlock], None]
+ToolCallCallback = Callable[[ToolCallBlock], None]
 """What is done with a call as soon as it is complete."""
 
 
 @dataclass(frozen=True)
-class CallTimes:
+class CallTiming:
     """Seconds since the request: when a call's last bytes came, and when it could be run."""
 
-    came: float
+    received: float
     ready: float
 
 
 @dataclass(frozen=True)
-class Answered:
+class TimedResponse:
     """An answer. `first` is when the first word came. `broke` says how the line failed, if so."""
 
     exchange: CapturedExchange
     message: Message
-    first: float | None
-    calls: tuple[CallTimes, ...]
-    broke: str = ""
+    first_token: float | None
+    call_timings: tuple[CallTiming, ...]
+    connection_error: str = ""
 
 
 @dataclass(frozen=True)
-class Speaker:
+class ApiClient:
     """Asks one server over one API. `extra` are fields for the body that this server knows."""
 
     endpoint: Endpoint
-    api: Api
+    api: ApiAdapter
     server: ResponderName = "upstream"
     headers: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, object] = field(default_factory=dict)
+    extra_fields: Mapping[str, object] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
 
-    async def ask(self, request: Request, on_call: OnCall) -> Answered:
+    async def send(self, request: Request, on_call: ToolCallCallback) -> TimedResponse:
         """The answer, and each call handed over the moment that its end is known."""
-        body = msgspec.json.encode({**self.api.body(request), **self.extra})
+        body = msgspec.json.encode({**self.api.build_body(request), **self.extra_fields})
         session = request.identity.session or ""
         headers = {"x-session-id": session, **self.headers}
-        hearing = _Hearing(self.api, on_call)
+        hearing = _ResponseCollector(self.api, on_call)
         broke = ""
         try:
-            call = ClientRequest("POST", self.api.path, body, headers, PATIENCE)
+            call = ClientRequest("POST", self.api.path, body, headers, TIMEOUTS)
             async with send_request(self.endpoint, call) as reply:
                 hearing.begin(reply.status, reply.headers)
                 async for chunk in reply.iter_chunks():
@@ -80,23 +80,23 @@ class Speaker:
         except DovetailError as fault:
             broke = fault.message
         hearing.finish()
-        exchange = hearing.exchange(next(self._numbers), (self.api.path, headers, body))
+        exchange = hearing.to_exchange(next(self._numbers), (self.api.path, headers, body))
         exchange = msgspec.structs.replace(exchange, cut=bool(broke), server=self.server)
-        times = tuple(hearing.complete.values())
-        return Answered(exchange, hearing.fold.message(), hearing.first, times, broke)
+        times = tuple(hearing.call_timings.values())
+        return TimedResponse(exchange, hearing.fold.message(), hearing.first_token, times, broke)
 
 
-class _Hearing:
+class _ResponseCollector:
     """An answer on its way."""
 
-    def __init__(self, api: Api, on_call: OnCall) -> None:
+    def __init__(self, api: ApiAdapter, on_call: ToolCallCallback) -> None:
         self.fold = Fold()
-        self.first: float | None = None
-        self.complete: dict[int, CallTimes] = {}
-        self._reader = api.reader()
+        self.first_token: float | None = None
+        self.call_timings: dict[int, CallTiming] = {}
+        self._reader = api.create_reader()
         self._on_call = on_call
         self._began = monotonic()
-        self._last: dict[int, float] = {}  # when the last bytes of each call came
+        self._last_received: dict[int, float] = {}  # when the last bytes of each call came
         self._opened: list[int] = []
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -119,8 +119,8 @@ class _Hearing:
         size = self._marks[-1][1] if self._marks else 0
         self._marks.append((self._now, size + len(chunk)))
         if self._status == 200 and self._streamed:
-            self._take(self._reader.feed(chunk))
-        if size + len(chunk) > MOST_BYTES or len(self.complete) > MOST_CALLS:
+            self._process(self._reader.feed(chunk))
+        if size + len(chunk) > MAX_RESPONSE_BYTES or len(self.call_timings) > MAX_TOOL_CALLS:
             raise EngineError("the answer has no end: it is not limited as it was asked to be")
 
     def finish(self) -> None:
@@ -128,39 +128,39 @@ class _Hearing:
         if self._status != 200:
             return
         if self._streamed:
-            self._take(self._reader.finish())
+            self._process(self._reader.finish())
         else:
-            self._take(self._reader.whole(b"".join(self._parts)))
+            self._process(self._reader.whole(b"".join(self._parts)))
 
-    def _take(self, events: list[Event]) -> None:
+    def _process(self, events: list[Event]) -> None:
         now = self._now
         for event in events:
             self.fold.add(event)
             match event:
                 case CallOpen(index=index):
                     self._opened.append(index)
-                    self._last[index] = now
+                    self._last_received[index] = now
                 case CallArgs(index=index):
-                    self._last[index] = now
-                case CallClose(index=index) if index not in self.complete:
-                    self.complete[index] = CallTimes(self._last.get(index, now), now)
-                    self._on_call(self._call(index))
-            if self.first is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
-                self.first = now
+                    self._last_received[index] = now
+                case CallClose(index=index) if index not in self.call_timings:
+                    self.call_timings[index] = CallTiming(self._last_received.get(index, now), now)
+                    self._on_call(self._find_call(index))
+            if self.first_token is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
+                self.first_token = now
 
-    def _call(self, index: int) -> ToolCallBlock:
+    def _find_call(self, index: int) -> ToolCallBlock:
         blocks = self.fold.message().blocks
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
         return calls[self._opened.index(index)]
 
-    def exchange(self, number: int, asked: tuple[str, Mapping[str, str], bytes]) -> CapturedExchange:
+    def to_exchange(self, number: int, request: tuple[str, Mapping[str, str], bytes]) -> CapturedExchange:
         """What went over the wire, for those who look at it later."""
-        target, headers, body = asked
+        target, headers, body = request
         return CapturedExchange(
             number=number,
             method="POST",
             target=target,
-            began=_epoch + self._began,
+            began=_EPOCH_OFFSET + self._began,
             asked=0.0,
             ended=self._now,
             status=self._status,

@@ -4,72 +4,72 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-MOST_BYTES = 256 << 10  # of one file: no task needs more
-MOST_PARTS = 16  # of a path; what walks through a folder and takes it away does so recursively
+MAX_FILE_BYTES = 256 << 10  # of one file: no task needs more
+MAX_PATH_PARTS = 16  # of a path; what walks through a folder and takes it away does so recursively
 
 
-class ToolFault(Exception):
+class ToolError(Exception):
     """A tool could not do what it was asked. The model is told why, and goes on."""
 
 
-class Folder:
+class Workspace:
     """Files below `root`, and records that a task's service knows of.
 
     Paths are relative and have no `..` in them. Only this class makes anything here, and it makes
     no links, so a path that looks confined is.
     """
 
-    __slots__ = ("_asked", "_records", "root")
+    __slots__ = ("_lookup_counts", "_records", "root")
 
     def __init__(self, root: Path, records: Mapping[str, str] | None = None) -> None:
         self.root = root
         self._records = records or {}
-        self._asked: Counter[str] = Counter()
+        self._lookup_counts: Counter[str] = Counter()
 
     def read(self, path: str) -> str:
         try:
-            return self._at(path).read_bytes().decode()
+            return self._resolve(path).read_bytes().decode()
         except FileNotFoundError:
-            raise ToolFault(f"there is no file {path!r}: list_files shows what there is") from None
+            raise ToolError(f"there is no file {path!r}: list_files shows what there is") from None
         except OSError as fault:
-            raise ToolFault(f"{path!r} cannot be read: {fault.strerror}") from None
+            raise ToolError(f"{path!r} cannot be read: {fault.strerror}") from None
 
     def write(self, path: str, content: str) -> None:
-        data = _bytes(content)
-        if len(data) > MOST_BYTES:
-            raise ToolFault(f"{len(data)} bytes are too many for a file here")
-        place = self._at(path)
+        data = _encode_text(content)
+        if len(data) > MAX_FILE_BYTES:
+            raise ToolError(f"{len(data)} bytes are too many for a file here")
+        place = self._resolve(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
         except OSError as fault:
-            raise ToolFault(f"{path!r} cannot be written: {fault.strerror}") from None
+            raise ToolError(f"{path!r} cannot be written: {fault.strerror}") from None
 
-    def files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """All files, by their paths."""
         found = (path for path in self.root.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in found)
 
-    def record(self, key: str) -> str:
+    def look_up_record(self, key: str) -> str:
         """A record, from a service that is always busy when it is first asked."""
         if key not in self._records:
-            raise ToolFault(f"there is no record {key!r}")
-        self._asked[key] += 1
-        if self._asked[key] == 1:
-            raise ToolFault("the service is busy: try the same call again")
+            raise ToolError(f"there is no record {key!r}")
+        self._lookup_counts[key] += 1
+        if self._lookup_counts[key] == 1:
+            raise ToolError("the service is busy: try the same call again")
         return self._records[key]
 
-    def _at(self, path: str) -> Path:
+    def _resolve(self, path: str) -> Path:
         pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts or b"\0" in _bytes(path):
-            raise ToolFault(f"{path!r} is not a path inside the folder")
-        if len(pure.parts) > MOST_PARTS:
-            raise ToolFault(f"a path of {len(pure.parts)} parts is too long")
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or b"\0" in _encode_text(path):
+            raise ToolError(f"{path!r} is not a path inside the folder")
+        if len(pure.parts) > MAX_PATH_PARTS:
+            raise ToolError(f"a path of {len(pure.parts)} parts is too long")
         return self.root / pure
 
 
-def _bytes(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ToolFault("half a character is no text") from None
+        raise ToolError("half a character is no text") from None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.eval.agent import Run, Step
+from dovetail.eval.agent import TaskRun, TaskStep
 from dovetail.watch.analyzer import ExchangeAnalyzer
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.reference_model import ReferenceModels
@@ -17,24 +17,24 @@ from dovetail.watch.verdict import ExchangeAnalysis
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptStats:
     """One prompt. `exact` says that all before what is new is the prompt and answer before it.
 
     `new` is what it adds to them, `prompt` and `cached` are the server's own numbers. None is
     unknown; `exact` of a session's first prompt is, since nothing is before it.
     """
 
-    first: bool
-    exact: bool | None = None
-    new: int | None = None
-    prompt: int | None = None
-    cached: int | None = None
-    broke: str | None = None
-    needless: int = 0
+    is_first: bool
+    is_exact: bool | None = None
+    new_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    break_reason: str | None = None
+    avoidable_tokens: int = 0
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class PrefixTotals:
     """The sums of a pass. `later` prompts go on from another one.
 
     `prompt`, `computed` and `again` are None where the server does not tell. `again` is the sum
@@ -54,89 +54,89 @@ class Prefixes:
     needless: int = 0
 
     @property
-    def unknown(self) -> int:
+    def unknown_prompts(self) -> int:
         return self.later - self.exact - self.inexact
 
 
-def observed(exchanges: Iterable[CapturedExchange], lenses: ReferenceModels) -> list[Prompt]:
+def infer_prompt_stats(exchanges: Iterable[CapturedExchange], references: ReferenceModels) -> list[PromptStats]:
     """Prompts as watch mode infers them from what went over the wire.
 
     An answer that broke off has no counts: it would make all others unknown.
     """
-    analyst = ExchangeAnalyzer(lenses)
+    analyst = ExchangeAnalyzer(references)
     try:
         whole = [one for one in exchanges if not (one.has_failed or one.cut)]
         verdicts = [analyst.analyze(exchange) for exchange in whole]
     finally:
         analyst.close()
-    return [_inferred(verdict) for verdict in verdicts]
+    return [_stats_from_analysis(verdict) for verdict in verdicts]
 
 
-def told(runs: Iterable[Run]) -> list[Prompt]:
+def read_prompt_stats(runs: Iterable[TaskRun]) -> list[PromptStats]:
     """Prompts as Dovetail itself tells of them, in headers that were asked for."""
-    found: list[Prompt] = []
+    found: list[PromptStats] = []
     for run in runs:
-        steps = [step for step in run.steps if not (step.refused or step.answered.broke)]
-        found += map(_told, steps, (None, *steps[:-1]))
+        steps = [step for step in run.steps if not (step.http_error or step.response.connection_error)]
+        found += map(_stats_from_headers, steps, (None, *steps[:-1]))
     return found
 
 
-def sums(prompts: Sequence[Prompt]) -> Prefixes:
+def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
     """What a server had in its cache is known where it told so at least once in the same pass.
 
     The passes use different addresses of it, and some tell at one and are silent at another.
     """
-    later = [one for one in prompts if not one.first]
-    counted = all(one.prompt is not None for one in prompts) and bool(prompts)
-    known = counted and any(one.cached is not None for one in prompts)
-    again = [max(0, _computed(one) - one.new) for one in later if known and one.new is not None]
-    return Prefixes(
+    later = [one for one in prompts if not one.is_first]
+    counted = all(one.prompt_tokens is not None for one in prompts) and bool(prompts)
+    known = counted and any(one.cached_tokens is not None for one in prompts)
+    again = [max(0, _computed_tokens(one) - one.new_tokens) for one in later if known and one.new_tokens is not None]
+    return PrefixTotals(
         later=len(later),
-        exact=sum(one.exact is True for one in later),
-        inexact=sum(one.exact is False for one in later),
-        prompt=sum(one.prompt or 0 for one in prompts) if counted else None,
-        computed=sum(map(_computed, prompts)) if known else None,
+        exact=sum(one.is_exact is True for one in later),
+        inexact=sum(one.is_exact is False for one in later),
+        prompt=sum(one.prompt_tokens or 0 for one in prompts) if counted else None,
+        computed=sum(map(_computed_tokens, prompts)) if known else None,
         again=sum(again) if again else None,
         again_of=len(again),
-        opening=min((one.prompt for one in prompts if one.first and one.prompt), default=None),
-        causes=dict(Counter(one.broke for one in later if one.broke is not None)),
-        needless=sum(one.needless for one in later),
+        opening=min((one.prompt_tokens for one in prompts if one.is_first and one.prompt_tokens), default=None),
+        causes=dict(Counter(one.break_reason for one in later if one.break_reason is not None)),
+        needless=sum(one.avoidable_tokens for one in later),
     )
 
 
-def _inferred(verdict: ExchangeAnalysis) -> Prompt:
+def _stats_from_analysis(verdict: ExchangeAnalysis) -> PromptStats:
     first = verdict.place == 1
     sure = verdict.basis == "confirmed" and verdict.exact is not None and not first
-    return Prompt(
-        first=first,
-        exact=verdict.broke is None if sure else None,
-        new=verdict.exact.prefill_tokens if sure and verdict.exact is not None else None,
-        prompt=verdict.prompt_tokens,
-        cached=verdict.cached,
-        broke=verdict.broke.code if sure and verdict.broke is not None else None,
-        needless=verdict.needless if sure else 0,
+    return PromptStats(
+        is_first=first,
+        is_exact=verdict.broke is None if sure else None,
+        new_tokens=verdict.exact.prefill_tokens if sure and verdict.exact is not None else None,
+        prompt_tokens=verdict.prompt_tokens,
+        cached_tokens=verdict.cached,
+        break_reason=verdict.broke.code if sure and verdict.broke is not None else None,
+        avoidable_tokens=verdict.needless if sure else 0,
     )
 
 
-def _told(step: Step, before: Step | None) -> Prompt:
-    headers = step.answered.exchange.answer_headers
-    usage = step.answered.message.usage
+def _stats_from_headers(step: TaskStep, before: TaskStep | None) -> PromptStats:
+    headers = step.response.exchange.answer_headers
+    usage = step.response.message.usage
     reason = headers.get("x-dovetail-prefix-reason")
     again = headers.get("x-dovetail-prefix-again")
     new: int | None = None
     if before is not None and again is not None:
-        known = before.answered.message.usage.total_tokens
+        known = before.response.message.usage.total_tokens
         new = int(again) if reason is None else max(0, usage.input_tokens - known)
-    return Prompt(
-        first=before is None,
-        exact=None if new is None else reason is None,
-        new=new,
-        prompt=usage.input_tokens or None,
-        cached=usage.cached_tokens or None,  # 0 is what Dovetail says where nobody tells it
-        broke=None if new is None else reason,
+    return PromptStats(
+        is_first=before is None,
+        is_exact=None if new is None else reason is None,
+        new_tokens=new,
+        prompt_tokens=usage.input_tokens or None,
+        cached_tokens=usage.cached_tokens or None,  # 0 is what Dovetail says where nobody tells it
+        break_reason=None if new is None else reason,
     )
 
 
-def _computed(prompt: Prompt) -> int:
+def _computed_tokens(prompt: PromptStats) -> int:
     """Tokens that the server did not have in its cache. What it does not mention it had not."""
-    return (prompt.prompt or 0) - (prompt.cached or 0)
+    return (prompt.prompt_tokens or 0) - (prompt.cached_tokens or 0)

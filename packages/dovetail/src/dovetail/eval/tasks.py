@@ -5,41 +5,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.eval.folder import Folder, ToolFault
+from dovetail.eval.folder import Workspace, ToolError
 
-SYSTEM = """\
+SYSTEM_PROMPT = """\
 You work on files in one folder. You have tools for it and nothing else: no shell, no network.
 Do exactly what the task says. Make the calls that the task needs; calls that do not depend on each
 other can be made together. If a call fails, read why and mend it. When everything is done, say so
 in one short sentence and make no more calls."""
 
-Check = Callable[[Folder], str | None]
+TaskCheck = Callable[[Workspace], str | None]
 """What is wrong with the result; None if nothing is."""
 
 
 @dataclass(frozen=True)
-class Task:
+class EvalTask:
     """One task. `files` are there when it begins, `records` are what `look_up` knows."""
 
     id: str
     title: str
-    asks: str
-    check: Check
+    instructions: str
+    check: TaskCheck
     files: Mapping[str, str] = field(default_factory=dict)
     records: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prompt(self) -> str:
-        return f"Task {self.id}.\n\n{self.asks}"
+        return f"Task {self.id}.\n\n{self.instructions}"
 
 
-def _holds(path: str, wanted: str) -> Check:
+def _expect_text(path: str, wanted: str) -> TaskCheck:
     """The file has this text. White space at its end is nobody's fault."""
 
-    def check(folder: Folder) -> str | None:
+    def check(folder: Workspace) -> str | None:
         try:
             found = folder.read(path)
-        except ToolFault:
+        except ToolError:
             return f"{path} is not there"
         if found.rstrip() == wanted.rstrip():
             return None
@@ -48,11 +48,11 @@ def _holds(path: str, wanted: str) -> Check:
     return check
 
 
-def _holds_json(path: str, wanted: Any) -> Check:
-    def check(folder: Folder) -> str | None:
+def _expect_json(path: str, wanted: Any) -> TaskCheck:
+    def check(folder: Workspace) -> str | None:
         try:
             found = json.loads(folder.read(path))
-        except ToolFault:
+        except ToolError:
             return f"{path} is not there"
         except ValueError:
             found = None
@@ -115,72 +115,72 @@ _ORDER = {
 _LINE = 'Zeile {n}: "naïve café" – 漢字 🦜 \\ tab→ {square}'
 _LONG = "\n".join(_LINE.format(n=n, square=n * n) for n in range(1, 41)) + "\n"
 
-TASKS: tuple[Task, ...] = (
-    Task(
+TASKS: tuple[EvalTask, ...] = (
+    EvalTask(
         "write",
         "write a file, read it back",
         "Write the file notes/plan.md with exactly this text, then read it back to check it:\n\n"
         + _PLAN,
-        _holds("notes/plan.md", _PLAN),
+        _expect_text("notes/plan.md", _PLAN),
     ),
-    Task(
+    EvalTask(
         "edit",
         "edit by exact replacement, where the text stands twice",
         "In settings.ini, change the timeout of the section [client] from 30 to 90 with edit_file. "
         "Change nothing else.",
-        _holds("settings.ini", _SETTINGS.replace("timeout = 30\nretries", "timeout = 90\nretries")),
+        _expect_text("settings.ini", _SETTINGS.replace("timeout = 30\nretries", "timeout = 90\nretries")),
         {"settings.ini": _SETTINGS},
     ),
-    Task(
+    EvalTask(
         "sum",
         "read numbers in several files and add them",
         "Each line of the files in the folder stock has a wood and a number. Add up all numbers "
         "of all files and write the total, digits only, to total.txt.",
-        _holds("total.txt", "109"),
+        _expect_text("total.txt", "109"),
         _STOCK,
     ),
-    Task(
+    EvalTask(
         "find",
         "find something among several files",
         "Find the function `shave` in the files under src. Write to found.txt one line: the path "
         "of the file, a colon, and the number of the line on which its `def` stands.",
-        _holds("found.txt", "src/plane.py:6"),
+        _expect_text("found.txt", "src/plane.py:6"),
         _MODULES,
     ),
-    Task(
+    EvalTask(
         "parallel",
         "read three files, best in one answer",
         "Read words/a.txt, words/b.txt and words/c.txt, all three in one go. Write their three "
         "words in this order, with hyphens between them, to joined.txt.",
-        _holds("joined.txt", "heron-willow-ember"),
+        _expect_text("joined.txt", "heron-willow-ember"),
         _WORDS,
     ),
-    Task(
+    EvalTask(
         "nested",
         "a call with a nested schema",
         "Read order.txt and place that order with place_order.",
-        _holds_json("order.json", _ORDER),
+        _expect_json("order.json", _ORDER),
         {
             "order.txt": "For Zoë Müller, Lindenstraße 5, 50674 Köln. Two of CH-12 with the "
             "options left and long (in this order), one of MA-3 without options. It is a gift, "
             "and it has to be there fast: express.\n"
         },
     ),
-    Task(
+    EvalTask(
         "long",
         "a long file with unicode and quotes",
         "Write the file lines.txt with 40 lines. Line n is this, with n and its square put in:\n\n"
         + _LINE.format(n="<n>", square="<n*n>")
         + "\n\nSo the first three lines are:\n\n"
         + "".join(_LONG.splitlines(keepends=True)[:3]),
-        _holds("lines.txt", _LONG),
+        _expect_text("lines.txt", _LONG),
     ),
-    Task(
+    EvalTask(
         "recover",
         "go on after a tool failed",
         "Look up the records part-1 and part-2. Each says a price. Write the two prices added up, "
         "digits only, to price.txt.",
-        _holds("price.txt", "403"),
+        _expect_text("price.txt", "403"),
         records={"part-1": "price: 146", "part-2": "price: 257"},
     ),
 )
