@@ -7,7 +7,7 @@ from array import array
 import pytest
 from heard import Heard
 
-from dovetail.demo.model import demo_model
+from dovetail.demo.model import build_demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.entry import normalize_session_name
 from dovetail.ledger.export import LedgerExporter
@@ -39,7 +39,7 @@ class Told:
     """An answer: its sample, the events that the client got, what the engine was asked."""
 
     def __init__(self, text: str, *, keep: bool = False, chunk: int = 1, **changes: object) -> None:
-        self.model = demo_model()
+        self.model = build_demo_model()
         script = parse_script(f"- text: {text!r}\n  logprobs: [-0.5, -0.25]\n  chunks: {chunk}\n")
         self.engine = ScriptedEngine(self.model.tokenizer, script, options=ScriptedOptions())
         self.ledger = Ledger(MemoryLedgerStore())

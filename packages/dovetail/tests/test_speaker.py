@@ -6,7 +6,7 @@ import secrets
 import pytest
 from heard import Heard
 
-from dovetail.demo.model import demo_model
+from dovetail.demo.model import build_demo_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
@@ -36,7 +36,7 @@ LONG = "<think>" + "I wonder. " * 30 + "</think>It is so."
 
 
 def _served(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
-    model = demo_model()
+    model = build_demo_model()
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
@@ -110,7 +110,7 @@ class Mortal:
     abilities = EngineCapabilities()
 
     def __init__(self, text: str, dies_after: int | None = None, cached: int = 0) -> None:
-        self._ids = demo_model().tokenizer.encode(text)
+        self._ids = build_demo_model().tokenizer.encode(text)
         self._dies_after = dies_after
         self._cached = cached
         self.requests: list[EngineRequest] = []
@@ -137,7 +137,7 @@ class Mortal:
 
 
 def _on(*engines: Mortal) -> TokenModel:
-    model = demo_model()
+    model = build_demo_model()
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     return TokenModel(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
 

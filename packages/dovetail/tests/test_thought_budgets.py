@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from heard import heard
 
-from dovetail.demo.model import TEMPLATE, demo_model
+from dovetail.demo.model import CHAT_TEMPLATE, build_demo_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -70,7 +70,7 @@ def _model(pair: Pair) -> Model:
     tokenizer = ByteTokenizer(("<|im_start|>", "<|im_end|>"))
     stop = tokenizer.controls["<|im_end|>"]
     parsers = ModelParsers(*pair, "test")
-    return replace(demo_model(), tokenizer=tokenizer, parsers=parsers, stop_ids=frozenset({stop}))
+    return replace(build_demo_model(), tokenizer=tokenizer, parsers=parsers, stop_ids=frozenset({stop}))
 
 
 @cache
@@ -204,7 +204,7 @@ def test_a_thought_that_begins_a_closing_for_ever_is_closed(pair: Pair) -> None:
 def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs() -> None:
     shown = "message.reasoning_content"
     template = ChatTemplate(
-        LAST_USER + TEMPLATE.replace(f"if {shown}", f"if loop.index0 > ns.at and {shown}")
+        LAST_USER + CHAT_TEMPLATE.replace(f"if {shown}", f"if loop.index0 > ns.at and {shown}")
     )
     speech = ProbedTemplate(template, probe_template(template))
     pair = NOTATIONS["<think>\n", "\n</think>\n\n"]

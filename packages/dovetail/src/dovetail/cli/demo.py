@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dovetail.demo.session import play
+from dovetail.demo.session import run_demo
 
 
 def demo(
@@ -17,5 +17,5 @@ def demo(
     Events as they come, each call dispatched when it is complete, and after each turn whether it
     stood in the next prompt token for token.
     """
-    if not asyncio.run(play(Console(highlight=False), fast=fast)):
+    if not asyncio.run(run_demo(Console(highlight=False), fast=fast)):
         raise typer.Exit(1)

@@ -9,8 +9,8 @@ from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
 
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-TEMPLATE = """\
+CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>
 {% endif %}
@@ -35,16 +35,16 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def demo_model() -> Model:
+def build_demo_model() -> Model:
     """A model that keeps its thoughts and writes calls as Qwen3-Coder does."""
-    tokenizer = ByteTokenizer(CONTROLS)
-    template = ChatTemplate(TEMPLATE)
+    tokenizer = ByteTokenizer(CONTROL_TOKENS)
+    template = ChatTemplate(CHAT_TEMPLATE)
     speech = ProbedTemplate(template, probe_template(template))
     return Model(
         name="demo",
         path=Path("demo"),
         tokenizer=tokenizer,
-        template_source=TemplateSource({"default": TEMPLATE}, {}, "demo"),
+        template_source=TemplateSource({"default": CHAT_TEMPLATE}, {}, "demo"),
         chat_template=speech,
         tool_chat_template=speech,
         parsers=ModelParsers("qwen3_coder", "qwen3", "demo"),

@@ -17,7 +17,7 @@ from dovetail_model import (
 )
 
 
-class Screen:
+class DemoDisplay:
     """Shows events as they come."""
 
     def __init__(self, console: Console) -> None:
@@ -29,14 +29,14 @@ class Screen:
     def show(self, event: Event) -> None:
         match event:
             case ReasoningDelta(text=text):
-                self._grow("thinking", "dim", text)
+                self._append("thinking", "dim", text)
             case TextDelta(text=text):
-                self._grow("text", "default", text)
+                self._append("text", "default", text)
             case CallOpen(name=name):
                 self.close()
-                self._grow(f"call {name}", "cyan", "")
+                self._append(f"call {name}", "cyan", "")
             case CallArgs(text=text):
-                self._grow("", "cyan", text)
+                self._append("", "cyan", text)
             case CallClose():
                 self.close(
                     "[bold yellow]⚡ dispatched[/] [dim]- it runs while the model goes on[/]"
@@ -59,7 +59,7 @@ class Screen:
         if mark:
             self._console.print(mark)
 
-    def _grow(self, title: str, style: str, text: str) -> None:
+    def _append(self, title: str, style: str, text: str) -> None:
         if self._live is None:
             self._body = Text(style=style)
             self._panel = Panel(self._body, title=title, title_align="left", border_style=style)
