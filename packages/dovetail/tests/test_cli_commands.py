@@ -9,7 +9,7 @@ import pytest
 from served import WEIGHTS, qwen_folder
 from typer.testing import CliRunner
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 from dovetail.models.weights import BUILT_IN_MODELS
 
 RAW = "<think>\nHm.\n</think>\n\nLook.\n\n"
@@ -45,7 +45,7 @@ def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, given: str | None = None) -> Any:
-    return CliRunner().invoke(command_line(), list(arguments), input=given)
+    return CliRunner().invoke(build_app(), list(arguments), input=given)
 
 
 def printed(*arguments: str, given: str | None = None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 from dovetail.settings.config import Config
 from dovetail.settings.sources import ConfigError, dump_config, load_config
 
@@ -136,7 +136,7 @@ def test_keys_are_not_shown() -> None:
 
 
 def test_every_setting_is_a_flag_with_help() -> None:
-    shown = CliRunner().invoke(command_line(), ["serve", "--help"], env={"COLUMNS": "300"}).output
+    shown = CliRunner().invoke(build_app(), ["serve", "--help"], env={"COLUMNS": "300"}).output
     for one in fields(Config):
         if one.name == "models":  # tables, which only the file can have
             continue
@@ -149,7 +149,7 @@ def test_the_command_shows_values_and_where_they_come_from() -> None:
     written(FILE)
     given = ["config", "some-model", "--threads", "2", "--api-key", "secret"]
     ran = CliRunner().invoke(
-        command_line(), given, env={"DOVETAIL_HTTP_PORT": "8301", "COLUMNS": "200"}
+        build_app(), given, env={"DOVETAIL_HTTP_PORT": "8301", "COLUMNS": "200"}
     )
     assert ran.exit_code == 0
     rows = {row[0]: row[1:] for row in map(str.split, ran.output.splitlines())}
@@ -192,5 +192,5 @@ def test_an_empty_key_does_not_open_the_server() -> None:
 
 def test_values_are_shown_whole_where_no_terminal_cuts_them() -> None:
     path = "/srv/" + "deep/" * 40 + "trace.jsonl"
-    shown = CliRunner().invoke(command_line(), ["config", "--trace-file", path])
+    shown = CliRunner().invoke(build_app(), ["config", "--trace-file", path])
     assert f'"{path}"' in shown.output

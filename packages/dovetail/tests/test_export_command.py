@@ -15,7 +15,7 @@ from redis_server import RedisServer
 from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
 from typer.testing import CliRunner
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
 
 KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
@@ -96,7 +96,7 @@ def ran(tmp_path_factory: Any) -> Iterator[Ran]:
 def _run(home: Path, *arguments: str | Path) -> Ended:
     """The command in this process: to start one takes longer than to export."""
     given = ["export", *map(str, arguments)]
-    done = CliRunner().invoke(command_line(), given, env=clean_environment(home))
+    done = CliRunner().invoke(build_app(), given, env=clean_environment(home))
     return Ended(done.exit_code, done.stdout, done.stderr)
 
 

@@ -204,9 +204,9 @@ def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> 
         raise Stop
 
     monkeypatch.setattr(command, "App", stop)
-    front: Any = command.Front(OPTIONS, None, Any, Any, [])  # type: ignore[arg-type]
+    front: Any = command.ServerFrontend(OPTIONS, None, Any, Any, [])  # type: ignore[arg-type]
     service: Any = None
     for most in (4711, None):
         with pytest.raises(Stop):
-            command.run_here(replace(Config(), max_held_bytes=most), front, service, lambda: None)
+            command.serve_in_process(replace(Config(), max_held_bytes=most), front, service, lambda: None)
         assert request_memory.max_bytes == most

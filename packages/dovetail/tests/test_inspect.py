@@ -7,7 +7,7 @@ import pytest
 from models_at_hand import TOKENIZERS
 from typer.testing import CliRunner
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 
 run = CliRunner()
 
@@ -22,14 +22,14 @@ def _model(name: str) -> str:
 @pytest.mark.parametrize("name", ["qwen3", "smollm2/smollm2.gguf"])
 def test_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    result = run.invoke(command_line(), ["inspect", _model(name)])
+    result = run.invoke(build_app(), ["inspect", _model(name)])
     assert result.exit_code == 0, result.output
     for row in ("tokenizer", "template", "window", "<|im_end|>", "thoughts", "hermes", "passed"):
         assert row in result.output
 
 
 def test_json() -> None:
-    result = run.invoke(command_line(), ["inspect", _model("qwen3"), "--json"])
+    result = run.invoke(build_app(), ["inspect", _model("qwen3"), "--json"])
     report = json.loads(result.output)
     assert report["tool_parser"] == "hermes"
     assert report["facts"]["reasoning_fields"] == ["reasoning_content"]
@@ -40,7 +40,7 @@ def test_json() -> None:
 
 def test_a_pair_that_does_not_fit_is_shown() -> None:
     result = run.invoke(
-        command_line(), ["inspect", _model("qwen3"), "--tool-call-parser", "mistral"]
+        build_app(), ["inspect", _model("qwen3"), "--tool-call-parser", "mistral"]
     )
     assert result.exit_code == 0
     assert "FAILED" in result.output
@@ -51,13 +51,13 @@ def test_a_template_of_the_users(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     arguments = ["inspect", _model("qwen3"), "--custom-jinja-template", str(path), "--json"]
-    report = json.loads(run.invoke(command_line(), arguments).output)
+    report = json.loads(run.invoke(build_app(), arguments).output)
     assert report["template"]["source"] == str(path)
     assert report["facts"]["renders_tools"] is False
 
 
 def test_a_bad_path_is_one_line(tmp_path: Path) -> None:
-    result = run.invoke(command_line(), ["inspect", str(tmp_path / "nothing")])
+    result = run.invoke(build_app(), ["inspect", str(tmp_path / "nothing")])
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -65,8 +65,8 @@ def test_a_bad_path_is_one_line(tmp_path: Path) -> None:
 
 
 def test_help_helps() -> None:
-    result = run.invoke(command_line(), ["inspect", "--help"])
+    result = run.invoke(build_app(), ["inspect", "--help"])
     assert result.exit_code == 0
     for word in ("GGUF", "--json", "--tool-call-parser", "--reasoning-parser", "--custom-jinja"):
         assert word in result.output
-    assert "inspect" in run.invoke(command_line(), ["--help"]).output
+    assert "inspect" in run.invoke(build_app(), ["--help"]).output

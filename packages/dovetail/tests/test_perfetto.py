@@ -14,7 +14,7 @@ from perfetto_at_hand import FAULTS, SLICES, asked
 from perfetto_format import faults
 from typer.testing import CliRunner
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 from dovetail.telemetry.record import ToolCallRecord, ReasoningSpan
 from dovetail.telemetry.trace.line import TraceLine
 from dovetail.telemetry.trace.perfetto import build_timeline
@@ -242,7 +242,7 @@ def write(path: Path, *lines: TraceLine) -> Path:
 def test_the_commands(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", *LOOP, turn(101.0, session="other", tenant="team"))
     out = tmp_path / "out.json"
-    told = CliRunner().invoke(command_line(), ["trace", "perfetto", str(path), "-o", str(out)])
+    told = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), "-o", str(out)])
     assert told.exit_code == 0, told.output
     assert out.stat().st_mode & 0o777 == 0o600
     drawn = json.loads(out.read_bytes())
@@ -253,13 +253,13 @@ def test_the_commands(tmp_path: Path) -> None:
         (["--tenant", "team"], 1),
         (["--session", "s", "--tenant", "team"], None),
     ):
-        told = CliRunner().invoke(command_line(), ["trace", "perfetto", str(path), *filters])
+        told = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), *filters])
         if turns is None:
             assert told.exit_code == 1
             assert "no such request" in told.output
         else:
             assert len(slices(json.loads(told.stdout), "turn")) == turns
-    told = CliRunner().invoke(command_line(), ["trace", "summary", str(path)])
+    told = CliRunner().invoke(build_app(), ["trace", "summary", str(path)])
     assert told.exit_code == 0
     rows = told.stdout.splitlines()
     assert rows[0].split()[:3] == ["session", "requests", "failed"]
@@ -268,6 +268,6 @@ def test_the_commands(tmp_path: Path) -> None:
     ]
     strange = tmp_path / "strange"
     strange.write_text("hello\n")
-    told = CliRunner().invoke(command_line(), ["trace", "summary", str(strange)])
+    told = CliRunner().invoke(build_app(), ["trace", "summary", str(strange)])
     assert told.exit_code == 1
     assert "is no trace" in told.output

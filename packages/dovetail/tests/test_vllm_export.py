@@ -12,7 +12,7 @@ from served import Running, clean_environment, served
 from typer.testing import CliRunner
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
-from dovetail.cli.main import command_line
+from dovetail.cli.main import build_app
 
 pytestmark = REAL
 
@@ -41,7 +41,7 @@ class Ran:
 
     def export(self, session: str) -> list[dict[str, Any]]:
         done = CliRunner().invoke(
-            command_line(), ["export", session], env=clean_environment(self._home)
+            build_app(), ["export", session], env=clean_environment(self._home)
         )
         assert done.exit_code == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]

@@ -41,7 +41,7 @@ def catalog(
     if harness != HARNESS:
         raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
     try:
-        found = _asked(url, settings.config) if url else _own(settings.config)
+        found = _fetch_catalog(url, settings.config) if url else _build_catalog(settings.config)
     except (LaunchError, CodexProfileError, ModelLoadError, EngineSetupError, ModelUnavailableError) as error:
         fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
@@ -49,7 +49,7 @@ def catalog(
     typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
 
 
-def _asked(url: str, config: Config) -> Json:
+def _fetch_catalog(url: str, config: Config) -> Json:
     """What a server says. The profile is that of the Codex on this machine, not on the server's."""
     server = fetch_server_info(url, config.api_key[0] if config.api_key else None)
     if server.catalog is None:
@@ -60,7 +60,7 @@ def _asked(url: str, config: Config) -> Json:
     return {"models": [apply_profile(entry, profile) for entry in server.catalog["models"]]}
 
 
-def _own(config: Config) -> Json:
+def _build_catalog(config: Config) -> Json:
     """What a server would say. Its store of turns is left alone."""
     profile = read_profile(config.codex_profile) if config.codex_profile else None
     return codex_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)

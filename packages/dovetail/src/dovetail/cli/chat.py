@@ -33,35 +33,35 @@ def chat(settings: LoadedConfig) -> None:
     """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
     try:
         service = build_service(settings.config)
-        asyncio.run(_talk(service.entries[0]))
+        asyncio.run(_run_chat(service.entries[0]))
     except SETUP_ERRORS as error:
         typer.echo(f"dovetail chat: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-async def _talk(served: ModelEntry) -> None:
+async def _run_chat(served: ModelEntry) -> None:
     await served.engine.start()
     session = secrets.token_hex(8)
     turns: tuple[Turn, ...] = ()
     try:
-        while text := await _ask():
+        while text := await _read_input():
             turns = (*turns, Turn("user", (TextBlock(text),)))
             request = Request(served.name, turns, identity=Identity(session=session))
-            turns = (*turns, await _listen(served, request))
+            turns = (*turns, await _stream_response(served, request))
     finally:
         await served.engine.stop()
         await served.close()
 
 
-async def _ask() -> str:
+async def _read_input() -> str:
     try:
         return (await asyncio.to_thread(_out.input, "[bold]> [/]")).strip()
     except EOFError:
         return ""
 
 
-async def _listen(served: ModelEntry, request: Request) -> Turn:
-    viewer = CallbackSink(_show)
+async def _stream_response(served: ModelEntry, request: Request) -> Turn:
+    viewer = CallbackSink(_print_event)
     await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", viewer)
     message = viewer.message()
     used = message.usage
@@ -72,7 +72,7 @@ async def _listen(served: ModelEntry, request: Request) -> Turn:
     return Turn("assistant", message.blocks)
 
 
-def _show(event: Event) -> None:
+def _print_event(event: Event) -> None:
     match event:
         case TextDelta(text=text):
             _out.print(text, end="", markup=False)

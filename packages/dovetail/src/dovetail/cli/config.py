@@ -9,7 +9,7 @@ from rich.table import Table
 from dovetail.cli.flags import with_settings
 from dovetail.settings.sources import LoadedConfig, dump_config
 
-_WIDEST = 10_000  # characters of a line that no terminal has to fit
+_MAX_LINE_CHARS = 10_000  # characters of a line that no terminal has to fit
 
 
 @with_settings
@@ -24,4 +24,4 @@ def config(settings: LoadedConfig) -> None:
     for name, value in dump_config(settings).items():
         origin = settings.origins.get(name, "")
         table.add_row(name, json.dumps(value, ensure_ascii=False), origin)
-    Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)
+    Console(width=None if sys.stdout.isatty() else _MAX_LINE_CHARS).print(table)

@@ -29,7 +29,7 @@ from dovetail.telemetry.log import configure_logging
 from dovetail.watch.reference_model import ParserNames
 from dovetail_model import DovetailError, Sampling
 
-Engine = Literal["auto", "vllm", "sglang", "openai"]
+EngineChoice = Literal["auto", "vllm", "sglang", "openai"]
 _STDOUT = Path("-")
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -59,7 +59,7 @@ def accept(  # noqa: PLR0913 - each is a flag
         str | None, typer.Option(help="How the model writes thoughts; by default found out.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="How Dovetail speaks to the server; by default found out.")
+        EngineChoice, typer.Option(help="How Dovetail speaks to the server; by default found out.")
     ] = "auto",
     api: Annotated[
         list[str] | None,
@@ -93,9 +93,9 @@ def accept(  # noqa: PLR0913 - each is a flag
     """
     configure_logging(level="error")  # what is worth telling is in the report
     try:
-        chosen = _chosen(tasks or ["*"])
+        chosen = _select_tasks(tasks or ["*"])
         if list_tasks:
-            _list(chosen)
+            _print_tasks(chosen)
             return
         if not url:
             raise EvalError("the address of a server is needed: accept http://127.0.0.1:8000")
@@ -105,14 +105,14 @@ def accept(  # noqa: PLR0913 - each is a flag
         wish = EvalOptions(url, api_key, model, engine, tokenizer, notation)
         plan = EvalPlan(
             tasks=chosen,
-            apis=_apis(api or [*APIS]),
+            apis=_validate_apis(api or [*APIS]),
             include_baseline=off,
             repeat=repeat,
             max_requests=turns,
             sampling=Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
         )
-        subject, passes = _run(wish, plan)
-        _tell(subject, passes, json_file, html_file)
+        subject, passes = _run_eval(wish, plan)
+        _write_report(subject, passes, json_file, html_file)
     except (EvalError, ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
         fail("accept", str(error), status=2)
     except (OSError, ValueError) as error:
@@ -129,36 +129,36 @@ def _check_writable(path: Path | None) -> None:
         raise EvalError(f"the report cannot be written to {path}")
 
 
-def _apis(names: list[str]) -> tuple[str, ...]:
+def _validate_apis(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in APIS:
             raise EvalError(f"--api {name}: there are {', '.join(APIS)}")
     return tuple(dict.fromkeys(names))
 
 
-def _chosen(patterns: list[str]) -> tuple[EvalTask, ...]:
+def _select_tasks(patterns: list[str]) -> tuple[EvalTask, ...]:
     chosen = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
     if not chosen:
         raise EvalError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
     return tuple(chosen)
 
 
-def _list(tasks: tuple[EvalTask, ...]) -> None:
+def _print_tasks(tasks: tuple[EvalTask, ...]) -> None:
     for task in tasks:
         typer.echo(f"{task.id:10}{task.title}")
 
 
-def _run(wish: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
+def _run_eval(wish: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
     # As Ctrl-C does: no scratch folder is left.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         subject = runner.run(inspect_target(wish))
         _err.print(f"{subject.model} at {subject.endpoint}", markup=False)
         _err.print(f"Dovetail speaks to it as {subject.engine}: {subject.engine_reason}", markup=False)
-        return subject, runner.run(run(subject, plan, _progress))
+        return subject, runner.run(run(subject, plan, _print_progress))
 
 
-def _progress(name: str, run: TaskRun) -> None:
+def _print_progress(name: str, run: TaskRun) -> None:
     took = sum(step.response.exchange.ended for step in run.steps)
     ended = "solved" if run.is_solved else f"not solved: {run.failure_reason}"
     count = len(run.steps)
@@ -166,7 +166,7 @@ def _progress(name: str, run: TaskRun) -> None:
     _err.print(f"{name}: {run.task}: {requests}, {took:.1f} s, {ended}", markup=False)
 
 
-def _tell(
+def _write_report(
     subject: EvalTarget, passes: list[PassMetrics], json_file: Path | None, html_file: Path | None
 ) -> None:
     told = json.dumps(to_report_json(subject, passes), ensure_ascii=False, indent=2) + "\n"

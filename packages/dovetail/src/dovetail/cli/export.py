@@ -58,8 +58,8 @@ def export(  # noqa: PLR0913 - each is a flag
         raise typer.BadParameter("one of SESSION, --all and --list is wanted")
     try:
         settings = load_config({"data_dir": data_dir, "store": store}, os.environ, config).config
-        asked = _Asked(name, tenant, every, listing)
-        asyncio.run(_run(asked, settings, output))
+        asked = _ExportRequest(name, tenant, every, listing)
+        asyncio.run(_run_export(asked, settings, output))
     except BrokenPipeError:
         # Who reads has read enough (`| head`). What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +68,7 @@ def export(  # noqa: PLR0913 - each is a flag
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ExportRequest:
     name: str
     tenant: str
     every: bool
@@ -76,14 +76,14 @@ class _Asked:
 
 
 @dataclass
-class _Told:
+class _ExportSummary:
     """What was written, and what could not be."""
 
     samples: int = 0
     turns: int = 0
     ids: int = 0
     chosen: int = 0
-    missing: list[MissingBranch] = field(default_factory=list)
+    missing_turns: list[MissingBranch] = field(default_factory=list)
 
     def add(self, sample: TrainingSample) -> None:
         self.samples += 1
@@ -92,10 +92,10 @@ class _Told:
         self.chosen += sum(sample.loss_mask)
 
 
-async def _run(asked: _Asked, settings: Config, output: Path | None) -> None:
-    async with _ledger(settings) as ledger:
+async def _run_export(asked: _ExportRequest, settings: Config, output: Path | None) -> None:
+    async with _open_existing_ledger(settings) as ledger:
         if asked.listing:
-            _list(await ledger.list_sessions(asked.tenant))
+            _print_sessions(await ledger.list_sessions(asked.tenant))
             return
         exporting = LedgerExporter(ledger, asked.tenant)
         names = [asked.name]
@@ -107,26 +107,26 @@ async def _run(asked: _Asked, settings: Config, output: Path | None) -> None:
             whose = f" of tenant {asked.tenant!r}" if asked.tenant else ""
             what = f" of {asked.name!r}" if asked.name else ""
             raise ValueError(f"no turns{what}{whose} are kept: see --list, --tenant, --data-dir")
-        told = _Told()
-        with _opened(output) as file:
+        told = _ExportSummary()
+        with _open_output(output) as file:
             for name in names:
-                await _write(exporting, name, file, told)
-    _summarize(told)
+                await _write_samples(exporting, name, file, told)
+    _print_summary(told)
     if not told.samples:
         raise typer.Exit(1)
 
 
-async def _write(exporting: LedgerExporter, name: str, file: BinaryIO, told: _Told) -> None:
+async def _write_samples(exporting: LedgerExporter, name: str, file: BinaryIO, told: _ExportSummary) -> None:
     async for made in exporting.iter_samples(await exporting.find(name)):
         if isinstance(made, MissingBranch):
-            told.missing.append(made)
+            told.missing_turns.append(made)
         else:
             told.add(made)
             file.write(msgspec.json.encode(made) + b"\n")
 
 
 @asynccontextmanager
-async def _ledger(settings: Config) -> AsyncIterator[Ledger]:
+async def _open_existing_ledger(settings: Config) -> AsyncIterator[Ledger]:
     """The server's ledger. One that does not exist is not made."""
     folder = settings.data_dir or default_data_dir()
     if settings.store == "memory":
@@ -141,7 +141,7 @@ async def _ledger(settings: Config) -> AsyncIterator[Ledger]:
 
 
 @contextmanager
-def _opened(output: Path | None) -> Iterator[BinaryIO]:
+def _open_output(output: Path | None) -> Iterator[BinaryIO]:
     """Where to write. Ids are what was said: a file is for its owner alone."""
     if output is None:
         yield sys.stdout.buffer
@@ -153,27 +153,27 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
         yield file
 
 
-def _list(sessions: Sequence[SessionStats]) -> None:
+def _print_sessions(sessions: Sequence[SessionStats]) -> None:
     for one in sessions:
         when = datetime.fromtimestamp(one.last_used).astimezone().isoformat(timespec="seconds")
         noun = "turn " if one.turns == 1 else "turns"
         typer.echo(f"{when}  {one.turns:6} {noun}  {one.session}")
 
 
-def _summarize(told: _Told) -> None:
+def _print_summary(told: _ExportSummary) -> None:
     typer.echo(
-        f"{_count(told.samples, 'sample')}, {_count(told.turns, 'turn')}, {told.ids} ids, "
+        f"{_pluralize(told.samples, 'sample')}, {_pluralize(told.turns, 'turn')}, {told.ids} ids, "
         f"{told.chosen} of them "
         "chosen by the model",
         err=True,
     )
-    for one in told.missing:
+    for one in told.missing_turns:
         typer.echo(
-            f"left out: {_count(one.turns, 'turn')} from {one.entry} on; what they grew from is "
+            f"left out: {_pluralize(one.turns, 'turn')} from {one.entry} on; what they grew from is "
             "not kept any more",
             err=True,
         )
 
 
-def _count(number: int, noun: str) -> str:
+def _pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

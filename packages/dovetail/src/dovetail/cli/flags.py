@@ -13,18 +13,18 @@ from dovetail.settings.config import Config
 from dovetail.settings.sources import CONFIG_FILE_ENV, ConfigError, LoadedConfig, literal_values, load_config
 
 #: Other spellings under which users know a flag.
-_SPELLINGS = {
+_FLAG_ALIASES = {
     "tool_call_parser": ("--tool-call-parser", "--dyn-tool-call-parser"),
     "reasoning_parser": ("--reasoning-parser", "--dyn-reasoning-parser"),
     "http_host": ("--http-host", "--host"),
     "http_port": ("--http-port", "--port"),
 }
 _FILE_ONLY = ("models",)
-_File = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
+_ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
 
 
 def with_settings(
-    command: Callable[Concatenate[LoadedConfig, ...], None], *, here: bool = True
+    command: Callable[Concatenate[LoadedConfig, ...], None], *, search_working_dir: bool = True
 ) -> Callable[..., None]:
     """The command with a flag for each setting; it gets them together with file and environment.
 
@@ -32,24 +32,24 @@ def with_settings(
     `here`: a file in the working folder counts, though nobody named it.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
-    unnamed = {} if here else {CONFIG_FILE_ENV: ""}
+    unnamed = {} if search_working_dir else {CONFIG_FILE_ENV: ""}
 
     def run(config: Path | None = None, **flags: Any) -> None:
         given = {one.name: flags.pop(one.name) for one in own}
         try:
-            settings = load_config(_given(flags), {**unnamed, **os.environ}, config)
+            settings = load_config(_drop_unset(flags), {**unnamed, **os.environ}, config)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
         command(settings, **given)
 
     kinds = get_type_hints(Config)
     flags = [
-        (one.name, _flag(one.name, kinds[one.name], _help(one.metadata["help"], one.default)))
+        (one.name, _build_flag(one.name, kinds[one.name], _flag_help(one.metadata["help"], one.default)))
         for one in fields(Config)
         if one.name not in _FILE_ONLY and one.name not in {mine.name for mine in own}
     ]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-    parameters += [_parameter(name, flag) for name, flag in [("config", _File), *flags]]
+    parameters += [_build_parameter(name, flag) for name, flag in [("config", _ConfigOption), *flags]]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__
@@ -57,12 +57,12 @@ def with_settings(
     return run
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+def _build_parameter(name: str, annotation: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def _help(text: str, default: Any) -> str:
+def _flag_help(text: str, default: Any) -> str:
     """What a flag is for, and what holds without it, unless that is nothing."""
     if isinstance(default, bool):
         return f"{text} (default: on)" if default else text
@@ -71,7 +71,7 @@ def _help(text: str, default: Any) -> str:
     return f"{text} (default: {default})" if isinstance(default, int | float | str) else text
 
 
-def _flag(name: str, kind: Any, help: str) -> Any:
+def _build_flag(name: str, kind: Any, help: str) -> Any:
     if name == "model":
         return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]
     spelled = f"--{name.replace('_', '-')}"
@@ -81,12 +81,12 @@ def _flag(name: str, kind: Any, help: str) -> Any:
         ]
     if get_origin(kind) is tuple:
         return Annotated[list[str] | None, typer.Option(spelled, help=f"{help} (repeatable)")]
-    spellings = _SPELLINGS.get(name, (spelled,))
+    spellings = _FLAG_ALIASES.get(name, (spelled,))
     known = "|".join(literal_values(kind)) or None
-    return Annotated[_plain(kind) | None, typer.Option(*spellings, help=help, metavar=known)]
+    return Annotated[_flag_type(kind) | None, typer.Option(*spellings, help=help, metavar=known)]
 
 
-def _plain(kind: Any) -> Any:
+def _flag_type(kind: Any) -> Any:
     """The type that a flag's text is read as. Choices and objects are checked with the rest."""
     for inner in (kind, *get_args(kind)):
         if inner in (int, float, Path):
@@ -94,5 +94,5 @@ def _plain(kind: Any) -> Any:
     return str
 
 
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, [])}

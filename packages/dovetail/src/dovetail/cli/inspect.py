@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.loading import load
+from dovetail.cli.loading import find_and_load_model
 from dovetail.models.loader import ModelLoadError, Model
 from dovetail.models.self_test import SelfTestOutcome
 from dovetail.models.weights import ModelUnavailableError
@@ -46,7 +46,7 @@ def inspect(
     No weights are needed.
     """
     try:
-        model = load(
+        model = find_and_load_model(
             path,
             tool_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
@@ -56,12 +56,12 @@ def inspect(
         typer.echo(f"dovetail inspect: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps(report(model), ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(describe_model(model), ensure_ascii=False, indent=2))
     else:
-        Console().print(_table(model))
+        Console().print(_build_table(model))
 
 
-def report(model: Model) -> dict[str, Any]:
+def describe_model(model: Model) -> dict[str, Any]:
     """Everything that is known of a model, as JSON."""
     return {
         "model": model.name,
@@ -76,7 +76,7 @@ def report(model: Model) -> dict[str, Any]:
         "switches": dict(model.switches),
         "stops": {"tokens": list(model.stop_strings), "ids": sorted(model.stop_ids)},
         "sampling": msgspec.to_builtins(model.sampling),
-        "facts": _plain(model.facts),
+        "facts": _facts_to_json(model.facts),
         "self_test": {
             "ok": model.self_test.ok,
             "outcomes": [
@@ -89,17 +89,17 @@ def report(model: Model) -> dict[str, Any]:
     }
 
 
-def _plain(facts: TemplateProfile) -> dict[str, Any]:
+def _facts_to_json(facts: TemplateProfile) -> dict[str, Any]:
     plain = dataclasses.asdict(facts)
     on_off = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
     return {**plain, "thinking_switches": on_off}
 
 
-def _table(model: Model) -> Table:
+def _build_table(model: Model) -> Table:
     table = Table(title=model.name, show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (_files(model), _probe(model.facts), _pairing(model)):
+    for section in (_file_rows(model), _template_rows(model.facts), _parser_rows(model)):
         for name, value in section.items():
             table.add_row(name, Text(value))
         table.add_section()
@@ -108,29 +108,29 @@ def _table(model: Model) -> Table:
     return table
 
 
-def _files(model: Model) -> dict[str, str]:
+def _file_rows(model: Model) -> dict[str, str]:
     token = model.tokenizer
     window = f"{model.context_length:,} tokens" if model.context_length else "not stated"
     names = ", ".join(model.template_source.templates)
-    sampling = {f: getattr(model.sampling, f) for f in _SAMPLING}
+    sampling = {f: getattr(model.sampling, f) for f in _SAMPLING_FIELDS}
     return {
         "path": str(model.path),
         "tokenizer": f"{token.size:,} tokens, {len(token.controls)} of them control tokens",
         "template": f"{model.template_source.origin} ({names})",
         "window": window,
         "ends a turn": "  ".join(model.stop_strings) or "nothing known",
-        "sampling": _switches({f: v for f, v in sampling.items() if v is not None})
+        "sampling": _format_switches({f: v for f, v in sampling.items() if v is not None})
         or "no defaults",
         "fingerprint": model.fingerprint,
     }
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def _probe(facts: TemplateProfile) -> dict[str, str]:
+def _template_rows(facts: TemplateProfile) -> dict[str, str]:
     return {
-        "shows": _list(
+        "shows": _format_flags(
             {
                 "tools": facts.renders_tools,
                 "calls": facts.renders_calls,
@@ -141,53 +141,53 @@ def _probe(facts: TemplateProfile) -> dict[str, str]:
         ),
         "takes": f"{facts.arguments} arguments, {facts.content} content, {facts.call_ids} ids",
         "system": f"{facts.system}; inside: {facts.system_inside}; developer: {facts.developer}",
-        "thoughts": _thoughts(facts),
-        "keeps": _list(
+        "thoughts": _format_reasoning(facts),
+        "keeps": _format_flags(
             {
                 "thoughts in a tool loop": facts.keeps_in_loop,
                 "thoughts at a user turn": facts.keeps_at_user,
                 "turns without thoughts": facts.keeps_plain,
             }
         ),
-        "keeps more with": _switches(facts.keep_switches) or "no switch",
-        "thinking on / off": _on_off(facts),
+        "keeps more with": _format_switches(facts.keep_switches) or "no switch",
+        "thinking on / off": _format_thinking_switches(facts),
         "prompt opens": repr(facts.opens_thought) if facts.opens_thought else "no thought",
     }
 
 
-def _thoughts(facts: TemplateProfile) -> str:
+def _format_reasoning(facts: TemplateProfile) -> str:
     if facts.thinking_parts:
         return "as parts of the content"
     return "field " + " or ".join(facts.reasoning_fields) if facts.reasoning_fields else "no field"
 
 
-def _on_off(facts: TemplateProfile) -> str:
+def _format_thinking_switches(facts: TemplateProfile) -> str:
     if not facts.thinking_switches:
         return "no switch"
-    return " / ".join(_switches(facts.thinking_switches[on]) for on in (True, False))
+    return " / ".join(_format_switches(facts.thinking_switches[on]) for on in (True, False))
 
 
-def _pairing(model: Model) -> dict[str, str]:
+def _parser_rows(model: Model) -> dict[str, str]:
     parsers = model.parsers
     rows = {
         "tool parser": f"{parsers.tool or 'none'} (by {parsers.source})",
         "reasoning parser": parsers.reasoning or "none",
-        "switches": _switches(model.switches) or "none",
+        "switches": _format_switches(model.switches) or "none",
         "self-test": "passed" if model.self_test.ok else "FAILED",
     }
-    return rows | {f"  {o.shape}": _outcome(o) for o in model.self_test.outcomes}
+    return rows | {f"  {o.shape}": _format_outcome(o) for o in model.self_test.outcomes}
 
 
-def _outcome(outcome: SelfTestOutcome) -> str:
+def _format_outcome(outcome: SelfTestOutcome) -> str:
     if outcome.refused:
         return f"refused by the template: {outcome.refused}"
     lines = [f"lost {item}" for item in outcome.lost] + [f"leaked {i}" for i in outcome.leaked]
     return "\n".join(lines) or "ok"
 
 
-def _list(found: dict[str, bool]) -> str:
+def _format_flags(found: dict[str, bool]) -> str:
     return "\n".join(f"{'yes' if there else 'no ':3} {name}" for name, there in found.items())
 
 
-def _switches(switches: Any) -> str:
+def _format_switches(switches: Any) -> str:
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in switches.items())

@@ -15,14 +15,14 @@ from dovetail.access.key_file import ApiKey, KeyFileError, parse_keys, read_keys
 from dovetail.access.limits import RateLimits
 from dovetail.cli.errors import fail
 
-PREFIX = "dvt_"  # by which a key that leaked can be found
-_UNSAID = -1  # a limit of which a line says nothing: the settings have it
+KEY_PREFIX = "dvt_"  # by which a key that leaked can be found
+_UNSET = -1  # a limit of which a line says nothing: the settings have it
 
 app = typer.Typer(
     help="Make and check keys of clients.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_Words = Annotated[
+_LimitWords = Annotated[
     list[str] | None,
     typer.Argument(
         help="requests=60 tokens=100000 concurrent=8 expires=2027-01-31 admin: what is not as the "
@@ -30,7 +30,7 @@ _Words = Annotated[
         metavar="[WORDS]...",
     ),
 ]
-_File = Annotated[
+_KeyFileOption = Annotated[
     Path | None, typer.Option("--file", help="add the line to this file; it may be a new one")
 ]
 
@@ -38,14 +38,14 @@ _File = Annotated[
 @app.command("new")
 def new(
     tenant: Annotated[str, typer.Argument(help="whose key it is", metavar="TENANT")],
-    words: _Words = None,
-    file: _File = None,
+    words: _LimitWords = None,
+    file: _KeyFileOption = None,
 ) -> None:
     """Make a key. It is shown this once: the file has its hash alone.
 
     A server that is running takes a key that was added to its file within seconds.
     """
-    text = PREFIX + secrets.token_urlsafe(32)
+    text = KEY_PREFIX + secrets.token_urlsafe(32)
     line = " ".join([f"{tenant}:{sha256(text.encode()).hexdigest()}", *(words or ())])
     try:
         if [key.tenant for key in parse_keys(line.encode(errors="surrogateescape"))] != [tenant]:
@@ -58,7 +58,7 @@ def new(
         typer.echo(f"key:  {text}\nline: {line}")
         return
     try:
-        _append(file, line)
+        _append_line(file, line)
     except (OSError, KeyFileError) as error:
         fail("keys", str(error))
     typer.echo(text)
@@ -68,20 +68,20 @@ def new(
 def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
     """Read a file of keys as a server would, and show whose they are."""
     try:
-        found = read_keys(file, RateLimits(_UNSAID, _UNSAID, _UNSAID))
+        found = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))
     except KeyFileError as error:
         fail("keys", str(error))
     for key in found:
-        typer.echo(_row(key, time.time()))
+        typer.echo(_format_key(key, time.time()))
 
 
-def _row(key: ApiKey, now: float) -> str:
+def _format_key(key: ApiKey, now: float) -> str:
     """Whose it is, with so much of the hash as tells it from others, and what it may do."""
     words = [f"{key.tenant}:{key.digest.hex()[:12]}…"]
     words += [
         f"{name}={'none' if value is None else value}"
         for name, value in asdict(key.limits).items()
-        if value != _UNSAID
+        if value != _UNSET
     ]
     if key.expires is not None:
         until = f"{datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M} UTC"
@@ -89,7 +89,7 @@ def _row(key: ApiKey, now: float) -> str:
     return "  ".join([*words, *(["admin"] if key.admin else [])])
 
 
-def _append(file: Path, line: str) -> None:
+def _append_line(file: Path, line: str) -> None:
     """One more line. A file that is broken already is left alone."""
     text = ""
     if file.exists() and file.stat().st_size:

@@ -29,13 +29,13 @@ from dovetail.launch.shell import to_shell_lines
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
 
-USUAL_PORTS = (8000, 8001)
+DEFAULT_PORTS = (8000, 8001)
 #: Settings that are of use with a server that runs already.
-_OF_ANY_SERVER = frozenset({"api_key", "codex_profile", "data_dir"})
+_CLIENT_SETTINGS = frozenset({"api_key", "codex_profile", "data_dir"})
 
 
 # Agents are run in folders that come from anywhere: what lies there must not say where prompts go.
-@partial(with_settings, here=False)
+@partial(with_settings, search_working_dir=False)
 def launch(  # noqa: PLR0913 - each is a flag
     settings: LoadedConfig,
     harness: Annotated[
@@ -66,106 +66,106 @@ def launch(  # noqa: PLR0913 - each is a flag
     """
     try:
         known = get_harness(harness)
-        chosen = _api(known, api)
+        chosen = _select_api(known, api)
         executable = known.executable if printed else find_executable(known)
         data = settings.config.data_dir or default_data_dir()
         folder = data.expanduser().absolute() / "launch" / known.name
-        wish = _Wish(known, url, model, printed)
-        with _server(wish, settings, folder) as use:
+        wish = _ServerRequest(known, url, model, printed)
+        with _select_server(wish, settings, folder) as use:
             target = use.target
             _check_window(known, target.model, target.context_length)
             past = build_proxy_bypass(target.address, os.environ)
             order = LaunchRequest(target, chosen, tuple(arguments or ()), executable, folder, past)
-            status = _carry_out(known.prepare_plan(order), use, printed)
+            status = _execute_plan(known.prepare_plan(order), use, printed)
     except (LaunchError, CodexProfileError, OSError) as error:  # the last: what is no program
         _fail(str(error))
     raise typer.Exit(status)
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _ServerRequest:
     """Which server and model were asked for, and for what."""
 
     harness: Harness
     url: str | None
     model: str | None
-    printed: bool
+    print_only: bool
 
 
 @dataclass(frozen=True)
-class _Use:
+class _SelectedServer:
     """What is used, and whether the server is there for us alone."""
 
     target: LaunchTarget
-    ours: bool
+    is_owned: bool
 
 
 @contextmanager
-def _server(wish: _Wish, settings: LoadedConfig, folder: Path) -> Iterator[_Use]:
+def _select_server(wish: _ServerRequest, settings: LoadedConfig, folder: Path) -> Iterator[_SelectedServer]:
     """The server of the address, or one that is found, or one that is started."""
     key = next(iter(settings.config.api_key), None)
-    for_a_server = _asked_of_a_server(settings)
+    for_a_server = _find_server_flag(settings)
     if wish.url is not None:
         if for_a_server:
             raise LaunchError(f"{for_a_server} is for a server to be started, not beside --url")
-        yield _running(fetch_server_info(wish.url, key), wish, settings)
+        yield _use_running_server(fetch_server_info(wish.url, key), wish, settings)
         return
-    found, others = (None, []) if for_a_server else find_server(_places(settings), key)
+    found, others = (None, []) if for_a_server else find_server(_candidate_urls(settings), key)
     if found is not None and (wish.model is None or found.has_model(wish.model)):
-        _tell(f"using the server at {found.address}")
-        yield _running(found, wish, settings)
+        _print_message(f"using the server at {found.address}")
+        yield _use_running_server(found, wish, settings)
         return
     if found is not None and wish.model is not None:
-        _tell(found.describe_missing_model(wish.model))
+        _print_message(found.describe_missing_model(wish.model))
     built_in = find_builtin_window(settings.config, wish.model)
     if built_in is not None:
         for other in others:  # it is a better engine than what comes with us
-            _tell(other)
+            _print_message(other)
         _check_window(wish.harness, *built_in)  # before it is fetched
     arguments = build_serve_arguments(settings, wish.model)
-    if wish.printed:
+    if wish.print_only:
         shown = " ".join(map(shlex.quote, arguments))
         raise LaunchError(f"no server runs whose settings could be shown: dovetail serve {shown}")
     log = folder / "server.log"
-    _tell(f"starting a server (log: {log})")
+    _print_message(f"starting a server (log: {log})")
     with start_server([*arguments, *build_port_arguments(settings)], build_secret_environment(settings), log) as child:
         named = wish.model if settings.config.models else None
-        yield _Use(fetch_server_info(child.address, key).select_target(named), ours=True)
+        yield _SelectedServer(fetch_server_info(child.address, key).select_target(named), is_owned=True)
         if not child.is_running:
-            _tell(f"the server ended before the harness did\n{child.read_log_tail()}")
+            _print_message(f"the server ended before the harness did\n{child.read_log_tail()}")
 
 
-def _running(server: ServerInfo, wish: _Wish, settings: LoadedConfig) -> _Use:
+def _use_running_server(server: ServerInfo, wish: _ServerRequest, settings: LoadedConfig) -> _SelectedServer:
     profile = settings.config.codex_profile
     if profile is not None:
         server = server.with_codex_profile(profile)
-    return _Use(server.select_target(wish.model), ours=False)
+    return _SelectedServer(server.select_target(wish.model), is_owned=False)
 
 
-def _asked_of_a_server(settings: LoadedConfig) -> str | None:
+def _find_server_flag(settings: LoadedConfig) -> str | None:
     """A flag that only makes sense for a server to be started."""
     for name, origin in settings.origins.items():
-        if origin == "flag" and name not in _OF_ANY_SERVER:
+        if origin == "flag" and name not in _CLIENT_SETTINGS:
             return f"--{name.replace('_', '-')}"
     return None
 
 
-def _places(settings: LoadedConfig) -> list[str]:
+def _candidate_urls(settings: LoadedConfig) -> list[str]:
     port = settings.config.http_port
-    return [f"http://127.0.0.1:{one}" for one in ((port,) if port else USUAL_PORTS)]
+    return [f"http://127.0.0.1:{one}" for one in ((port,) if port else DEFAULT_PORTS)]
 
 
-def _carry_out(plan: LaunchPlan, use: _Use, printed: bool) -> int:
+def _execute_plan(plan: LaunchPlan, use: _SelectedServer, printed: bool) -> int:
     target = use.target
     if printed:
         for line in to_shell_lines(plan, target.key):
             typer.echo(line)
         return 0
     environment = build_environment(plan, os.environ)
-    return run_harness(plan, environment) if use.ours else exec_harness(plan, environment)
+    return run_harness(plan, environment) if use.is_owned else exec_harness(plan, environment)
 
 
-def _api(harness: Harness, named: str | None) -> str:
+def _select_api(harness: Harness, named: str | None) -> str:
     if named is None or named in harness.apis:
         return named or harness.apis[0]
     raise LaunchError(f"{harness.title} speaks {', '.join(harness.apis)}, not {named!r}")
@@ -183,10 +183,10 @@ def _check_window(harness: Harness, model: str, window: int | None) -> None:
     )
 
 
-def _tell(message: str) -> None:
+def _print_message(message: str) -> None:
     typer.echo(f"dovetail launch: {message}", err=True)
 
 
 def _fail(message: str) -> NoReturn:
-    _tell(message)
+    _print_message(message)
     raise typer.Exit(1)

@@ -7,7 +7,7 @@ from dovetail.models.weights import find_model
 from dovetail.server.build import bundled_template
 
 
-def load(
+def find_and_load_model(
     model: str,
     *,
     tool_parser: str | None = None,

@@ -14,12 +14,12 @@ COMMANDS = (
     *("inspect", "render", "parse", "tokenize", "models", "watch"),
 )
 GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
-ALL = COMMANDS + GROUPS
+ALL_COMMANDS = COMMANDS + GROUPS
 
 _HELP = "The joint between agent harnesses and inference engines: exact turns for open models."
 
 
-def command_line(names: Iterable[str] = ALL) -> typer.Typer:
+def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
     """The commands of these names."""
     app = typer.Typer(
         name="dovetail",
@@ -29,7 +29,7 @@ def command_line(names: Iterable[str] = ALL) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_any)
+    app.callback()(_global_options)
     for name in names:
         module = import_module(f"dovetail.cli.{name}")
         if name in GROUPS:
@@ -39,17 +39,17 @@ def command_line(names: Iterable[str] = ALL) -> typer.Typer:
     return app
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"dovetail {version('dovetail')}")
         raise typer.Exit
 
 
-def _any(
+def _global_options(
     told: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version and exit.", callback=_tell_version, is_eager=True
+            "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -59,5 +59,5 @@ def _any(
 def main() -> None:
     """The entry point of the `dovetail` command. Loads only what is asked for: it takes time."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    asked = [name for name in ALL if name == first]
-    command_line(asked if asked or first == "--version" else ALL)()
+    asked = [name for name in ALL_COMMANDS if name == first]
+    build_app(asked if asked or first == "--version" else ALL_COMMANDS)()

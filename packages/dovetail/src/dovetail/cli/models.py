@@ -12,7 +12,7 @@ from dovetail.models.weights import BUILT_IN_MODELS, BuiltInModel
 from dovetail.settings.installation import default_data_dir
 from dovetail_parsers import families
 
-Rows = list[dict[str, Any]]
+TableRows = list[dict[str, Any]]
 
 
 def models(
@@ -28,17 +28,17 @@ def models(
 
     Any GGUF file, model folder or hub id can be served besides.
     """
-    rows = _families() if by_family else _built_in(data_dir or default_data_dir())
+    rows = _family_rows() if by_family else _builtin_rows(data_dir or default_data_dir())
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
         return
     table = Table(*(name.replace("_", " ") for name in rows[0]), box=None, header_style="bold")
     for row in rows:
-        table.add_row(*map(_shown, row.values()))
+        table.add_row(*map(_format_cell, row.values()))
     Console().print(table)
 
 
-def _built_in(folder: Path) -> Rows:
+def _builtin_rows(folder: Path) -> TableRows:
     return [
         {
             "name": weights.name,
@@ -57,7 +57,7 @@ def _is_fetched(weights: BuiltInModel, folder: Path) -> bool:
     return file.is_file() and file.stat().st_size == weights.size_bytes
 
 
-def _families() -> Rows:
+def _family_rows() -> TableRows:
     return [
         {
             "family": family.name,
@@ -69,7 +69,7 @@ def _families() -> Rows:
     ]
 
 
-def _shown(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

@@ -38,7 +38,7 @@ def parse(
     except (OSError, UnicodeDecodeError) as error:
         typer.echo(f"dovetail parse: {file or 'standard input'}: {error}", err=True)
         raise typer.Exit(1) from error
-    tool, reasoning = _pair(tool_call_parser, reasoning_parser)
+    tool, reasoning = _resolve_parsers(tool_call_parser, reasoning_parser)
     try:
         parser = Parser(tool, reasoning, in_reasoning=in_reasoning)
     except ValueError as error:
@@ -53,7 +53,7 @@ def parse(
         typer.echo(msgspec.json.encode(shown))
 
 
-def _pair(tool: str | None, reasoning: str | None) -> tuple[str | None, str | None]:
+def _resolve_parsers(tool: str | None, reasoning: str | None) -> tuple[str | None, str | None]:
     family = resolve(tool) if tool else None
     if family is None or reasoning is not None:
         return tool, None if reasoning == "none" else reasoning

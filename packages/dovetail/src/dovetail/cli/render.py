@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dovetail.cli.loading import load
+from dovetail.cli.loading import find_and_load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -23,13 +23,13 @@ from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
 
-class Api(StrEnum):
+class ApiChoice(StrEnum):
     messages = "messages"
     responses = "responses"
     chat = "chat"
 
 
-_CODECS = {Api.messages: MESSAGES, Api.responses: RESPONSES, Api.chat: CHAT}
+_CODECS = {ApiChoice.messages: MESSAGES, ApiChoice.responses: RESPONSES, ApiChoice.chat: CHAT}
 
 
 def render(  # noqa: PLR0913 - each is a flag
@@ -37,7 +37,7 @@ def render(  # noqa: PLR0913 - each is a flag
         str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
     ],
     request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
-    api: Annotated[Api, typer.Option(help="The API that the request speaks.")] = Api.messages,
+    api: Annotated[ApiChoice, typer.Option(help="The API that the request speaks.")] = ApiChoice.messages,
     tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
     data_dir: Annotated[
@@ -51,18 +51,18 @@ def render(  # noqa: PLR0913 - each is a flag
     With --data-dir the turns that a server recorded there are recognised as it would do itself.
     """
     try:
-        loaded = load(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+        loaded = find_and_load_model(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
         prepared = asyncio.run(_prepare(loaded, request.read_bytes(), api, data_dir))
     except (ModelLoadError, ModelUnavailableError, DovetailError, OSError) as error:
         typer.echo(f"dovetail render: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps(_as_json(loaded, prepared), ensure_ascii=False))
+        typer.echo(json.dumps(_prompt_to_json(loaded, prepared), ensure_ascii=False))
         return
-    _print(loaded, prepared, ids)
+    _print_prompt(loaded, prepared, ids)
 
 
-async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -> PreparedRequest:
+async def _prepare(model: Model, body: bytes, api: ApiChoice, data_dir: Path | None) -> PreparedRequest:
     if data_dir is None:
         ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
@@ -77,7 +77,7 @@ async def _prepare(model: Model, body: bytes, api: Api, data_dir: Path | None) -
         await preparer.close()
 
 
-def _as_json(model: Model, prepared: PreparedRequest) -> dict[str, object]:
+def _prompt_to_json(model: Model, prepared: PreparedRequest) -> dict[str, object]:
     prompt = prepared.prompt
     return {
         "text": model.tokenizer.decode(prompt.ids),
@@ -91,7 +91,7 @@ def _as_json(model: Model, prepared: PreparedRequest) -> dict[str, object]:
     }
 
 
-def _print(model: Model, prepared: PreparedRequest, ids: bool) -> None:
+def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
     """The text; what the ledger gave is underlined, control tokens are bold."""
     prompt, tokenizer = prepared.prompt, model.tokenizer
     shown = Text()

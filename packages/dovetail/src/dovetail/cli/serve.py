@@ -15,13 +15,13 @@ from dovetail.access.auth import exposure_warning
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.cli.server_runner import (
-    Front,
-    bind,
+    ServerFrontend,
+    bind_socket,
     build_service,
-    certificate_of,
-    port_of,
-    run_here,
-    warn,
+    load_certificate,
+    resolve_port,
+    serve_in_process,
+    emit_warnings,
 )
 from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.launch.harnesses import HARNESSES
@@ -47,52 +47,52 @@ def serve(settings: LoadedConfig) -> None:
     configure_logging(config.log_format, config.log_level)
     try:
         options = build_http_options(config)
-        certificate = certificate_of(config)
+        certificate = load_certificate(config)
         if config.workers > 1 and config.store == "memory":
             raise ValueError("--workers: several need one store of turns, sqlite or redis://")
         if config.workers > 1 and sys.platform != "linux":
             raise ValueError("--workers: only Linux spreads connections over several processes")
         # Before the model is loaded: a port that is taken is told at once.
-        place = bind(config.http_host, port_of(config))
+        place = bind_socket(config.http_host, resolve_port(config))
     except (OSError, OverflowError, ValueError) as error:
         fail("serve", str(error))
     scheme = "http" if certificate is None else "https"
     if config.workers > 1:
-        _serve_together(config, options, place, scheme)
+        _serve_with_workers(config, options, place, scheme)
         return
     try:
         metrics = Metrics()
-        front = Front(options, certificate, place, metrics, open_recorders(config, metrics))
+        front = ServerFrontend(options, certificate, place, metrics, open_recorders(config, metrics))
     except (OSError, ValueError) as error:
         fail("serve", str(error))
     service = build_service(config)
     first = service.entries[0]
-    warn(config, *(warning for one in service.entries for warning in one.warnings))
-    warn(config, *_of_interest(config, options))
+    emit_warnings(config, *(warning for one in service.entries for warning in one.warnings))
+    emit_warnings(config, *_startup_warnings(config, options))
 
     def ready() -> None:
-        _tell_serving(place, scheme, [one.name for one in service.entries], config.workers)
-        _greet(_address(place, scheme), first.name, first.context_length, bool(options.keys))
+        _log_serving(place, scheme, [one.name for one in service.entries], config.workers)
+        _print_examples(_client_url(place, scheme), first.name, first.context_length, bool(options.keys))
         notify("READY=1")
 
-    run_here(config, front, service, ready)
+    serve_in_process(config, front, service, ready)
 
 
-def _serve_together(
+def _serve_with_workers(
     config: Config, options: HttpOptions, place: socket.socket, scheme: str
 ) -> None:
     """Several processes on one port. This one keeps them, and holds the port for them."""
     port = place.getsockname()[1]
     place.close()
     try:
-        place = bind(config.http_host, port, shared=True)
+        place = bind_socket(config.http_host, port, shared=True)
     except OSError as error:
         fail("serve", str(error))
-    warn(config, *_of_interest(config, options))
+    emit_warnings(config, *_startup_warnings(config, options))
 
     def ready(facts: dict[str, Any]) -> None:
-        _tell_serving(place, scheme, facts["models"], config.workers)
-        _greet(_address(place, scheme), facts["name"], facts["window"], bool(options.keys))
+        _log_serving(place, scheme, facts["models"], config.workers)
+        _print_examples(_client_url(place, scheme), facts["name"], facts["window"], bool(options.keys))
 
     async def run() -> signal.Signals | None:
         crew = WorkerSupervisor(config, port)
@@ -108,33 +108,33 @@ def _serve_together(
         signal.raise_signal(stopped_by)  # whoever waits for us sees how we ended
 
 
-def _of_interest(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
+def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
     """What an operator should know of these settings."""
-    return exposure_warning(config.http_host, options.keys), _kept_payloads(config)
+    return exposure_warning(config.http_host, options.keys), _payload_warning(config)
 
 
-def _address(place: socket.socket, scheme: str) -> str:
+def _client_url(place: socket.socket, scheme: str) -> str:
     """Where clients on this machine reach it. The port may be a free one."""
     host, port = place.getsockname()[:2]
-    return _url(scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    return _format_url(scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
-def _url(scheme: str, host: str, port: int) -> str:
+def _format_url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _tell_serving(place: socket.socket, scheme: str, models: list[str], workers: int) -> None:
+def _log_serving(place: socket.socket, scheme: str, models: list[str], workers: int) -> None:
     """In the log: from now on requests are taken."""
     fields = {
         "version": VERSION,
-        "address": _url(scheme, *place.getsockname()[:2]),
+        "address": _format_url(scheme, *place.getsockname()[:2]),
         "models": ",".join(models),
         "workers": workers,
     }
     _log.info("serving", extra={"fields": fields})
 
 
-def _kept_payloads(config: Config) -> str | None:
+def _payload_warning(config: Config) -> str | None:
     """That somebody reads along."""
     if config.trace_file is None or not config.trace_payloads:
         return None
@@ -144,7 +144,7 @@ def _kept_payloads(config: Config) -> str | None:
     )
 
 
-def _greet(address: str, name: str, window: int, keyed: bool) -> None:
+def _print_examples(address: str, name: str, window: int, keyed: bool) -> None:
     """The address, and a line to paste for each API."""
     key = ' -H "x-api-key: $KEY"' if keyed else ""
     ask = {
@@ -162,11 +162,11 @@ def _greet(address: str, name: str, window: int, keyed: bool) -> None:
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}"
         )
-    typer.echo("\n" + "\n".join(_agents(address, window, keyed)) + "\n")
+    typer.echo("\n" + "\n".join(_launch_commands(address, window, keyed)) + "\n")
     sys.stdout.flush()
 
 
-def _agents(address: str, window: int, keyed: bool) -> list[str]:
+def _launch_commands(address: str, window: int, keyed: bool) -> list[str]:
     """A line for each coding agent that the window has room for."""
     key = 'DOVETAIL_API_KEY="$KEY" ' if keyed else ""  # a flag could be seen in the process list
     fit = [one.name for one in HARNESSES.values() if one.min_context_tokens <= window]

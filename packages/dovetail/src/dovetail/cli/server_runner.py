@@ -33,47 +33,47 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Front:
+class ServerFrontend:
     """What a server shows to the outside, known before any model is loaded."""
 
     options: HttpOptions
     certificate: TlsCertificate | None
-    place: socket.socket
+    listener: socket.socket
     metrics: Metrics
-    recording: list[RequestRecorder]
+    recorders: list[RequestRecorder]
 
 
-def run_here(
+def serve_in_process(
     config: Config,
-    front: Front,
+    frontend: ServerFrontend,
     service: ModelRegistry,
-    ready: Callable[[], None],
-    beside: Callable[[App], AbstractAsyncContextManager[None]] = lambda app: nullcontext(),
+    on_ready: Callable[[], None],
+    lifespan: Callable[[App], AbstractAsyncContextManager[None]] = lambda app: nullcontext(),
 ) -> None:
     """Serves until told to stop. `ready` is called once it takes requests.
 
     What runs `beside` the application does so for as long as it is served.
     """
     request_memory.max_bytes = config.max_held_bytes
-    app = App(service, front.options, front.metrics, front.recording)
+    app = App(service, frontend.options, frontend.metrics, frontend.recorders)
     app.draining.on_start(lambda: notify("STOPPING=1"))
     serving = create_server(
         app,
         config.http_host,
-        front.place.getsockname()[1],
-        certificate=front.certificate,
+        frontend.listener.getsockname()[1],
+        certificate=frontend.certificate,
         drain=app.draining,
-        max_message_bytes=config.max_body_bytes if front.options.websockets else None,
+        max_message_bytes=config.max_body_bytes if frontend.options.websockets else None,
         metrics=app.metrics,
-        client_addresses=front.options.client_addresses,
+        client_addresses=frontend.options.client_addresses,
     )
 
     async def run() -> None:
-        async with reload_on_change(front.options.keys, front.certificate), beside(app):
-            task = asyncio.create_task(run_server(serving, [front.place]))
+        async with reload_on_change(frontend.options.keys, frontend.certificate), lifespan(app):
+            task = asyncio.create_task(run_server(serving, [frontend.listener]))
             if await wait_until_started(serving, task):
                 freeze_gc()
-                ready()
+                on_ready()
             await task
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -82,14 +82,14 @@ def run_here(
         fail("serve", app.startup_error or "the server could not be started; what went wrong is told above")
 
 
-def port_of(config: Config) -> int:
+def resolve_port(config: Config) -> int:
     """Remote engines mostly listen on 8000 themselves."""
     if config.http_port is not None:
         return config.http_port
     return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
 
 
-def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A place to listen, where nobody listens yet, or only who shares it with us."""
     place: socket.socket | None = None
     try:
@@ -108,7 +108,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return place
 
 
-def certificate_of(config: Config) -> TlsCertificate | None:
+def load_certificate(config: Config) -> TlsCertificate | None:
     """What HTTPS is served with, if it is."""
     if config.tls_cert_path is not None:
         return TlsCertificate(config.tls_cert_path, config.tls_key_path)
@@ -117,7 +117,7 @@ def certificate_of(config: Config) -> TlsCertificate | None:
     return None
 
 
-def warn(config: Config, *told: str | None) -> None:
+def emit_warnings(config: Config, *told: str | None) -> None:
     """What an operator should know before the first request, where that is read: screen or log."""
     for warning in filter(None, told):
         if config.log_format == "json" or not _err.is_terminal:

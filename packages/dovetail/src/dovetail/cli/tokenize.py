@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.loading import load
+from dovetail.cli.loading import find_and_load_model
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 
@@ -25,7 +25,7 @@ def tokenize(
 ) -> None:
     """Print the tokens of a text, one a line: id, what it stands for, `control` if it is one."""
     try:
-        tokenizer = load(model).tokenizer
+        tokenizer = find_and_load_model(model).tokenizer
     except (ModelLoadError, ModelUnavailableError) as error:
         typer.echo(f"dovetail tokenize: {error}", err=True)
         raise typer.Exit(1) from error

@@ -21,22 +21,22 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Files = Annotated[list[Path], typer.Argument(help="Trace files, also those that end in .gz.")]
-Session = Annotated[str | None, typer.Option(help="Only this session and its sub-agents.")]
-Tenant = Annotated[str | None, typer.Option(help="Only this tenant.")]
+TraceFilesArgument = Annotated[list[Path], typer.Argument(help="Trace files, also those that end in .gz.")]
+SessionOption = Annotated[str | None, typer.Option(help="Only this session and its sub-agents.")]
+TenantOption = Annotated[str | None, typer.Option(help="Only this tenant.")]
 
 
 @app.command("perfetto")
 def perfetto(
-    files: Files,
+    files: TraceFilesArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; else to stdout.")
     ] = None,
-    session: Session = None,
-    tenant: Tenant = None,
+    session: SessionOption = None,
+    tenant: TenantOption = None,
 ) -> None:
     """Draw a timeline that ui.perfetto.dev opens: turns, thoughts, calls, waits for tools."""
-    drawn = msgspec.json.encode(build_timeline(_read(files, session, tenant))) + b"\n"
+    drawn = msgspec.json.encode(build_timeline(_read_filtered(files, session, tenant))) + b"\n"
     if output is None:
         sys.stdout.buffer.write(drawn)
         return
@@ -48,25 +48,25 @@ def perfetto(
 
 
 @app.command("summary")
-def summary(files: Files, session: Session = None, tenant: Tenant = None) -> None:
+def summary(files: TraceFilesArgument, session: SessionOption = None, tenant: TenantOption = None) -> None:
     """Show a line for each session: requests, tokens, what was cached, where the time went."""
     heads = ("requests", "failed", "agents", "calls", "input", "cached", "again", "output")
     table = Table("session", box=None, pad_edge=False)
     for head in (*heads, "answering", "thinking", "tools"):
         table.add_column(head, justify="right")
-    for one in summarize_sessions(_read(files, session, tenant)):
-        table.add_row(one.name, *_cells(one))
+    for one in summarize_sessions(_read_filtered(files, session, tenant)):
+        table.add_row(one.name, *_format_cells(one))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
 
 
-def _cells(one: SessionSummary) -> list[str]:
+def _format_cells(one: SessionSummary) -> list[str]:
     counts = (one.requests, one.failed, one.agents, one.calls, one.input_tokens)
     cells = [str(count) for count in counts]
     cells += [f"{one.cached_share:.0%}", str(one.reprefilled_tokens), str(one.output_tokens)]
     return cells + [f"{seconds:.1f}s" for seconds in (one.response_seconds, one.reasoning_seconds, one.tool_wait_seconds)]
 
 
-def _read(files: list[Path], session: str | None, tenant: str | None) -> Trace:
+def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -> Trace:
     try:
         trace = read_traces(files)
     except TraceError as error:

@@ -30,7 +30,7 @@ from dovetail_verify.suite import Unusable, discover
 from dovetail_verify.target import Recording, Stage
 from dovetail_verify.terminal_report import progress, tell
 
-_INTERRUPTED = 130  # as shells have it for Ctrl-C
+_INTERRUPTED_STATUS = 130  # as shells have it for Ctrl-C
 
 
 def verify(  # noqa: PLR0913 - each is a flag
@@ -81,7 +81,7 @@ def verify(  # noqa: PLR0913 - each is a flag
     Every check names its clause, what was sent, what came, and why it matters. The status is 1
     where something failed.
     """
-    flags, patterns = _Flags(url, model, api_key, timeout), only or []
+    flags, patterns = _ServerFlags(url, model, api_key, timeout), only or []
     if print_script is not None:
         _print_script(print_script)
         return
@@ -94,23 +94,23 @@ def verify(  # noqa: PLR0913 - each is a flag
     if not checks:
         fail("verify", f"no check is called {', '.join(patterns)}: --list shows them", status=2)
     if listed:
-        _list(checks)
+        _print_checks(checks)
         return
     console = Console(stderr=json_file == "-")
     try:
-        report = _judge(flags, checks, console, engine_record)
+        report = _run_checks(flags, checks, console, engine_record)
         tell(console, report, everything=everything)
-        _write(report, json_file, html_file)
+        _write_report(report, json_file, html_file)
     except (DovetailError, LaunchError, Unusable, OSError, ValueError) as error:
         fail("verify", str(error), status=2)
     if len(report.findings) < len(checks):
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(_INTERRUPTED_STATUS)
     if report.failed:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
-class _Flags:
+class _ServerFlags:
     """What was said of the server."""
 
     url: str
@@ -119,16 +119,16 @@ class _Flags:
     timeout: float = 120.0
 
 
-def _judge(flags: _Flags, checks: Sequence[Check], console: Console, record: Path | None) -> Report:
+def _run_checks(flags: _ServerFlags, checks: Sequence[Check], console: Console, record: Path | None) -> Report:
     if not flags.url:
-        with _own() as (own, recording):
-            return asyncio.run(_run(own, checks, console, recording))
+        with _start_scripted_server() as (own, recording):
+            return asyncio.run(_run_suite(own, checks, console, recording))
     heard = None if record is None else FileRecording(record)
-    return asyncio.run(_run(flags, checks, console, heard))
+    return asyncio.run(_run_suite(flags, checks, console, heard))
 
 
 @contextmanager
-def _own() -> Iterator[tuple[_Flags, Recording]]:
+def _start_scripted_server() -> Iterator[tuple[_ServerFlags, Recording]]:
     """Dovetail with a scripted model and a key, for as long as it is judged."""
     key = token_urlsafe()
     with TemporaryDirectory(prefix="dovetail-verify-") as folder:
@@ -137,11 +137,11 @@ def _own() -> Iterator[tuple[_Flags, Recording]]:
         settings.touch()
         arguments = (*own.arguments, "--config", str(settings))
         with start_server(arguments, {"DOVETAIL_API_KEY": key}, log) as child:
-            yield _Flags(child.address, own.model, key), FileRecording(own.record_path)
+            yield _ServerFlags(child.address, own.model, key), FileRecording(own.record_path)
 
 
-async def _run(
-    flags: _Flags, checks: Sequence[Check], console: Console, recording: Recording | None
+async def _run_suite(
+    flags: _ServerFlags, checks: Sequence[Check], console: Console, recording: Recording | None
 ) -> Report:
     endpoint = Endpoint.parse(flags.url.rstrip("/").removesuffix("/v1"))
     stage = Stage(
@@ -165,7 +165,7 @@ async def _run(
     return Report(*served, findings, stage.missing, stage.window, version("dovetail"))
 
 
-def _write(report: Report, json_file: str | None, html_file: Path | None) -> None:
+def _write_report(report: Report, json_file: str | None, html_file: Path | None) -> None:
     if json_file is not None:
         text = json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
         if json_file == "-":
@@ -176,7 +176,7 @@ def _write(report: Report, json_file: str | None, html_file: Path | None) -> Non
         html_file.write_text(as_html(report), "utf-8")
 
 
-def _list(checks: Sequence[Check]) -> None:
+def _print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         typer.echo(f"{check.id:<38} {check.clause.id:<6} {check.title}")
     typer.echo(f"{len(checks)} checks")

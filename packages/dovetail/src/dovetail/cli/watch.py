@@ -36,7 +36,7 @@ from dovetail.watch.screen import create_display
 from dovetail.watch.watcher import WatchOptions, Watcher
 from dovetail_model import DovetailError
 
-SWITCH = 0.0005  # seconds that the observer may hold up the relay at a time
+SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that the observer may hold up the relay at a time
 
 
 def watch(  # noqa: PLR0913 - each is a flag
@@ -81,11 +81,11 @@ def watch(  # noqa: PLR0913 - each is a flag
     each exchange a line says how many prompt tokens the server had to compute again and why; the
     summary comes at the end (Ctrl-C), or at once after a SIGUSR1.
     """
-    flags = _Flags(
+    flags = _WatchFlags(
         url=url,
-        place=(host, port),
+        listen_address=(host, port),
         tokenizer=tokenizer,
-        notation=ParserNames(tool_call_parser, reasoning_parser),
+        parsers=ParserNames(tool_call_parser, reasoning_parser),
         record=record,
         key=engine_api_key,
         json_file=json_file,
@@ -94,9 +94,9 @@ def watch(  # noqa: PLR0913 - each is a flag
         if json_file is not None:
             json_file.touch(0o600)  # to tell now, and not at the end, that it cannot be written
         if replay is not None:
-            _replay(replay, flags)
+            _run_replay(replay, flags)
         else:
-            _watch(flags, fix)
+            _run_watch(flags, fix)
     except (ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
         fail("watch", str(error))
     except (OSError, RecordingError, ValueError) as error:
@@ -104,56 +104,56 @@ def watch(  # noqa: PLR0913 - each is a flag
 
 
 @dataclass(frozen=True)
-class _Flags:
+class _WatchFlags:
     """What was said on the command line."""
 
     url: str
-    place: tuple[str, int]
+    listen_address: tuple[str, int]
     tokenizer: str | None
-    notation: ParserNames
+    parsers: ParserNames
     record: Path | None
     key: str | None
     json_file: Path | None
 
-    def lens(self) -> ReferenceModel | None:
+    def reference_model(self) -> ReferenceModel | None:
         """The model that the user named."""
         named = self.tokenizer
-        return None if named is None else load_reference(find_model(named), self.notation)
+        return None if named is None else load_reference(find_model(named), self.parsers)
 
-    def config(self) -> Config:
+    def build_config(self) -> Config:
         """The settings of a server that answers in place of the watched one."""
         return Config(
             engine="vllm",
             engine_url=(self.url,),
             engine_api_key=self.key,
             tokenizer=self.tokenizer,
-            tool_call_parser=self.notation.tool_parser,
-            reasoning_parser=self.notation.reasoning_parser,
+            tool_call_parser=self.parsers.tool_parser,
+            reasoning_parser=self.parsers.reasoning_parser,
         )
 
 
-def _watch(flags: _Flags, fix: bool) -> None:
+def _run_watch(flags: _WatchFlags, fix: bool) -> None:
     if not flags.url:
         raise ValueError("the address of a server is needed: dovetail watch http://127.0.0.1:8000")
-    endpoint = _endpoint(flags.url, flags.key)
-    named = flags.lens()
-    app = App(build_service(flags.config())) if fix else None
+    endpoint = _parse_endpoint(flags.url, flags.key)
+    named = flags.reference_model()
+    app = App(build_service(flags.build_config())) if fix else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         listed = runner.run(fetch_listed_models(endpoint))
-        lenses = ReferenceModels(named, listed, flags.notation)
+        lenses = ReferenceModels(named, listed, flags.parsers)
         lens = lenses.get(listed[0].id) if listed else named  # now, while nobody waits
-        for note in _notes(listed, lens, lenses.warnings):
+        for note in _startup_notes(listed, lens, lenses.warnings):
             typer.echo(note)
-        sys.setswitchinterval(SWITCH)
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         options = WatchOptions(record=flags.record)
         watching = Watcher(endpoint, lenses, create_display(Console()), options)
         if app is None:
-            runner.run(_relay(watching, endpoint.base, flags))
+            runner.run(_run_relay(watching, endpoint.base, flags))
         else:
-            runner.run(_fix(watching, app, endpoint, flags))
+            runner.run(_run_fix(watching, app, endpoint, flags))
 
 
-def _notes(listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]) -> list[str]:
+def _startup_notes(listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]) -> list[str]:
     """What is known of the server, and by what tokens are counted."""
     notes = list(faults)
     if not listed:
@@ -164,37 +164,37 @@ def _notes(listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: S
     return [*notes, f"no tokenizer of {what} here (--tokenizer names one): tokens are estimated"]
 
 
-def _endpoint(url: str, key: str | None) -> Endpoint:
+def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
 
 
-async def _relay(watching: Watcher, base: str, flags: _Flags) -> None:
+async def _run_relay(watching: Watcher, base: str, flags: _WatchFlags) -> None:
     """Passes on and looks until it is told to stop."""
-    ended = _signals(watching, flags.json_file)
-    address = await watching.relay.listen(*flags.place)
-    _greet(address + base, "watching")
+    ended = _install_signal_handlers(watching, flags.json_file)
+    address = await watching.relay.listen(*flags.listen_address)
+    _print_address(address + base, "watching")
     watching.start()
     await ended.wait()
     await watching.relay.close()
-    _end(watching, flags.json_file)
+    _finish(watching, flags.json_file)
 
 
-async def _fix(watching: Watcher, app: App, endpoint: Endpoint, flags: _Flags) -> None:
+async def _run_fix(watching: Watcher, app: App, endpoint: Endpoint, flags: _WatchFlags) -> None:
     """Answers through Dovetail until it is told to stop."""
     fixing = FixApp(app, endpoint, watching.observer.add_exchange, watching.count_fallback)
-    serving = create_server(fixing, *flags.place, drain=app.draining)
-    _signals(watching, flags.json_file)  # the server raises the one that ends it once more
+    serving = create_server(fixing, *flags.listen_address, drain=app.draining)
+    _install_signal_handlers(watching, flags.json_file)  # the server raises the one that ends it once more
     watching.start()
     task = asyncio.create_task(serving.serve())
     if await wait_until_started(serving, task):
         name, number = serving.servers[0].sockets[0].getsockname()[:2]
-        _greet(f"http://{name}:{number}", "fixing")
+        _print_address(f"http://{name}:{number}", "fixing")
     await task
-    _end(watching, flags.json_file)
+    _finish(watching, flags.json_file)
 
 
-def _signals(watching: Watcher, json_file: Path | None) -> asyncio.Event:
+def _install_signal_handlers(watching: Watcher, json_file: Path | None) -> asyncio.Event:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -204,32 +204,32 @@ def _signals(watching: Watcher, json_file: Path | None) -> asyncio.Event:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: _tell(watching, json_file))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: _print_report(watching, json_file))
     return ended
 
 
-def _greet(address: str, doing: str) -> None:
+def _print_address(address: str, doing: str) -> None:
     typer.echo(f"{doing} at {address}")
     typer.echo(f"  Claude Code: ANTHROPIC_BASE_URL={address}   others: base URL {address}/v1\n")
     sys.stdout.flush()
 
 
-def _end(watching: Watcher, json_file: Path | None) -> None:
+def _finish(watching: Watcher, json_file: Path | None) -> None:
     watching.close()
-    _tell(watching, json_file)
+    _print_report(watching, json_file)
 
 
-def _tell(watching: Watcher, json_file: Path | None) -> None:
+def _print_report(watching: Watcher, json_file: Path | None) -> None:
     typer.echo(f"\n{watching.format_report()}")
     sys.stdout.flush()
     if json_file is not None:
         write_private_file(json_file, json.dumps(watching.build_report_json(), indent=2) + "\n")
 
 
-def _replay(path: Path, flags: _Flags) -> None:
+def _run_replay(path: Path, flags: _WatchFlags) -> None:
     """A recording, looked at as if it happened now."""
-    lenses = ReferenceModels(flags.lens(), parsers=flags.notation)
+    lenses = ReferenceModels(flags.reference_model(), parsers=flags.parsers)
     watching = Watcher(Endpoint(), lenses, create_display(Console()))
     for exchange in read_recording(path):
         watching.process(exchange)
-    _end(watching, flags.json_file)
+    _finish(watching, flags.json_file)

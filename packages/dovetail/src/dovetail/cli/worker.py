@@ -8,7 +8,7 @@ import typer
 
 from dovetail.access.shared_limits import SharedLimitStore
 from dovetail.cli.errors import fail
-from dovetail.cli.server_runner import Front, bind, build_service, certificate_of, run_here, warn
+from dovetail.cli.server_runner import ServerFrontend, bind_socket, build_service, load_certificate, serve_in_process, emit_warnings
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
 from dovetail.server.folder import hold_runtime_dir
@@ -23,17 +23,17 @@ def main() -> int:
     """Serves until told to stop, by a signal or by the end of the parent."""
     order = receive_spec(WorkerSpec)
     configure_logging(order.config.log_format, order.config.log_level)
-    _sign_lines(order.number)
+    _tag_log_records(order.number)
     exit_with_parent()
     hold_runtime_dir(order.folder)
     try:
-        _serve(order)
+        _run_worker(order)
     except typer.Exit as end:
         return end.exit_code
     return 0
 
 
-def _sign_lines(number: int) -> None:
+def _tag_log_records(number: int) -> None:
     """Has every line of the log say whose it is."""
 
     def sign(record: logging.LogRecord) -> bool:
@@ -44,17 +44,17 @@ def _sign_lines(number: int) -> None:
         handler.addFilter(sign)
 
 
-def _serve(order: WorkerSpec) -> None:
+def _run_worker(order: WorkerSpec) -> None:
     config = order.config
     try:
         metrics = Metrics()
         metrics.count_restarts(order.restarts)
-        front = Front(
+        front = ServerFrontend(
             build_http_options(
                 config, SharedLimitStore(order.folder / LIMITS_FILE, order.number), reloading=order.restarts > 0
             ),
-            certificate_of(config),
-            bind(config.http_host, order.port, shared=True),
+            load_certificate(config),
+            bind_socket(config.http_host, order.port, shared=True),
             metrics,
             open_recorders(config, metrics),
         )
@@ -63,7 +63,7 @@ def _serve(order: WorkerSpec) -> None:
     service = build_service(config)
     first = service.entries[0]
     if order.number == 0:
-        warn(config, *(warning for one in service.entries for warning in one.warnings))
+        emit_warnings(config, *(warning for one in service.entries for warning in one.warnings))
 
     def beside(app: App) -> AbstractAsyncContextManager[None]:
         return join_peers(app, order.folder, order.number, config.workers)
@@ -72,7 +72,7 @@ def _serve(order: WorkerSpec) -> None:
         names = [one.name for one in service.entries]
         report_ready({"name": first.name, "window": first.context_length, "models": names})
 
-    run_here(config, front, service, ready, beside)
+    serve_in_process(config, front, service, ready, beside)
 
 
 if __name__ == "__main__":
