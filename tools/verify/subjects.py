@@ -20,7 +20,7 @@ from llamacpp_at_hand import WEIGHTS
 from served import qwen_folder, served
 from tools.verify.talking_qwen3 import talking_qwen3
 
-from dovetail_verify.scripted import script_for
+from dovetail_verify.scripted import render_script
 
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 
@@ -69,7 +69,7 @@ def _scripted_engine(scratch: Path) -> Iterator[tuple[int, Path, Path]]:
     """The engine's port, what it records, and the folder with Qwen3's tokenizer and template."""
     model, record = qwen_folder(scratch / "model"), scratch / "record.jsonl"
     script = scratch / "script.yaml"
-    script.write_text(script_for("hermes+qwen3"), "utf-8")
+    script.write_text(render_script("hermes+qwen3"), "utf-8")
     with scripted_engine(script, model, scratch, "--record", str(record)) as port:
         yield port, record, model
 

@@ -11,7 +11,7 @@ import pytest
 from served import Running, dovetail, served
 from verify_faults import faulty_server, turned_away
 
-from dovetail_verify.registry import BLACK_BOX, SCRIPTED
+from dovetail_verify.registry import BLACK_BOX_CHECKS, SCRIPTED_CHECKS
 from dovetail_verify.scripted import prepare_scripted_server
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,8 +85,8 @@ def test_without_an_address_dovetail_judges_itself(tmp_path: Path) -> None:
 def test_the_list_names_every_check(tmp_path: Path) -> None:
     ended = dovetail("verify", "--list", home=tmp_path)
     assert ended.status == 0
-    assert f"{len(BLACK_BOX) + len(SCRIPTED)} checks" in ended.out
-    for check in (*BLACK_BOX, *SCRIPTED):
+    assert f"{len(BLACK_BOX_CHECKS) + len(SCRIPTED_CHECKS)} checks" in ended.out
+    for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS):
         assert check.id in ended.out
 
 

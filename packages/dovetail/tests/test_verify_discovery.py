@@ -10,12 +10,12 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Finding, Outcome
-from dovetail_verify.exchange import Exchange, Frame, Sent, short
-from dovetail_verify.registry import BLACK_BOX, chosen
-from dovetail_verify.run import run
-from dovetail_verify.suite import Unusable, discover
-from dovetail_verify.target import Stage
+from dovetail_verify.check import CheckResult, CheckOutcome
+from dovetail_verify.exchange import HttpExchange, SseFrame, SentRequest, abbreviate
+from dovetail_verify.registry import BLACK_BOX_CHECKS, select_checks
+from dovetail_verify.run import run_checks
+from dovetail_verify.suite import TargetUnusable, discover_target
+from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
 COLD = 0.5  # seconds that a prompt takes which the server has not seen before
@@ -33,9 +33,9 @@ def play(server: Play) -> Iterator[Play]:
     server.layer.fault = None
 
 
-def found(play: Play, model: str = "") -> Stage:
-    stage = Stage(Endpoint.parse(play.url), model, timeout=30)
-    asyncio.run(discover(stage))
+def found(play: Play, model: str = "") -> TargetServer:
+    stage = TargetServer(Endpoint.parse(play.url), model, timeout=30)
+    asyncio.run(discover_target(stage))
     return stage
 
 
@@ -47,33 +47,33 @@ def listing(entry: dict[str, object]) -> Callable[[Asked], Told | None]:
 def test_the_first_model_its_window_and_the_apis_are_found(play: Play) -> None:
     stage = found(play)
     assert stage.model == play.model
-    assert stage.window == 65536
-    assert stage.missing == {}
-    assert stage.facts == set()
+    assert stage.context_length == 65536
+    assert stage.missing_apis == {}
+    assert stage.features == set()
 
 
 def test_the_window_is_also_found_where_llamacpp_tells_it(play: Play) -> None:
     props = answer(200, '{"default_generation_settings":{"n_ctx":2048}}')
     listed = listing({"id": play.model})
     play.layer.fault = Fault(refuse=lambda a: props if a.path == "/props" else listed(a))
-    assert found(play).window == 2048
+    assert found(play).context_length == 2048
 
 
 def test_a_server_that_does_not_tell_its_window_has_none(play: Play) -> None:
     play.layer.fault = Fault(refuse=listing({"id": play.model}))
-    assert found(play).window is None
+    assert found(play).context_length is None
 
 
 def test_a_server_without_models_needs_one_named(play: Play) -> None:
     play.layer.fault = Fault(refuse=listing({}))
-    with pytest.raises(Unusable, match="--model"):
+    with pytest.raises(TargetUnusable, match="--model"):
         found(play)
     assert found(play, play.model).model == play.model
 
 
 def test_a_server_without_any_api_is_not_judged(play: Play) -> None:
     play.layer.fault = turned_away(lambda asked: asked.method == "POST", 404)
-    with pytest.raises(Unusable, match="none of the three APIs"):
+    with pytest.raises(TargetUnusable, match="none of the three APIs"):
         found(play)
 
 
@@ -106,17 +106,17 @@ def test_a_server_that_answers_nothing_is_told_once(
     play: Play, fault: Fault, key: str | None, said: str
 ) -> None:
     play.layer.fault = fault
-    with pytest.raises(Unusable, match=re.escape(said)):
-        asyncio.run(discover(Stage(Endpoint.parse(play.url), "", key=key, timeout=30)))
+    with pytest.raises(TargetUnusable, match=re.escape(said)):
+        asyncio.run(discover_target(TargetServer(Endpoint.parse(play.url), "", api_key=key, timeout=30)))
 
 
 def test_one_api_that_answers_is_enough_to_judge_the_others(play: Play) -> None:
     play.layer.fault = turned_away(lambda asked: plain(asked) and "chat" not in asked.path, 401)
-    assert found(play).missing == {}
+    assert found(play).missing_apis == {}
 
 
 def test_an_api_that_stays_silent_is_given_up() -> None:
-    async def judged() -> list[Finding]:
+    async def judged() -> list[CheckResult]:
         connections: set[asyncio.Task[None] | None] = set()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,13 +127,13 @@ def test_an_api_that_stays_silent_is_given_up() -> None:
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            stage = Stage(Endpoint("127.0.0.1", port), "some-model", timeout=0.05)
-            checks = chosen(BLACK_BOX, ["models", "tokens"])
-            found = await run(stage, checks, lambda check, finding: None)
+            stage = TargetServer(Endpoint("127.0.0.1", port), "some-model", timeout=0.05)
+            checks = select_checks(BLACK_BOX_CHECKS, ["models", "tokens"])
+            found = await run_checks(stage, checks, lambda check, finding: None)
             await asyncio.gather(*filter(None, connections))
             return found
 
-    notes = [finding.note for finding in asyncio.run(judged())]
+    notes = [finding.message for finding in asyncio.run(judged())]
     asked = [note.startswith("not asked") for note in notes]
     assert asked == [False, False, False, True, True, False], notes
 
@@ -141,18 +141,18 @@ def test_an_api_that_stays_silent_is_given_up() -> None:
 def test_a_key_that_the_server_repeats_is_not_in_the_report(play: Play) -> None:
     body = '{"error":{"message":"sk-secret is wrong","type":"x"}}'
     play.layer.fault = turned_away(lambda asked: asked.path == "/health", 401, body)
-    stage = Stage(Endpoint.parse(play.url), play.model, key="sk-secret", timeout=30)
-    checks = chosen(BLACK_BOX, ["transport.health"])
-    (finding,) = asyncio.run(run(stage, checks, lambda check, finding: None))
-    assert finding.outcome is Outcome.FAIL
-    assert "(the key) is wrong" in finding.came
+    stage = TargetServer(Endpoint.parse(play.url), play.model, api_key="sk-secret", timeout=30)
+    checks = select_checks(BLACK_BOX_CHECKS, ["transport.health"])
+    (finding,) = asyncio.run(run_checks(stage, checks, lambda check, finding: None))
+    assert finding.outcome is CheckOutcome.FAIL
+    assert "(the key) is wrong" in finding.received
 
 
-def billing_line(play: Play, fault: Fault) -> Finding:
+def billing_line(play: Play, fault: Fault) -> CheckResult:
     stage = found(play)
     play.layer.fault = fault
-    checks = chosen(BLACK_BOX, ["messages.cache.billing_line"])
-    return asyncio.run(run(stage, checks, lambda check, finding: None))[0]
+    checks = select_checks(BLACK_BOX_CHECKS, ["messages.cache.billing_line"])
+    return asyncio.run(run_checks(stage, checks, lambda check, finding: None))[0]
 
 
 def untold(asked: Asked, told: Told) -> Told:
@@ -175,22 +175,22 @@ def cache_by(part: Callable[[Asked], str]) -> Callable[[Asked], float]:
 
 def test_without_cached_tokens_and_without_time_nothing_is_judged(play: Play) -> None:
     finding = billing_line(play, Fault(tell=untold))
-    assert finding.outcome is Outcome.NOT_APPLICABLE
-    assert "neither" in finding.note
+    assert finding.outcome is CheckOutcome.NOT_APPLICABLE
+    assert "neither" in finding.message
 
 
 @pytest.mark.long
 def test_time_tells_that_the_line_breaks_the_prefix(play: Play) -> None:
     delay = cache_by(lambda asked: json.dumps(asked.json["system"]))
-    assert billing_line(play, Fault(tell=untold, delay=delay)).outcome is Outcome.FAIL
+    assert billing_line(play, Fault(tell=untold, delay=delay)).outcome is CheckOutcome.FAIL
 
 
 def test_time_tells_that_the_line_is_taken_out(play: Play) -> None:
     delay = cache_by(lambda asked: asked.json["system"][1]["text"])
-    assert billing_line(play, Fault(tell=untold, delay=delay)).outcome is Outcome.PASS
+    assert billing_line(play, Fault(tell=untold, delay=delay)).outcome is CheckOutcome.PASS
 
 
-def after_hanging_up(play: Play, seconds: float) -> Finding:
+def after_hanging_up(play: Play, seconds: float) -> CheckResult:
     """What is found of a server without metrics whose next answer takes so long."""
     stage, given_up = found(play), list[bool]()
 
@@ -201,36 +201,36 @@ def after_hanging_up(play: Play, seconds: float) -> Finding:
 
     away = turned_away(lambda asked: asked.path == "/metrics", 404)
     play.layer.fault = Fault(refuse=away.refuse, delay=delay, deaf=True)
-    checks = chosen(BLACK_BOX, ["transport.hang_up"])
-    return asyncio.run(run(stage, checks, lambda check, finding: None))[0]
+    checks = select_checks(BLACK_BOX_CHECKS, ["transport.hang_up"])
+    return asyncio.run(run_checks(stage, checks, lambda check, finding: None))[0]
 
 
 @pytest.mark.long
 def test_without_metrics_the_next_request_tells_whether_the_place_is_free(play: Play) -> None:
-    assert after_hanging_up(play, 0.0).outcome is Outcome.PASS
-    assert after_hanging_up(play, 6.0).outcome is Outcome.FAIL
+    assert after_hanging_up(play, 0.0).outcome is CheckOutcome.PASS
+    assert after_hanging_up(play, 6.0).outcome is CheckOutcome.FAIL
 
 
 def test_evidence_is_short_and_hides_keys() -> None:
-    sent = Sent("POST", "/x", {"a": "b" * 5000}, {"x-api-key": "secret", "accept": "y"})
+    sent = SentRequest("POST", "/x", {"a": "b" * 5000}, {"x-api-key": "secret", "accept": "y"})
     assert "secret" not in str(sent)
     assert "[accept: y]" in str(sent)
     assert len(str(sent)) < 700
-    assert short("a \n b") == "a b"
+    assert abbreviate("a \n b") == "a b"
 
 
 def test_events_are_told_by_name_and_counted() -> None:
     chunk = {"choices": [{"delta": {"content": "x"}, "finish_reason": None}]}
     frames = [
-        Frame("ping", '{"type":"ping"}'),
-        *[Frame("", json.dumps(chunk))] * 3,
-        Frame("", '{"choices":[{"delta":{},"finish_reason":"stop"}]}'),
-        Frame("", '{"choices":[],"usage":{"x":1}}'),
-        Frame("", '{"choices":[]}'),
-        Frame("", '{"odd":1}'),
-        Frame("", "[DONE]"),
+        SseFrame("ping", '{"type":"ping"}'),
+        *[SseFrame("", json.dumps(chunk))] * 3,
+        SseFrame("", '{"choices":[{"delta":{},"finish_reason":"stop"}]}'),
+        SseFrame("", '{"choices":[],"usage":{"x":1}}'),
+        SseFrame("", '{"choices":[]}'),
+        SseFrame("", '{"odd":1}'),
+        SseFrame("", "[DONE]"),
     ]
-    came = Exchange(Sent("GET", "/"), 200, {}, b"", frames).came
+    came = HttpExchange(SentRequest("GET", "/"), 200, {}, b"", frames).summary
     assert came == (
         "200, 9 events: ping, chunk of content ×3, chunk of finish stop, chunk of usage, "
         'empty chunk, {"odd":1}, [DONE]'

@@ -9,14 +9,14 @@ from verify_fault_table import FAULTS
 from verify_faults import Fault, Play, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Check, Finding, Outcome
-from dovetail_verify.registry import BLACK_BOX
-from dovetail_verify.run import run
-from dovetail_verify.suite import discover
-from dovetail_verify.target import Stage
+from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.registry import BLACK_BOX_CHECKS
+from dovetail_verify.run import run_checks
+from dovetail_verify.suite import discover_target
+from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
-CHECKS = {check.id: check for check in BLACK_BOX}
+CHECKS = {check.id: check for check in BLACK_BOX_CHECKS}
 NEEDS_KEY = {"transport.wrong_key"}  # our server has none here: any key is welcome
 
 
@@ -26,20 +26,20 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
         yield play
 
 
-def judge(play: Play, checks: list[Check], *, key: str | None = None) -> list[Finding]:
-    async def judged() -> list[Finding]:
-        stage = Stage(Endpoint.parse(play.url), play.model, key=key, timeout=30)
+def judge(play: Play, checks: list[Check], *, key: str | None = None) -> list[CheckResult]:
+    async def judged() -> list[CheckResult]:
+        stage = TargetServer(Endpoint.parse(play.url), play.model, api_key=key, timeout=30)
         fault, play.layer.fault = play.layer.fault, None
-        await discover(stage)
+        await discover_target(stage)
         play.layer.fault = fault
-        return await run(stage, checks, lambda check, finding: None)
+        return await run_checks(stage, checks, lambda check, finding: None)
 
     return asyncio.run(judged())
 
 
 def test_our_server_keeps_every_clause(play: Play) -> None:
-    findings = judge(play, list(BLACK_BOX))
-    strange = {f.check.id: f.note for f in findings if f.outcome is not Outcome.PASS}
+    findings = judge(play, list(BLACK_BOX_CHECKS))
+    strange = {f.check.id: f.message for f in findings if f.outcome is not CheckOutcome.PASS}
     assert set(strange) == NEEDS_KEY, strange
 
 
@@ -60,33 +60,33 @@ def test_the_fault_is_found(play: Play, id: str) -> None:
         (finding,) = judge(play, [CHECKS[id]])
     finally:
         play.layer.fault = None
-    assert finding.outcome is Outcome.FAIL, f"{finding.outcome}: {finding.note}"
-    assert finding.note
+    assert finding.outcome is CheckOutcome.FAIL, f"{finding.outcome}: {finding.message}"
+    assert finding.message
     assert finding.sent
-    assert finding.came
+    assert finding.received
 
 
 def test_a_key_that_nobody_checks_is_found(play: Play) -> None:
     (finding,) = judge(play, [CHECKS["transport.wrong_key"]], key="some-key")
-    assert finding.outcome is Outcome.FAIL
-    assert "accepted" in finding.note
+    assert finding.outcome is CheckOutcome.FAIL
+    assert "accepted" in finding.message
 
 
 def test_a_server_that_does_not_answer_is_an_error() -> None:
-    async def judged() -> Finding:
-        stage = Stage(Endpoint.parse("http://127.0.0.1:9"), "some-model", timeout=5)
-        return (await run(stage, [CHECKS["models.openai"]], lambda check, finding: None))[0]
+    async def judged() -> CheckResult:
+        stage = TargetServer(Endpoint.parse("http://127.0.0.1:9"), "some-model", timeout=5)
+        return (await run_checks(stage, [CHECKS["models.openai"]], lambda check, finding: None))[0]
 
-    assert asyncio.run(judged()).outcome is Outcome.ERROR
+    assert asyncio.run(judged()).outcome is CheckOutcome.ERROR
 
 
 def test_an_api_that_is_not_served_is_not_judged(play: Play) -> None:
     check = CHECKS["messages.whole.shape"]
 
-    async def judged() -> Finding:
-        stage = Stage(Endpoint.parse(play.url), play.model, timeout=30)
-        await discover(stage)
-        return (await run(stage, [check], lambda check, finding: None))[0]
+    async def judged() -> CheckResult:
+        stage = TargetServer(Endpoint.parse(play.url), play.model, timeout=30)
+        await discover_target(stage)
+        return (await run_checks(stage, [check], lambda check, finding: None))[0]
 
     play.layer.fault = Fault(
         tell=lambda asked, told: replace(told, status=404) if "messages" in asked.path else told
@@ -95,5 +95,5 @@ def test_an_api_that_is_not_served_is_not_judged(play: Play) -> None:
         finding = asyncio.run(judged())
     finally:
         play.layer.fault = None
-    assert finding.outcome is Outcome.NOT_APPLICABLE
-    assert "API not served" in finding.note
+    assert finding.outcome is CheckOutcome.NOT_APPLICABLE
+    assert "API not served" in finding.message

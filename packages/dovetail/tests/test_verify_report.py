@@ -9,38 +9,38 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dovetail_verify.check import Check, Finding, Outcome
+from dovetail_verify.check import Check, CheckResult, CheckOutcome
 from dovetail_verify.clauses import CLAUSES
-from dovetail_verify.html_page import Figure, Section, badge, details, facts, figures, page, table
-from dovetail_verify.html_report import as_html
-from dovetail_verify.registry import APIS, BLACK_BOX, SCRIPTED, chosen
-from dovetail_verify.report import HARNESSES, Report, Verdict, as_json
-from dovetail_verify.terminal_report import progress, tell
+from dovetail_verify.html_page import KeyFigure, PageSection, render_badge, render_details, render_definitions, render_figures, render_page, render_table
+from dovetail_verify.html_report import render_html
+from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
+from dovetail_verify.report import HARNESS_APIS, VerifyReport, HarnessVerdict, report_to_dict
+from dovetail_verify.terminal_report import show_progress, print_report
 
-CHECKS = {check.id: check for check in (*BLACK_BOX, *SCRIPTED)}
+CHECKS = {check.id: check for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)}
 DOCS = Path(__file__).parents[3] / "docs" / "verify.md"
 VOID = {"meta", "br", "link", "img"}
 
 
-def report(*failed: str, missing: tuple[str, ...] = ()) -> Report:
+def report(*failed: str, missing: tuple[str, ...] = ()) -> VerifyReport:
     """Everything passed but these."""
 
-    def outcome(check: Check) -> Outcome:
+    def outcome(check: Check) -> CheckOutcome:
         if check.api in missing:
-            return Outcome.NOT_APPLICABLE
-        return Outcome.FAIL if check.id in failed else Outcome.PASS
+            return CheckOutcome.NOT_APPLICABLE
+        return CheckOutcome.FAIL if check.id in failed else CheckOutcome.PASS
 
-    findings = [Finding(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX]
+    findings = [CheckResult(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX_CHECKS]
     said = {api: f"POST {api} is answered with 404" for api in missing}
-    return Report("http://127.0.0.1:8000", "some-org/some-model", findings, said, 4096, "1.0")
+    return VerifyReport("http://127.0.0.1:8000", "some-org/some-model", findings, said, 4096, "1.0")
 
 
-def verdicts(made: Report) -> dict[str, Verdict]:
+def verdicts(made: VerifyReport) -> dict[str, HarnessVerdict]:
     return {verdict.harness: verdict for verdict in made.verdicts()}
 
 
 def test_there_are_enough_checks_and_each_is_named_once() -> None:
-    ids = [check.id for check in (*BLACK_BOX, *SCRIPTED)]
+    ids = [check.id for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)]
     assert len(ids) == len(set(ids)) >= 60
     for check in CHECKS.values():
         assert check.api in APIS, check.id
@@ -55,13 +55,13 @@ def test_every_clause_is_judged_by_a_check() -> None:
 def test_every_sentence_of_a_clause_ends_and_every_harness_is_one() -> None:
     for clause in CLAUSES.values():
         assert clause.sentence.endswith("."), clause.id
-        assert set(clause.breaks) <= set(HARNESSES), clause.id
+        assert set(clause.breaks) <= set(HARNESS_APIS), clause.id
 
 
 @pytest.mark.parametrize(
     ("patterns", "wanted"),
     [
-        ([], len(BLACK_BOX)),
+        ([], len(BLACK_BOX_CHECKS)),
         (["messages.errors.too_long"], 1),
         (["*.errors.too_long"], 3),
         (["CC-16"], 1),
@@ -71,59 +71,59 @@ def test_every_sentence_of_a_clause_ends_and_every_harness_is_one() -> None:
     ],
 )
 def test_checks_are_chosen_by_id_pattern_or_clause(patterns: list[str], wanted: int) -> None:
-    assert len(chosen(BLACK_BOX, patterns)) == wanted
+    assert len(select_checks(BLACK_BOX_CHECKS, patterns)) == wanted
 
 
 def test_a_server_without_a_fault_works_for_all() -> None:
     found = verdicts(report())
-    assert {verdict.standing for verdict in found.values()} == {"works"}
+    assert {verdict.status for verdict in found.values()} == {"works"}
     assert found["Claude Code"].api == "messages"
     assert found["Codex"].api == "responses"
 
 
 def test_a_harness_breaks_by_what_it_cannot_do_without() -> None:
     found = verdicts(report("messages.stream.order", "messages.usage.same"))
-    assert found["Claude Code"].standing == "will break"
+    assert found["Claude Code"].status == "will break"
     assert found["Claude Code"].breaking == ("messages.stream.order",)
     assert found["Claude Code"].faults == ("messages.usage.same",)
-    assert found["Codex"].standing == "works"
+    assert found["Codex"].status == "works"
 
 
 def test_faults_that_only_cost_do_not_break() -> None:
     found = verdicts(report("messages.cache.billing_line"))
-    assert found["Claude Code"].standing == "works, with faults"
+    assert found["Claude Code"].status == "works, with faults"
 
 
 def test_a_harness_with_a_choice_takes_the_api_that_serves_it_best() -> None:
     found = verdicts(report("chat.stream.shape"))
-    assert (found["Pi"].standing, found["Pi"].api) == ("works", "responses")
-    assert (found["OpenCode"].standing, found["OpenCode"].api) == ("works", "responses")
+    assert (found["Pi"].status, found["Pi"].api) == ("works", "responses")
+    assert (found["OpenCode"].status, found["OpenCode"].api) == ("works", "responses")
 
 
 def test_an_api_that_is_not_served_breaks_its_harness() -> None:
     found = verdicts(report(missing=("responses",)))
-    assert found["Codex"].standing == "will break"
+    assert found["Codex"].status == "will break"
     assert "API not served" in found["Codex"].reason
     assert found["OpenCode"].api == "chat"
 
 
 def test_what_was_not_run_is_not_judged() -> None:
-    made = Report("http://x", "m", [Finding(CHECKS["chat.choices"], Outcome.PASS)])
+    made = VerifyReport("http://x", "m", [CheckResult(CHECKS["chat.choices"], CheckOutcome.PASS)])
     found = verdicts(made)
-    assert found["Claude Code"].standing == "not judged"
-    assert found["Pi"].standing == "not judged"
+    assert found["Claude Code"].status == "not judged"
+    assert found["Pi"].status == "not judged"
     assert found["Pi"].reason == "not all of its checks were run"
 
 
 def test_the_json_has_everything() -> None:
-    made = json.loads(json.dumps(as_json(report("chat.choices"))))
+    made = json.loads(json.dumps(report_to_dict(report("chat.choices"))))
     assert made["outcomes"] == {
-        "pass": len(BLACK_BOX) - 1,
+        "pass": len(BLACK_BOX_CHECKS) - 1,
         "fail": 1,
         "not applicable": 0,
         "error": 0,
     }
-    assert set(made["harnesses"]) == set(HARNESSES)
+    assert set(made["harnesses"]) == set(HARNESS_APIS)
     assert made["apis"]["chat"]["fail"] == 1
     (failed,) = [finding for finding in made["findings"] if finding["outcome"] == "fail"]
     assert failed["id"] == "chat.choices"
@@ -148,7 +148,7 @@ class Balanced(HTMLParser):
 
 
 def test_the_page_stands_alone_and_escapes_what_servers_say() -> None:
-    text = as_html(report("chat.choices", "messages.stream.order", missing=("responses",)))
+    text = render_html(report("chat.choices", "messages.stream.order", missing=("responses",)))
     reader = Balanced()
     reader.feed(text)
     assert reader.open == []
@@ -166,13 +166,13 @@ def test_text_on_a_page_is_text() -> None:
     evil = "<i>&\"'"
     parts = [
         evil,
-        table(("a<b", "n"), [(evil, "1")], numbers=1),
-        figures([Figure(evil, evil, "good")]),
-        badge(evil, "bad"),
-        details(evil, [evil]),
-        facts([(evil, evil)]),
+        render_table(("a<b", "n"), [(evil, "1")], numeric_columns=1),
+        render_figures([KeyFigure(evil, evil, "good")]),
+        render_badge(evil, "bad"),
+        render_details(evil, [evil]),
+        render_definitions([(evil, evil)]),
     ]
-    text = page(evil, [Section(evil, parts)], evil)
+    text = render_page(evil, [PageSection(evil, parts)], evil)
     reader = Balanced()
     reader.feed(text)
     assert reader.open == []
@@ -183,26 +183,26 @@ def test_the_terminal_tells_failures_first_and_sums_up() -> None:
     made = report("chat.choices", missing=("responses",))
     out = io.StringIO()
     console = Console(file=out, width=100)
-    with progress(console, len(made.findings)) as show:
-        for finding in made.findings:
+    with show_progress(console, len(made.results)) as show:
+        for finding in made.results:
             show(finding.check, None)
             show(finding.check, finding)
-    tell(console, made, everything=True)
+    print_report(console, made, show_all=True)
     text = out.getvalue()
     assert "FAIL  chat.choices" in text
     assert text.index("FAIL  chat.choices") < text.index("API not served")
     assert re.search(r"Codex +will break +responses +API not served", text)
-    assert f"{len(made.of(Outcome.PASS))} passed, 1 failed" in text
+    assert f"{len(made.results_with(CheckOutcome.PASS))} passed, 1 failed" in text
 
 
 def test_a_terminal_that_can_shows_one_line_while_it_runs() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    (check,) = chosen(BLACK_BOX, ["chat.choices"])
-    with progress(console, 1) as show:
+    (check,) = select_checks(BLACK_BOX_CHECKS, ["chat.choices"])
+    with show_progress(console, 1) as show:
         show(check, None)
-        show(check, Finding(check, Outcome.PASS))
-        show(check, Finding(check, Outcome.FAIL, "no"))
+        show(check, CheckResult(check, CheckOutcome.PASS))
+        show(check, CheckResult(check, CheckOutcome.FAIL, "no"))
     assert "chat.choices" in out.getvalue()
 
 

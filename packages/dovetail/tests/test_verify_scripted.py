@@ -28,32 +28,32 @@ from verify_spoilers import (
 from dovetail.engines.scripted import parse_script
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Check, Finding, Outcome
-from dovetail_verify.registry import chosen
-from dovetail_verify.run import run
-from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, script_for
+from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.registry import select_checks
+from dovetail_verify.run import run_checks
+from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, render_script
 from dovetail_verify.scripted.scenarios import INTERLEAVED, LAST_LINE
-from dovetail_verify.target import Stage
+from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
     """Our own server, as `dovetail verify` starts it."""
     own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments) as running:
-        yield Stage(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record_path))
+        yield TargetServer(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record_path))
 
 
-def judge(stage: Stage, checks: list[Check]) -> list[Finding]:
-    return asyncio.run(run(stage, checks, lambda check, finding: None))
+def judge(stage: TargetServer, checks: list[Check]) -> list[CheckResult]:
+    return asyncio.run(run_checks(stage, checks, lambda check, finding: None))
 
 
 @pytest.mark.long
-def test_our_own_server_keeps_every_clause(stage: Stage) -> None:
+def test_our_own_server_keeps_every_clause(stage: TargetServer) -> None:
     findings = judge(stage, list(CHECKS))
-    wrong = {f.check.id: f"{f.outcome}: {f.note}" for f in findings if f.outcome != Outcome.PASS}
+    wrong = {f.check.id: f"{f.outcome}: {f.message}" for f in findings if f.outcome != CheckOutcome.PASS}
     assert wrong == {}
     assert len(findings) > 60
 
@@ -70,14 +70,14 @@ def test_every_family_is_served_by_the_clauses(name: str, tmp_path: Path) -> Non
     (tmp_path / "model").mkdir()
     lay_out(pair, tmp_path / "model")
     script, record = tmp_path / "script.yaml", tmp_path / "record"
-    script.write_text(script_for(f"{pair.tool_parser}+{pair.reasoning_parser}"), "utf-8")
+    script.write_text(render_script(f"{pair.tool_parser}+{pair.reasoning_parser}"), "utf-8")
     engine = ("--engine", "scripted", "--script", script, "--engine-option", f"record={record}")
     parsers = ("--tool-call-parser", pair.tool_parser, "--reasoning-parser", pair.reasoning_parser)
     quick = [check for check in CHECKS if not check.id.endswith(SLOW)]
     with served(tmp_path / "model", *engine, *parsers, "--served-model-name", NAME) as running:
         recording = FileRecording(record)
-        findings = judge(Stage(Endpoint.parse(running.url), NAME, recording=recording), quick)
-    assert {f.check.id: f.note for f in findings if f.outcome != Outcome.PASS} == {}
+        findings = judge(TargetServer(Endpoint.parse(running.url), NAME, recording=recording), quick)
+    assert {f.check.id: f.message for f in findings if f.outcome != CheckOutcome.PASS} == {}
 
 
 def _lose(kind: str, text: str) -> str:
@@ -245,18 +245,18 @@ WHOLE = "answers come when they are whole"  # seen by waiting for what does not 
     "fault",
     [pytest.param(one, marks=pytest.mark.long if one == WHOLE else ()) for one in FAULTS],
 )
-def test_a_fault_is_seen(stage: Stage, fault: str) -> None:
+def test_a_fault_is_seen(stage: TargetServer, fault: str) -> None:
     spoiler, patterns, reason = FAULTS[fault]
     assert isinstance(stage.recording, FileRecording)
     spoiled = SpoiledStage(stage, stage.recording, spoiler)
-    findings = judge(spoiled, chosen(CHECKS, patterns))
+    findings = judge(spoiled, select_checks(CHECKS, patterns))
     assert findings
-    seen = [f.check.id for f in findings if f.outcome == Outcome.FAIL and re.search(reason, f.note)]
+    seen = [f.check.id for f in findings if f.outcome == CheckOutcome.FAIL and re.search(reason, f.message)]
     assert seen == [f.check.id for f in findings]
 
 
 def test_every_check_has_a_fault_that_it_sees() -> None:
-    seen = {check.id for _, patterns, _ in FAULTS.values() for check in chosen(CHECKS, patterns)}
+    seen = {check.id for _, patterns, _ in FAULTS.values() for check in select_checks(CHECKS, patterns)}
     assert {check.id for check in CHECKS} - seen == set()
 
 
@@ -264,14 +264,14 @@ def test_every_check_has_a_fault_that_it_sees() -> None:
     "family", ["qwen3_coder", "hermes+qwen3", "glm47", "minimax_m2", "kimi_k2+kimi_k25"]
 )
 def test_the_script_is_playable_in_every_notation(family: str) -> None:
-    script = parse_script(script_for(family))
+    script = parse_script(render_script(family))
     assert len(script.rules) > 10
 
 
 @pytest.mark.parametrize("family", ["qwen3", "no_such_parser"])
 def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
     with pytest.raises(ValueError, match="no parser of calls"):
-        script_for(family)
+        render_script(family)
 
 
 def test_a_prompt_that_never_came_is_a_failed_check(
@@ -279,4 +279,4 @@ def test_a_prompt_that_never_came_is_a_failed_check(
 ) -> None:
     monkeypatch.setattr("dovetail_verify.recording.PATIENCE", 0.0)
     with pytest.raises(Exception, match="0 prompts"):
-        asyncio.run(FileRecording(tmp_path / "none").heard("x"))
+        asyncio.run(FileRecording(tmp_path / "none").find_requests("x"))

@@ -9,11 +9,11 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Finding, Outcome
-from dovetail_verify.registry import BLACK_BOX, chosen
-from dovetail_verify.run import run
-from dovetail_verify.suite import discover
-from dovetail_verify.target import Stage
+from dovetail_verify.check import CheckResult, CheckOutcome
+from dovetail_verify.registry import BLACK_BOX_CHECKS, select_checks
+from dovetail_verify.run import run_checks
+from dovetail_verify.suite import discover_target
+from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
 WITH_TOOLS = b'"tools"'
@@ -25,12 +25,12 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
         yield play
 
 
-def found(play: Play, id: str, fault: Fault) -> Finding:
-    async def judged() -> Finding:
-        stage = Stage(Endpoint.parse(play.url), play.model, timeout=30)
-        await discover(stage)
+def found(play: Play, id: str, fault: Fault) -> CheckResult:
+    async def judged() -> CheckResult:
+        stage = TargetServer(Endpoint.parse(play.url), play.model, timeout=30)
+        await discover_target(stage)
         play.layer.fault = fault
-        return (await run(stage, chosen(BLACK_BOX, [id]), lambda check, finding: None))[0]
+        return (await run_checks(stage, select_checks(BLACK_BOX_CHECKS, [id]), lambda check, finding: None))[0]
 
     try:
         return asyncio.run(judged())
@@ -104,20 +104,20 @@ def half_called(frame: str) -> str:
 @pytest.mark.parametrize("id", ["order", "kinds", "event_lines"])
 def test_a_call_that_was_cut_is_no_fault_of_its_stream(play: Play, id: str) -> None:
     finding = found(play, f"messages.stream.{id}", events(half_called))
-    assert finding.outcome is Outcome.PASS, finding.note
+    assert finding.outcome is CheckOutcome.PASS, finding.message
 
 
 @pytest.mark.parametrize("id", ["ids.call", "call.arguments", "call.end"])
 def test_a_call_that_was_cut_is_not_judged(play: Play, id: str) -> None:
     finding = found(play, f"messages.{id}", events(half_called))
-    assert finding.outcome is Outcome.NOT_APPLICABLE, finding.note
-    assert "cut by the limit" in finding.note
+    assert finding.outcome is CheckOutcome.NOT_APPLICABLE, finding.message
+    assert "cut by the limit" in finding.message
 
 
 def test_evidence_is_the_stream_that_has_the_fault(play: Play) -> None:
     swapped = events(lambda frame: frame.replace("text_delta", "input_json_delta"))
     finding = found(play, "messages.stream.kinds", swapped)
-    assert finding.outcome is Outcome.FAIL
+    assert finding.outcome is CheckOutcome.FAIL
     assert "get_weather" not in finding.sent
 
 
@@ -140,5 +140,5 @@ def test_a_fault_of_one_kind_of_answer_is_found(
     play: Play, id: str, fault: Fault, said: str
 ) -> None:
     finding = found(play, id, fault)
-    assert finding.outcome is Outcome.FAIL, f"{finding.outcome}: {finding.note}"
-    assert said in finding.note
+    assert finding.outcome is CheckOutcome.FAIL, f"{finding.outcome}: {finding.message}"
+    assert said in finding.message

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
-from dovetail_verify.exchange import Exchange, Frame
+from dovetail_verify.exchange import HttpExchange, SseFrame
 from dovetail_verify.scripted import FileRecording
-from dovetail_verify.target import Stage
+from dovetail_verify.target import TargetServer
 
 Json = dict[str, Any]
 Change = Callable[[str, str], str]
@@ -28,7 +28,7 @@ class Spoiler:
     """What is done to requests before they are sent, to answers and to the engine's record."""
 
     request: Callable[[str, Json], Json] = lambda path, body: body
-    answer: Callable[[Exchange], Exchange] = lambda exchange: exchange
+    answer: Callable[[HttpExchange], HttpExchange] = lambda exchange: exchange
     heard: Callable[[RecordedGeneration], RecordedGeneration] = lambda heard: heard
 
 
@@ -37,27 +37,27 @@ class SpoiledRecording:
         self._recording, self._spoiler = recording, spoiler
 
     async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
-        return [self._spoiler.heard(one) for one in await self._recording.heard(marker, least)]
+        return [self._spoiler.heard(one) for one in await self._recording.find_requests(marker, least)]
 
 
-class SpoiledStage(Stage):
+class SpoiledStage(TargetServer):
     """A stage whose server is ours, with a fault."""
 
-    def __init__(self, stage: Stage, recording: FileRecording, spoiler: Spoiler) -> None:
+    def __init__(self, stage: TargetServer, recording: FileRecording, spoiler: Spoiler) -> None:
         spoiled = SpoiledRecording(recording, spoiler)
         super().__init__(stage.endpoint, stage.model, recording=spoiled)
         self._spoiler = spoiler
 
     async def ask(
         self, method: str, path: str, body: Any = None, *more: Any, **named: Any
-    ) -> Exchange:
+    ) -> HttpExchange:
         sent = self._spoiler.request(path, json.loads(json.dumps(body)))
-        exchange = self._spoiler.answer(await super().ask(method, path, sent, *more, **named))
+        exchange = self._spoiler.answer(await super().request(method, path, sent, *more, **named))
         self.exchanges[-1] = exchange
         return exchange
 
 
-def texts(change: Change) -> Callable[[Exchange], Exchange]:
+def texts(change: Change) -> Callable[[HttpExchange], HttpExchange]:
     """Every text of an answer, changed; the first argument says what it is a text of."""
 
     def walk(value: Any) -> Any:
@@ -81,7 +81,7 @@ def _kind(event: Json) -> str:
     return "input" if "arguments" in named else "thought" if "reasoning" in named else "text"
 
 
-def rewritten(exchange: Exchange, change: Callable[[Any], Any]) -> Exchange:
+def rewritten(exchange: HttpExchange, change: Callable[[Any], Any]) -> HttpExchange:
     """The JSON of an answer, or of each of its events, changed."""
     if not exchange.frames:
         body = json.dumps(change(json.loads(exchange.body))).encode()
@@ -90,19 +90,19 @@ def rewritten(exchange: Exchange, change: Callable[[Any], Any]) -> Exchange:
     return replace(exchange, frames=frames)
 
 
-def _frame(frame: Frame, change: Callable[[Any], Any]) -> Frame:
+def _frame(frame: SseFrame, change: Callable[[Any], Any]) -> SseFrame:
     if frame.json is None or frame.event.endswith("_dispatch"):
         return frame
-    return Frame(frame.event, json.dumps(change(frame.json)), frame.at)
+    return SseFrame(frame.event, json.dumps(change(frame.json)), frame.elapsed_seconds)
 
 
-def buffered(exchange: Exchange) -> Exchange:
+def buffered(exchange: HttpExchange) -> HttpExchange:
     """Everything comes at the end."""
-    frames = [Frame(f.event, f.data, exchange.ended) for f in exchange.frames]
+    frames = [SseFrame(f.event, f.data, exchange.total_seconds) for f in exchange.frames]
     return replace(exchange, frames=frames)
 
 
-def grouped(exchange: Exchange) -> Exchange:
+def grouped(exchange: HttpExchange) -> HttpExchange:
     """Calls come behind everything else."""
     if not exchange.frames:
         return rewritten(exchange, _grouped_body)
@@ -118,7 +118,7 @@ def grouped(exchange: Exchange) -> Exchange:
     return replace(exchange, frames=[*others[:end], *moved, *others[end:]])
 
 
-def _of_call(frame: Frame, calls: set[Any]) -> bool:
+def _of_call(frame: SseFrame, calls: set[Any]) -> bool:
     event = frame.json if isinstance(frame.json, dict) else {}
     if frame.event.endswith("_dispatch"):
         return frame.event.startswith("tool_call")
@@ -128,7 +128,7 @@ def _of_call(frame: Frame, calls: set[Any]) -> bool:
     return event.get("index", event.get("output_index", "none")) in calls
 
 
-def _finishes(frame: Frame) -> bool:
+def _finishes(frame: SseFrame) -> bool:
     event = frame.json if isinstance(frame.json, dict) else {}
     return any(choice.get("finish_reason") for choice in event.get("choices") or [])
 
@@ -144,7 +144,7 @@ def _grouped_body(body: Json) -> Json:
     return body
 
 
-def one_piece(exchange: Exchange) -> Exchange:
+def one_piece(exchange: HttpExchange) -> HttpExchange:
     """The input of a call comes at once, when all of it is there."""
     pieces: list[str] = []
 
@@ -166,7 +166,7 @@ def one_piece(exchange: Exchange) -> Exchange:
     return texts(last)(exchange)
 
 
-def clean_end(exchange: Exchange) -> Exchange:
+def clean_end(exchange: HttpExchange) -> HttpExchange:
     """A failure looks like the end of an answer."""
     if not exchange.frames:
         return replace(exchange, status=200, body=b"{}")
@@ -174,10 +174,10 @@ def clean_end(exchange: Exchange) -> Exchange:
     named = {"message_start": "message_stop", "response.created": "response.completed"}
     first = exchange.frames[0].type
     told = {"type": named[first]} if first in named else end
-    return replace(exchange, frames=[*exchange.frames[:-2], Frame("", json.dumps(told))])
+    return replace(exchange, frames=[*exchange.frames[:-2], SseFrame("", json.dumps(told))])
 
 
-def guessed(exchange: Exchange) -> Exchange:
+def guessed(exchange: HttpExchange) -> HttpExchange:
     """A call that was cut is closed by the server."""
     pieces = 0
 
@@ -197,14 +197,14 @@ def guessed(exchange: Exchange) -> Exchange:
     return texts(close)(exchange)
 
 
-def blank_text(exchange: Exchange) -> Exchange:
+def blank_text(exchange: HttpExchange) -> HttpExchange:
     """A line break behind the first thought."""
     if not exchange.frames:
         return rewritten(exchange, _blank_message)
     at = next(n for n, frame in enumerate(exchange.frames) if n > 2)
     index = 90
     events: tuple[Json, ...] = ({"choices": [{"delta": {"content": "\n\n"}}]},)
-    if exchange.of("message_start"):
+    if exchange.events_of_type("message_start"):
         block = {"type": "text", "text": ""}
         events = (
             {"type": "content_block_start", "index": index, "content_block": block},
@@ -215,11 +215,11 @@ def blank_text(exchange: Exchange) -> Exchange:
             },
             {"type": "content_block_stop", "index": index},
         )
-    if exchange.of("response.created"):
+    if exchange.events_of_type("response.created"):
         item = {"type": "message", "content": [{"type": "output_text", "text": "\n"}]}
         kinds = ("response.output_item.added", "response.output_item.done")
         events = tuple({"type": kind, "output_index": index, "item": item} for kind in kinds)
-    frames = [Frame("", json.dumps(event)) for event in events]
+    frames = [SseFrame("", json.dumps(event)) for event in events]
     return replace(exchange, frames=[*exchange.frames[:at], *frames, *exchange.frames[at:]])
 
 
@@ -228,7 +228,7 @@ def _blank_message(body: Json) -> Json:
     return body
 
 
-def counts(change: Callable[[str, int], int]) -> Callable[[Exchange], Exchange]:
+def counts(change: Callable[[str, int], int]) -> Callable[[HttpExchange], HttpExchange]:
     """Every number of tokens, changed."""
 
     def walk(value: Any) -> Any:

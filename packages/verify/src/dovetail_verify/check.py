@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from dovetail_verify.clauses import CLAUSES, Clause
 
 if TYPE_CHECKING:
-    from dovetail_verify.target import Stage
+    from dovetail_verify.target import TargetServer
 
 #: Does its work on a stage. What it gives back is shown beside a pass: a figure, what was seen.
-Run = Callable[["Stage"], Awaitable[str]]
+CheckFunction = Callable[["TargetServer"], Awaitable[str]]
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check ended. An `error` is one that could not be judged: the server did not answer."""
 
     PASS = "pass"
@@ -23,16 +23,16 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
-class Failed(Exception):
+class CheckFailed(Exception):
     """The server broke the clause. What was sent and came is that of the last exchange.
 
     Where another exchange shows the fault, or none does, `sent` and `came` say it.
     """
 
-    def __init__(self, message: str, sent: str = "", came: str = "") -> None:
+    def __init__(self, message: str, sent: str = "", received: str = "") -> None:
         super().__init__(message)
         self.sent = sent
-        self.came = came
+        self.received = received
 
 
 class NotApplicable(Exception):
@@ -51,8 +51,8 @@ class Check:
     clause: Clause
     title: str
     why: str
-    run: Run
-    needs: frozenset[str] = frozenset()
+    run: CheckFunction
+    requires: frozenset[str] = frozenset()
 
     @property
     def api(self) -> str:
@@ -60,34 +60,34 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a check found. `note` is its message: why it failed, or what it saw."""
 
     check: Check
-    outcome: Outcome
-    note: str = ""
+    outcome: CheckOutcome
+    message: str = ""
     sent: str = ""
-    came: str = ""
+    received: str = ""
     seconds: float = 0.0
 
 
 def check(
-    id: str, clause: str, *, title: str, why: str, needs: tuple[str, ...] = ()
-) -> Callable[[Run], Check]:
+    id: str, clause: str, *, title: str, why: str, requires: tuple[str, ...] = ()
+) -> Callable[[CheckFunction], Check]:
     """Makes a check of a function. It has to be named in its module's `CHECKS` to be run."""
 
-    def made(run: Run) -> Check:
-        return Check(id, CLAUSES[clause], title, why, run, frozenset(needs))
+    def made(run: CheckFunction) -> Check:
+        return Check(id, CLAUSES[clause], title, why, run, frozenset(requires))
 
     return made
 
 
-def require(true: object, message: str, *, sent: str = "", came: str = "") -> None:
+def require(condition: object, message: str, *, sent: str = "", received: str = "") -> None:
     """Fails the check unless it is true."""
-    if not true:
-        raise Failed(message, sent, came)
+    if not condition:
+        raise CheckFailed(message, sent, received)
 
 
-def several(number: int, thing: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """So many of a thing, for what a check says of itself."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

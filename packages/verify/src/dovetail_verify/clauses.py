@@ -16,10 +16,10 @@ AGENTS = "OpenCode, Pi, OpenClaw"
 READING = "Reading model output"
 TOKENS = "Tokens and the prefix cache"
 WEB = "HTTP and its event streams"
-_OTHERS = (OPENCODE, PI, OPENCLAW)
-_EVERY = (CLAUDE_CODE, CODEX, *_OTHERS)
-_MESSAGES = (CLAUDE_CODE, PI, OPENCLAW)  # who speaks this API, if only where it is told to
-_RESPONSES = (CODEX, *_OTHERS)
+_CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
+_ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
+_MESSAGES_HARNESSES = (CLAUDE_CODE, PI, OPENCLAW)  # who speaks this API, if only where it is told to
+_RESPONSES_HARNESSES = (CODEX, *_CHAT_HARNESSES)
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ def _claude_code() -> tuple[Clause, ...]:
             "CC-3",
             it,
             "Every event of a stream has an `event:` line that names its type.",
-            _MESSAGES,
+            _MESSAGES_HARNESSES,
         ),
         Clause(
             "CC-4",
             it,
             "message_start, then blocks that open, grow and stop under rising indices, then "
             "message_delta, then message_stop.",
-            _MESSAGES,
+            _MESSAGES_HARNESSES,
         ),
         Clause(
             "CC-5",
@@ -75,7 +75,7 @@ def _claude_code() -> tuple[Clause, ...]:
             "CC-7",
             it,
             "Tool-call ids are unique over a whole conversation: a repeated one deletes the call.",
-            _MESSAGES,
+            _MESSAGES_HARNESSES,
         ),
         Clause("CC-8", it, "A thinking block's signature comes in one delta: the last one wins."),
         Clause(
@@ -94,7 +94,7 @@ def _claude_code() -> tuple[Clause, ...]:
             "CC-12", it, "A tool starts at its content_block_stop, not at the end of the message."
         ),
         Clause(
-            "CC-13", it, "Tool input comes as JSON fragments that join to one object.", _MESSAGES
+            "CC-13", it, "Tool input comes as JSON fragments that join to one object.", _MESSAGES_HARNESSES
         ),
         Clause(
             "CC-14", it, "stop_reason says why it ended: end_turn, max_tokens, tool_use.", breaks
@@ -168,7 +168,7 @@ def _codex() -> tuple[Clause, ...]:
             "CX-1",
             it,
             "A stream has output_item.done for every item, and ends with response.completed.",
-            _RESPONSES,
+            _RESPONSES_HARNESSES,
         ),
         Clause("CX-2", it, "sequence_number rises by every event."),
         Clause("CX-3", it, "A call starts at its output_item.done, before response.completed."),
@@ -185,9 +185,9 @@ def _codex() -> tuple[Clause, ...]:
             breaks,
         ),
         Clause(
-            "CX-7", it, "arguments of a function_call are a string, never an object.", _RESPONSES
+            "CX-7", it, "arguments of a function_call are a string, never an object.", _RESPONSES_HARNESSES
         ),
-        Clause("CX-8", it, "Response, item and call ids are unique.", _RESPONSES),
+        Clause("CX-8", it, "Response, item and call ids are unique.", _RESPONSES_HARNESSES),
         Clause(
             "CX-9",
             it,
@@ -198,7 +198,7 @@ def _codex() -> tuple[Clause, ...]:
             "CX-10",
             it,
             "Items with ids, null content, no `type`, and the developer role are accepted.",
-            _RESPONSES,
+            _RESPONSES_HARNESSES,
         ),
         Clause(
             "CX-11",
@@ -239,14 +239,14 @@ def _codex() -> tuple[Clause, ...]:
             "CX-26",
             it,
             "Every event of an item has its output_index; items come in order.",
-            _OTHERS,
+            _CHAT_HARNESSES,
         ),
         Clause("CX-27", it, "A request that is not to be streamed is answered by one response."),
     )
 
 
 def _agents() -> tuple[Clause, ...]:
-    it, breaks = AGENTS, _OTHERS
+    it, breaks = AGENTS, _CHAT_HARNESSES
     return (
         Clause(
             "AG-1",
@@ -335,10 +335,10 @@ def _web() -> tuple[Clause, ...]:
         ),
         Clause("WB-2", it, "An unknown model is refused by name, or served under that name."),
         Clause("WB-3", it, "A wrong method is answered with 405 or 404, in an error body."),
-        Clause("WB-4", it, "Streams are text/event-stream and are not cached on the way.", _EVERY),
+        Clause("WB-4", it, "Streams are text/event-stream and are not cached on the way.", _ALL_HARNESSES),
         Clause("WB-5", it, "A client that hangs up stops the generation, and the place is free."),
-        Clause("WB-6", it, "Streams at the same time do not mix.", _EVERY),
-        Clause("WB-7", it, "Request bodies of a megabyte are accepted.", _EVERY),
+        Clause("WB-6", it, "Streams at the same time do not mix.", _ALL_HARNESSES),
+        Clause("WB-7", it, "Request bodies of a megabyte are accepted.", _ALL_HARNESSES),
         Clause("WB-8", it, "A connection can be used again."),
         Clause("WB-9", it, "A wrong key is refused with 401 in the API's own form."),
         Clause("WB-10", it, "The server says whether it is well."),

@@ -8,34 +8,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dovetail_verify.check import Failed
-from dovetail_verify.exchange import Exchange
-from dovetail_verify.folding import folded
+from dovetail_verify.check import CheckFailed
+from dovetail_verify.exchange import HttpExchange
+from dovetail_verify.folding import fold_message
 
 Json = dict[str, Any]
-LIMIT = 64  # tokens of an answer where nothing else is asked for
-CALL_LIMIT = 512  # tokens of an answer that is to hold a call, perhaps behind a thought
-NAME = "get_weather"
-PARAMETERS: Json = {
+DEFAULT_MAX_TOKENS = 64  # tokens of an answer where nothing else is asked for
+TOOL_CALL_MAX_TOKENS = 512  # tokens of an answer that is to hold a call, perhaps behind a thought
+TOOL_NAME = "get_weather"
+TOOL_PARAMETERS: Json = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
     "required": ["city"],
 }
-DESCRIPTION = "Tells the weather of a city."
-ASKED = "What is the weather in Paris? Use the tool."
+TOOL_DESCRIPTION = "Tells the weather of a city."
+TOOL_QUESTION = "What is the weather in Paris? Use the tool."
 
 
 @dataclass(frozen=True)
-class Used:
+class TokenUsage:
     """Tokens as an answer counts them: the whole prompt, what of it was cached, the output."""
 
-    prompt: int
-    cached: int | None
-    output: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
 
 
 @dataclass(frozen=True)
-class Called:
+class ToolCall:
     """A tool call that an answer makes. `arguments` are JSON text."""
 
     id: str
@@ -51,11 +51,11 @@ class Dialect(Protocol):
     @property
     def path(self) -> str: ...
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", limit: int = LIMIT) -> Json:
+    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
         """A request: turns of user and assistant in alternation."""
         ...
 
-    def streamed(self, body: Json) -> Json:
+    def with_streaming(self, body: Json) -> Json:
         """The same request, streamed, with usage."""
         ...
 
@@ -63,104 +63,104 @@ class Dialect(Protocol):
         """The same request with a tool that has to be called."""
         ...
 
-    def text(self, exchange: Exchange) -> str:
+    def text(self, exchange: HttpExchange) -> str:
         """The visible text of an answer, streamed or whole."""
         ...
 
-    def used(self, exchange: Exchange) -> Used: ...
+    def usage(self, exchange: HttpExchange) -> TokenUsage: ...
 
-    def end(self, exchange: Exchange) -> str:
+    def finish_reason(self, exchange: HttpExchange) -> str:
         """Why it ended, in the words of the API."""
         ...
 
-    def calls(self, exchange: Exchange) -> list[Called]: ...
+    def tool_calls(self, exchange: HttpExchange) -> list[ToolCall]: ...
 
-    def answer_id(self, exchange: Exchange) -> str: ...
+    def response_id(self, exchange: HttpExchange) -> str: ...
 
 
-class Messages:
+class MessagesDialect:
     """Anthropic Messages."""
 
     api = "messages"
     path = "/v1/messages"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", limit: int = LIMIT) -> Json:
-        body: Json = {"model": model, "max_tokens": limit, "temperature": 0}
+    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+        body: Json = {"model": model, "max_tokens": max_tokens, "temperature": 0}
         if system:
             body["system"] = system
-        return {**body, "messages": _alternating(turns)}
+        return {**body, "messages": _alternate_roles(turns)}
 
-    def streamed(self, body: Json) -> Json:
+    def with_streaming(self, body: Json) -> Json:
         return {**body, "stream": True}
 
     def with_tool(self, body: Json) -> Json:
-        tool = {"name": NAME, "description": DESCRIPTION, "input_schema": PARAMETERS}
-        choice = {"type": "tool", "name": NAME}
-        return {**body, "max_tokens": CALL_LIMIT, "tools": [tool], "tool_choice": choice}
+        tool = {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "input_schema": TOOL_PARAMETERS}
+        choice = {"type": "tool", "name": TOOL_NAME}
+        return {**body, "max_tokens": TOOL_CALL_MAX_TOKENS, "tools": [tool], "tool_choice": choice}
 
-    def message(self, exchange: Exchange) -> Json:
+    def message(self, exchange: HttpExchange) -> Json:
         """The message of a whole answer, or the one that a stream folds to."""
-        message: Json = exchange.ok().json if not exchange.frames else folded(exchange)
+        message: Json = exchange.require_ok().json if not exchange.frames else fold_message(exchange)
         return message
 
-    def text(self, exchange: Exchange) -> str:
+    def text(self, exchange: HttpExchange) -> str:
         blocks = self.message(exchange)["content"]
         return "".join(block["text"] for block in blocks if block["type"] == "text")
 
-    def used(self, exchange: Exchange) -> Used:
+    def usage(self, exchange: HttpExchange) -> TokenUsage:
         usage = self.message(exchange).get("usage") or {}
         read, made = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
-        prompt = _number(usage, "input_tokens") + (read or 0) + (made or 0)
-        return Used(prompt, read, _number(usage, "output_tokens"))
+        prompt = _require_count(usage, "input_tokens") + (read or 0) + (made or 0)
+        return TokenUsage(prompt, read, _require_count(usage, "output_tokens"))
 
-    def end(self, exchange: Exchange) -> str:
+    def finish_reason(self, exchange: HttpExchange) -> str:
         return str(self.message(exchange).get("stop_reason"))
 
-    def calls(self, exchange: Exchange) -> list[Called]:
+    def tool_calls(self, exchange: HttpExchange) -> list[ToolCall]:
         blocks = self.message(exchange)["content"]
         return [
-            Called(block["id"], block["name"], _text_of(block["input"]))
+            ToolCall(block["id"], block["name"], _dump_json(block["input"]))
             for block in blocks
             if block["type"] == "tool_use"
         ]
 
-    def answer_id(self, exchange: Exchange) -> str:
+    def response_id(self, exchange: HttpExchange) -> str:
         return str(self.message(exchange).get("id"))
 
 
-class Responses:
+class ResponsesDialect:
     """OpenAI Responses."""
 
     api = "responses"
     path = "/v1/responses"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", limit: int = LIMIT) -> Json:
-        items = [{"type": "message", **turn} for turn in _alternating(turns)]
+    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+        items = [{"type": "message", **turn} for turn in _alternate_roles(turns)]
         if system:
             items.insert(0, {"type": "message", "role": "developer", "content": system})
-        return {"model": model, "max_output_tokens": limit, "temperature": 0, "input": items}
+        return {"model": model, "max_output_tokens": max_tokens, "temperature": 0, "input": items}
 
-    def streamed(self, body: Json) -> Json:
+    def with_streaming(self, body: Json) -> Json:
         return {**body, "stream": True}
 
     def with_tool(self, body: Json) -> Json:
-        tool = {"type": "function", "name": NAME, "description": DESCRIPTION}
-        tools = [{**tool, "parameters": PARAMETERS, "strict": False}]
-        choice = {"type": "function", "name": NAME}
-        return {**body, "max_output_tokens": CALL_LIMIT, "tools": tools, "tool_choice": choice}
+        tool = {"type": "function", "name": TOOL_NAME, "description": TOOL_DESCRIPTION}
+        tools = [{**tool, "parameters": TOOL_PARAMETERS, "strict": False}]
+        choice = {"type": "function", "name": TOOL_NAME}
+        return {**body, "max_output_tokens": TOOL_CALL_MAX_TOKENS, "tools": tools, "tool_choice": choice}
 
-    def response(self, exchange: Exchange) -> Json:
+    def response(self, exchange: HttpExchange) -> Json:
         """The response: whole, or as the last event of a stream has it."""
-        if not exchange.ok().frames:
+        if not exchange.require_ok().frames:
             whole: Json = exchange.json
             return whole
-        ends = [event for event in exchange.events if event.get("type") in RESPONSE_ENDS]
+        ends = [event for event in exchange.events if event.get("type") in RESPONSE_END_EVENTS]
         if not ends:
-            raise Failed("the stream has no response.completed")
+            raise CheckFailed("the stream has no response.completed")
         response: Json = ends[-1]["response"]
         return response
 
-    def text(self, exchange: Exchange) -> str:
+    def text(self, exchange: HttpExchange) -> str:
         parts = [
             part
             for item in self.response(exchange)["output"]
@@ -169,111 +169,111 @@ class Responses:
         ]
         return "".join(part.get("text", "") for part in parts)
 
-    def used(self, exchange: Exchange) -> Used:
+    def usage(self, exchange: HttpExchange) -> TokenUsage:
         usage = self.response(exchange).get("usage") or {}
         details = usage.get("input_tokens_details") or {}
-        prompt, output = _number(usage, "input_tokens"), _number(usage, "output_tokens")
-        return Used(prompt, details.get("cached_tokens"), output)
+        prompt, output = _require_count(usage, "input_tokens"), _require_count(usage, "output_tokens")
+        return TokenUsage(prompt, details.get("cached_tokens"), output)
 
-    def end(self, exchange: Exchange) -> str:
+    def finish_reason(self, exchange: HttpExchange) -> str:
         response = self.response(exchange)
         details = response.get("incomplete_details") or {}
         return str(details.get("reason") or response.get("status"))
 
-    def calls(self, exchange: Exchange) -> list[Called]:
+    def tool_calls(self, exchange: HttpExchange) -> list[ToolCall]:
         return [
-            Called(item["call_id"], item["name"], item["arguments"])
+            ToolCall(item["call_id"], item["name"], item["arguments"])
             for item in self.response(exchange)["output"]
             if item["type"] == "function_call"
         ]
 
-    def answer_id(self, exchange: Exchange) -> str:
+    def response_id(self, exchange: HttpExchange) -> str:
         return str(self.response(exchange).get("id"))
 
 
-class Chat:
+class ChatDialect:
     """OpenAI Chat Completions."""
 
     api = "chat"
     path = "/v1/chat/completions"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", limit: int = LIMIT) -> Json:
-        messages = _alternating(turns)
+    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+        messages = _alternate_roles(turns)
         if system:
             messages.insert(0, {"role": "system", "content": system})
-        return {"model": model, "max_tokens": limit, "temperature": 0, "messages": messages}
+        return {"model": model, "max_tokens": max_tokens, "temperature": 0, "messages": messages}
 
-    def streamed(self, body: Json) -> Json:
+    def with_streaming(self, body: Json) -> Json:
         return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def with_tool(self, body: Json) -> Json:
-        function = {"name": NAME, "description": DESCRIPTION, "parameters": PARAMETERS}
-        choice = {"type": "function", "function": {"name": NAME}}
+        function = {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "parameters": TOOL_PARAMETERS}
+        choice = {"type": "function", "function": {"name": TOOL_NAME}}
         tools = [{"type": "function", "function": function}]
-        return {**body, "max_tokens": CALL_LIMIT, "tools": tools, "tool_choice": choice}
+        return {**body, "max_tokens": TOOL_CALL_MAX_TOKENS, "tools": tools, "tool_choice": choice}
 
-    def chunks(self, exchange: Exchange) -> list[Json]:
+    def chunks(self, exchange: HttpExchange) -> list[Json]:
         """The chunks of a stream, in order."""
-        found = [frame.json for frame in exchange.ok().frames if frame.event in ("", "message")]
+        found = [frame.json for frame in exchange.require_ok().frames if frame.event in ("", "message")]
         return [chunk for chunk in found if isinstance(chunk, dict) and "choices" in chunk]
 
-    def deltas(self, exchange: Exchange) -> list[Json]:
+    def deltas(self, exchange: HttpExchange) -> list[Json]:
         """The deltas of the first choice."""
         chosen = [c for chunk in self.chunks(exchange) for c in chunk["choices"]]
         return [c.get("delta") or {} for c in chosen if c.get("index", 0) == 0]
 
-    def text(self, exchange: Exchange) -> str:
+    def text(self, exchange: HttpExchange) -> str:
         if exchange.frames:
             return "".join(delta.get("content") or "" for delta in self.deltas(exchange))
-        return exchange.ok().json["choices"][0]["message"].get("content") or ""
+        return exchange.require_ok().json["choices"][0]["message"].get("content") or ""
 
-    def used(self, exchange: Exchange) -> Used:
-        holders = self.chunks(exchange) if exchange.frames else [exchange.ok().json]
+    def usage(self, exchange: HttpExchange) -> TokenUsage:
+        holders = self.chunks(exchange) if exchange.frames else [exchange.require_ok().json]
         usage: Json = next((h["usage"] for h in reversed(holders) if h.get("usage")), {})
         details = usage.get("prompt_tokens_details") or {}
-        prompt, output = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-        return Used(prompt, details.get("cached_tokens"), output)
+        prompt, output = _require_count(usage, "prompt_tokens"), _require_count(usage, "completion_tokens")
+        return TokenUsage(prompt, details.get("cached_tokens"), output)
 
-    def end(self, exchange: Exchange) -> str:
-        holders = self.chunks(exchange) if exchange.frames else [exchange.ok().json]
+    def finish_reason(self, exchange: HttpExchange) -> str:
+        holders = self.chunks(exchange) if exchange.frames else [exchange.require_ok().json]
         reasons = [c.get("finish_reason") for holder in holders for c in holder["choices"]]
         return str(next((reason for reason in reasons if reason), None))
 
-    def calls(self, exchange: Exchange) -> list[Called]:
+    def tool_calls(self, exchange: HttpExchange) -> list[ToolCall]:
         if not exchange.frames:
-            made = exchange.ok().json["choices"][0]["message"].get("tool_calls") or []
+            made = exchange.require_ok().json["choices"][0]["message"].get("tool_calls") or []
             return [
-                Called(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in made
+                ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in made
             ]
-        return _joined_calls(self.deltas(exchange))
+        return _join_tool_calls(self.deltas(exchange))
 
-    def answer_id(self, exchange: Exchange) -> str:
-        holder = self.chunks(exchange)[0] if exchange.frames else exchange.ok().json
+    def response_id(self, exchange: HttpExchange) -> str:
+        holder = self.chunks(exchange)[0] if exchange.frames else exchange.require_ok().json
         return str(holder.get("id"))
 
 
-MESSAGES, RESPONSES, CHAT = Messages(), Responses(), Chat()
+MESSAGES, RESPONSES, CHAT = MessagesDialect(), ResponsesDialect(), ChatDialect()
 DIALECTS: tuple[Dialect, ...] = (MESSAGES, RESPONSES, CHAT)
-RESPONSE_ENDS = ("response.completed", "response.incomplete", "response.failed")
+RESPONSE_END_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
-def _alternating(turns: Sequence[str]) -> list[Json]:
+def _alternate_roles(turns: Sequence[str]) -> list[Json]:
     roles = ("user", "assistant")
     return [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
 
 
-def _number(usage: Json, name: str) -> int:
+def _require_count(usage: Json, name: str) -> int:
     value = usage.get(name)
     if not isinstance(value, int):
-        raise Failed(f"usage has no {name}")
+        raise CheckFailed(f"usage has no {name}")
     return value
 
 
-def _text_of(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     return json.dumps(value)
 
 
-def _joined_calls(deltas: Sequence[Json]) -> list[Called]:
+def _join_tool_calls(deltas: Sequence[Json]) -> list[ToolCall]:
     """The calls that the deltas of a stream add up to, by index."""
     found: dict[int, list[str]] = {}
     for part in (part for delta in deltas for part in delta.get("tool_calls") or []):
@@ -282,4 +282,4 @@ def _joined_calls(deltas: Sequence[Json]) -> list[Called]:
         call[0] += part.get("id") or ""
         call[1] += function.get("name") or ""
         call[2] += function.get("arguments") or ""
-    return [Called(*call) for _, call in sorted(found.items())]
+    return [ToolCall(*call) for _, call in sorted(found.items())]

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dovetail_verify.check import Failed
+from dovetail_verify.check import CheckFailed
 
-LONGEST = 600  # characters of a request or an answer that are shown
-_HIDDEN = ("authorization", "x-api-key")
+MAX_SHOWN_CHARS = 600  # characters of a request or an answer that are shown
+_SECRET_HEADERS = ("authorization", "x-api-key")
 
 
 @dataclass(frozen=True)
-class Frame:
+class SseFrame:
     """One server-sent event, `at` seconds after the request. `event` is empty without the line."""
 
     event: str
     data: str
-    at: float = 0.0
+    elapsed_seconds: float = 0.0
 
     @cached_property
     def json(self) -> Any:
@@ -37,14 +37,14 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentRequest:
     """A request. `body` is JSON, or bytes as they are to be sent; `signed` adds the user's key."""
 
     method: str
     path: str
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    signed: bool = True
+    authenticated: bool = True
 
     @property
     def payload(self) -> bytes:
@@ -53,27 +53,27 @@ class Sent:
         return b"" if self.body is None else json.dumps(self.body, ensure_ascii=False).encode()
 
     def __str__(self) -> str:
-        named = [f"{k}: {v}" for k, v in self.headers.items() if k.lower() not in _HIDDEN]
+        named = [f"{k}: {v}" for k, v in self.headers.items() if k.lower() not in _SECRET_HEADERS]
         head = " ".join([f"{self.method} {self.path}", *(f"[{header}]" for header in named)])
         if self.body is None:
             return head
         text = self.payload.decode("utf-8", "replace")
-        return f"{head} {short(text)}"
+        return f"{head} {abbreviate(text)}"
 
 
 @dataclass(frozen=True)
-class Exchange:
+class HttpExchange:
     """What was sent and what came: head, whole body, and its events where it is a stream.
 
     `ended` is when the body's end was seen, in seconds after the request.
     """
 
-    sent: Sent
+    request: SentRequest
     status: int
     headers: Mapping[str, str]
     body: bytes
-    frames: Sequence[Frame] = ()
-    ended: float = 0.0
+    frames: Sequence[SseFrame] = ()
+    total_seconds: float = 0.0
 
     @cached_property
     def json(self) -> Any:
@@ -81,7 +81,7 @@ class Exchange:
         try:
             return json.loads(self.body)
         except ValueError:
-            raise Failed(f"status {self.status}, and the body is not JSON") from None
+            raise CheckFailed(f"status {self.status}, and the body is not JSON") from None
 
     @cached_property
     def events(self) -> list[Any]:
@@ -89,39 +89,39 @@ class Exchange:
         found = [frame.json for frame in self.frames]
         return [value for value in found if isinstance(value, dict) and value.get("type") != "ping"]
 
-    def of(self, type: str) -> list[Any]:
+    def events_of_type(self, type: str) -> list[Any]:
         """The events of one type."""
         return [event for event in self.events if event.get("type") == type]
 
-    def ok(self) -> "Exchange":
+    def require_ok(self) -> "HttpExchange":
         """Itself, if it was answered with 200. Fails the check otherwise."""
         if self.status != 200:
-            raise Failed(f"answered with status {self.status}")
+            raise CheckFailed(f"answered with status {self.status}")
         return self
 
     @property
-    def came(self) -> str:
+    def summary(self) -> str:
         """The answer as it is shown."""
         if not self.frames:
-            return f"{self.status} {short(self.body.decode('utf-8', 'replace'))}".strip()
-        return f"{self.status}, {len(self.frames)} events: {short(_shown(self.frames))}"
+            return f"{self.status} {abbreviate(self.body.decode('utf-8', 'replace'))}".strip()
+        return f"{self.status}, {len(self.frames)} events: {abbreviate(_summarize_frames(self.frames))}"
 
 
-def short(text: str, longest: int = LONGEST) -> str:
+def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     """A text with its middle left out where it is long."""
     text = " ".join(text.split())
-    if len(text) <= longest:
+    if len(text) <= max_chars:
         return text
-    half = longest // 2
+    half = max_chars // 2
     return f"{text[:half]} … {text[-half:]}"
 
 
-def _shown(frames: Sequence[Frame]) -> str:
+def _summarize_frames(frames: Sequence[SseFrame]) -> str:
     """Events by name, repeated ones counted, with the data of the rare ones."""
     shown: list[str] = []
     last, count = "", 0
     for frame in (*frames, None):
-        name = "" if frame is None else _name(frame)
+        name = "" if frame is None else _frame_label(frame)
         if name == last:
             count += 1
             continue
@@ -131,14 +131,14 @@ def _shown(frames: Sequence[Frame]) -> str:
     return ", ".join(shown)
 
 
-def _name(frame: Frame) -> str:
+def _frame_label(frame: SseFrame) -> str:
     """What an event is. A chunk of a chat has no name: what is in it stands for one."""
     value = frame.json
     if frame.type or not isinstance(value, dict):
-        return frame.type or short(frame.data, 40)
+        return frame.type or abbreviate(frame.data, 40)
     choices = value.get("choices")
     if not isinstance(choices, list):
-        return short(frame.data, 80)
+        return abbreviate(frame.data, 80)
     if not choices or not isinstance(choices[0], dict):
         return "chunk of usage" if value.get("usage") else "empty chunk"
     inside = [name for name, part in (choices[0].get("delta") or {}).items() if part]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-Tone = Literal["good", "bad", "warn", "dim", "plain"]
+BadgeTone = Literal["good", "bad", "warn", "dim", "plain"]
 
 
 class Html(str):
@@ -22,7 +22,7 @@ Content = str | Html
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page under its own heading."""
 
     title: str
@@ -30,21 +30,21 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """A number that is shown large, and what it counts."""
 
     value: str
     label: str
-    tone: Tone = "plain"
+    tone: BadgeTone = "plain"
 
 
-def page(title: str, sections: Iterable[Section], subtitle: Content = "") -> str:
+def render_page(title: str, sections: Iterable[PageSection], subtitle: Content = "") -> str:
     """The whole file."""
     body = "\n".join(
-        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_block, section.parts))}</section>"
+        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_render_block, section.parts))}</section>"
         for section in sections
     )
-    under = f"<p class=sub>{_markup(subtitle)}</p>" if subtitle else ""
+    under = f"<p class=sub>{_escape_content(subtitle)}</p>" if subtitle else ""
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -54,9 +54,9 @@ def page(title: str, sections: Iterable[Section], subtitle: Content = "") -> str
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Content]], numbers: int = 0) -> Html:
+def render_table(columns: Sequence[str], rows: Iterable[Sequence[Content]], numeric_columns: int = 0) -> Html:
     """A table; the last `numbers` columns are set right. On a narrow screen rows become cards."""
-    first = len(columns) - numbers
+    first = len(columns) - numeric_columns
     kinds = [' class="n"' if at >= first else "" for at in range(len(columns))]
     head = "".join(
         f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True)
@@ -64,12 +64,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Content]], numbers: in
     lines = []
     for row in rows:
         cells = zip(columns, kinds, row, strict=True)
-        line = "".join(_cell(name, kind, cell) for name, kind, cell in cells)
+        line = "".join(_render_cell(name, kind, cell) for name, kind, cell in cells)
         lines.append(f"<tr>{line}</tr>")
     return Html(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
 
 
-def figures(shown: Iterable[Figure]) -> Html:
+def render_figures(shown: Iterable[KeyFigure]) -> Html:
     """Large numbers side by side."""
     cells = "".join(
         f'<div class="figure {figure.tone}"><b>{escape(figure.value)}</b>'
@@ -79,50 +79,50 @@ def figures(shown: Iterable[Figure]) -> Html:
     return Html(f'<div class="figures">{cells}</div>')
 
 
-def badge(text: str, tone: Tone = "plain") -> Html:
+def render_badge(text: str, tone: BadgeTone = "plain") -> Html:
     """A word on a coloured ground."""
     return Html(f'<span class="badge {tone}">{escape(text)}</span>')
 
 
-def code(text: str) -> Html:
+def render_code(text: str) -> Html:
     """Text as a machine wrote it, that may break anywhere."""
     return Html(f"<code>{escape(text)}</code>")
 
 
-def details(
+def render_details(
     summary: Content, parts: Iterable[Content], *, opened: bool = False, inline: bool = False
 ) -> Html:
     """A part that is folded away until somebody wants it; `inline` where it stands in a table."""
-    inner = "".join(map(_block, parts))
+    inner = "".join(map(_render_block, parts))
     kind = ' class="inline"' if inline else ""
     return Html(
-        f"<details{kind}{' open' if opened else ''}><summary>{_markup(summary)}</summary>"
+        f"<details{kind}{' open' if opened else ''}><summary>{_escape_content(summary)}</summary>"
         f'<div class="folded">{inner}</div></details>'
     )
 
 
-def facts(pairs: Iterable[tuple[str, Content]]) -> Html:
+def render_definitions(pairs: Iterable[tuple[str, Content]]) -> Html:
     """Names and what they stand for, one below the other."""
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{_markup(value)}</dd>" for name, value in pairs)
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{_escape_content(value)}</dd>" for name, value in pairs)
     return Html(f"<dl>{lines}</dl>")
 
 
-def joined(*parts: Content, between: str = " ") -> Html:
+def join_content(*parts: Content, between: str = " ") -> Html:
     """Text and markup in a line."""
-    return Html(escape(between).join(map(_markup, parts)))
+    return Html(escape(between).join(map(_escape_content, parts)))
 
 
-def _cell(name: str, kind: str, content: Content) -> str:
+def _render_cell(name: str, kind: str, content: Content) -> str:
     """A cell. An empty one says so, for a card leaves it out."""
     empty = "" if content else " data-empty"
-    return f'<td{kind}{empty} data-label="{escape(name)}"><div>{_markup(content)}</div></td>'
+    return f'<td{kind}{empty} data-label="{escape(name)}"><div>{_escape_content(content)}</div></td>'
 
 
-def _markup(content: Content) -> str:
+def _escape_content(content: Content) -> str:
     return str(content) if isinstance(content, Html) else escape(content)
 
 
-def _block(content: Content) -> str:
+def _render_block(content: Content) -> str:
     """A part of a section: markup as it is, text as a paragraph."""
     return str(content) if isinstance(content, Html) else f"<p>{escape(content)}</p>"
 

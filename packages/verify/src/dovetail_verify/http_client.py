@@ -10,10 +10,10 @@ import h11
 from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-_READ = 65536
+_READ_BYTES = 65536
 
 
-class Line:
+class HttpConnection:
     """A connection on which several requests are asked, one after the other."""
 
     __slots__ = ("_endpoint", "_http", "_reader", "_timeout", "_writer")
@@ -29,7 +29,7 @@ class Line:
         self._timeout = timeout
         self._http = h11.Connection(h11.CLIENT)
 
-    async def ask(
+    async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer. 101 has none: it is no HTTP any more."""
@@ -61,11 +61,11 @@ class Line:
         while True:
             match self._http.next_event():
                 case h11.NEED_DATA:
-                    self._http.receive_data(await self._reader.read(_READ))
+                    self._http.receive_data(await self._reader.read(_READ_BYTES))
                 case h11.InformationalResponse(status_code=101, headers=found):
-                    return 101, _named(found), b""
+                    return 101, _decode_headers(found), b""
                 case h11.Response(status_code=code, headers=found):
-                    status, headers = code, _named(found)
+                    status, headers = code, _decode_headers(found)
                 case h11.Data(data=data):
                     body += data
                 case h11.EndOfMessage():
@@ -74,16 +74,16 @@ class Line:
                     return status, headers, body
 
     @property
-    def reusable(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the server left the connection open for another request."""
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
 
 @asynccontextmanager
-async def line(endpoint: Endpoint, patience: float) -> AsyncIterator[Line]:
+async def open_connection(endpoint: Endpoint, timeout: float) -> AsyncIterator[HttpConnection]:
     """A connection to the server, closed when the block is left."""
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             if endpoint.socket is not None:
                 streams = await asyncio.open_unix_connection(endpoint.socket)
             else:
@@ -92,10 +92,10 @@ async def line(endpoint: Endpoint, patience: float) -> AsyncIterator[Line]:
     except (OSError, TimeoutError) as fault:
         raise EngineUnavailable(f"no connection to {endpoint}") from fault
     try:
-        yield Line(endpoint, streams, patience)
+        yield HttpConnection(endpoint, streams, timeout)
     finally:
         streams[1].transport.abort()
 
 
-def _named(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _decode_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}

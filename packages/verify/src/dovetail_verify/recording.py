@@ -6,43 +6,43 @@ from pathlib import Path
 import msgspec
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
-from dovetail_verify.check import Failed
+from dovetail_verify.check import CheckFailed
 
-PATIENCE = 10.0  # seconds: an engine writes its line when the last token has left
-LOOK = 0.02
+RECORD_TIMEOUT_SECONDS = 10.0  # seconds: an engine writes its line when the last token has left
+POLL_SECONDS = 0.02
 
 
 class FileRecording:
     """The file that `--record` of the scripted engine names. Each line is read once."""
 
-    __slots__ = ("_at", "_heard", "_path")
+    __slots__ = ("_offset", "_requests", "_path")
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = 0
-        self._heard: list[RecordedGeneration] = []
+        self._offset = 0
+        self._requests: list[RecordedGeneration] = []
 
-    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
         """The requests whose prompts contain a marker, oldest first, once there are enough."""
-        until = asyncio.get_running_loop().time() + PATIENCE
+        until = asyncio.get_running_loop().time() + RECORD_TIMEOUT_SECONDS
         while True:
-            self._read()
-            found = [heard for heard in self._heard if marker in heard.text]
-            if len(found) >= least:
+            self._read_new_lines()
+            found = [heard for heard in self._requests if marker in heard.text]
+            if len(found) >= min_count:
                 return sorted(found, key=lambda heard: heard.began)
             if asyncio.get_running_loop().time() > until:
-                raise Failed(
+                raise CheckFailed(
                     f"the engine was given {len(found)} prompts with the user's words, "
-                    f"{least} were sent"
+                    f"{min_count} were sent"
                 )
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _read(self) -> None:
+    def _read_new_lines(self) -> None:
         """What has been written since."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            file.seek(self._at)
+            file.seek(self._offset)
             whole, end, _ = file.read().rpartition(b"\n")
-        self._at += len(whole) + len(end)
-        self._heard += [msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()]
+        self._offset += len(whole) + len(end)
+        self._requests += [msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()]

@@ -22,7 +22,7 @@ from dovetail_verify.check import Check
 
 #: The APIs in the order of a report. The last three are what all harnesses share.
 APIS = ("messages", "responses", "chat", "models", "tokens", "transport")
-_MODULES = (
+_BLACK_BOX_MODULES = (
     metadata,
     messages_stream,
     responses_stream,
@@ -38,27 +38,27 @@ _MODULES = (
 )
 
 
-def _sorted(checks: Iterable[Check]) -> tuple[Check, ...]:
+def _sort_by_api(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(sorted(checks, key=lambda check: APIS.index(check.api)))
 
 
 #: Checks that judge any server with any model.
-BLACK_BOX = _sorted(check for module in _MODULES for check in module.CHECKS)
+BLACK_BOX_CHECKS = _sort_by_api(check for module in _BLACK_BOX_MODULES for check in module.CHECKS)
 
 #: Checks of a server that has the scripted engine behind it.
-SCRIPTED = _sorted(scripted.CHECKS)
+SCRIPTED_CHECKS = _sort_by_api(scripted.CHECKS)
 
 
-def chosen(checks: Iterable[Check], patterns: Iterable[str]) -> list[Check]:
+def select_checks(checks: Iterable[Check], patterns: Iterable[str]) -> list[Check]:
     """Those whose id or clause fits one of the patterns (`messages.*`, `CC-4`); all without any.
 
     A pattern without a star also takes everything below it: `messages.stream`.
     """
     wanted = [pattern.strip() for pattern in patterns if pattern.strip()]
-    return [check for check in checks if not wanted or any(_fits(check, p) for p in wanted)]
+    return [check for check in checks if not wanted or any(_matches(check, p) for p in wanted)]
 
 
-def _fits(check: Check, pattern: str) -> bool:
+def _matches(check: Check, pattern: str) -> bool:
     if pattern.lower() == check.clause.id.lower():
         return True
     return fnmatchcase(check.id, pattern) or check.id.startswith(f"{pattern}.")

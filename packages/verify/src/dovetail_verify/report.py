@@ -5,29 +5,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail_verify.check import Finding, Outcome
+from dovetail_verify.check import CheckResult, CheckOutcome
 from dovetail_verify.clauses import CLAUDE_CODE, CODEX, OPENCLAW, OPENCODE, PI
-from dovetail_verify.registry import APIS, BLACK_BOX
+from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS
 
-BAD = (Outcome.FAIL, Outcome.ERROR)
+FAILED_OUTCOMES = (CheckOutcome.FAIL, CheckOutcome.ERROR)
 #: The APIs that each harness can use, the usual one first.
-HARNESSES: Mapping[str, tuple[str, ...]] = {
+HARNESS_APIS: Mapping[str, tuple[str, ...]] = {
     CLAUDE_CODE: ("messages",),
     CODEX: ("responses",),
     OPENCODE: ("chat", "responses"),
     PI: ("chat", "responses", "messages"),
     OPENCLAW: ("chat", "responses", "messages"),
 }
-_SHARED = ("models", "tokens", "transport")
-Standing = Literal["works", "works, with faults", "will break", "not judged"]
+_SHARED_APIS = ("models", "tokens", "transport")
+HarnessStatus = Literal["works", "works, with faults", "will break", "not judged"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HarnessVerdict:
     """Whether a harness can be used, over which API, and which checks say so."""
 
     harness: str
-    standing: Standing
+    status: HarnessStatus
     api: str
     reason: str
     breaking: tuple[str, ...] = ()
@@ -35,83 +35,83 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """All findings about one server."""
 
     address: str
     model: str
-    findings: Sequence[Finding]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    window: int | None = None
+    results: Sequence[CheckResult]
+    missing_apis: Mapping[str, str] = field(default_factory=dict)
+    context_length: int | None = None
     version: str = ""
 
     @property
-    def failed(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.outcome in BAD]
+    def failed(self) -> list[CheckResult]:
+        return [finding for finding in self.results if finding.outcome in FAILED_OUTCOMES]
 
     @property
     def seconds(self) -> float:
-        return sum(finding.seconds for finding in self.findings)
+        return sum(finding.seconds for finding in self.results)
 
-    def of(self, outcome: Outcome) -> list[Finding]:
-        return [finding for finding in self.findings if finding.outcome is outcome]
+    def results_with(self, outcome: CheckOutcome) -> list[CheckResult]:
+        return [finding for finding in self.results if finding.outcome is outcome]
 
-    def apis(self) -> dict[str, Counter[Outcome]]:
+    def outcomes_by_api(self) -> dict[str, Counter[CheckOutcome]]:
         """The outcomes in each API that was looked at."""
         counted = {
-            api: Counter(f.outcome for f in self.findings if f.check.api == api) for api in APIS
+            api: Counter(f.outcome for f in self.results if f.check.api == api) for api in APIS
         }
         return {api: counts for api, counts in counted.items() if counts}
 
-    def verdicts(self) -> list[Verdict]:
-        return [self._verdict(harness, apis) for harness, apis in HARNESSES.items()]
+    def verdicts(self) -> list[HarnessVerdict]:
+        return [self._verdict(harness, apis) for harness, apis in HARNESS_APIS.items()]
 
-    def _verdict(self, harness: str, apis: tuple[str, ...]) -> Verdict:
+    def _verdict(self, harness: str, apis: tuple[str, ...]) -> HarnessVerdict:
         """By the API that serves the harness best."""
-        verdicts = [self._over(harness, api) for api in apis]
-        return min(verdicts, key=lambda verdict: _ORDER.index(verdict.standing))
+        verdicts = [self._verdict_over(harness, api) for api in apis]
+        return min(verdicts, key=lambda verdict: _STATUS_ORDER.index(verdict.status))
 
-    def _complete(self, api: str) -> bool:
+    def _is_complete(self, api: str) -> bool:
         """Whether every check of an API was run: some can be chosen, or a run broken off."""
-        run = {finding.check.id for finding in self.findings}
-        return all(check.id in run for check in BLACK_BOX if check.api in (api, *_SHARED))
+        run = {finding.check.id for finding in self.results}
+        return all(check.id in run for check in BLACK_BOX_CHECKS if check.api in (api, *_SHARED_APIS))
 
-    def _over(self, harness: str, api: str) -> Verdict:
-        if api in self.missing:
-            return Verdict(harness, "will break", api, f"API not served: {self.missing[api]}")
-        if not any(finding.check.api == api for finding in self.findings):
-            return Verdict(harness, "not judged", api, "no check of this API was run")
-        found = [f for f in self.failed if f.check.api in (api, *_SHARED)]
+    def _verdict_over(self, harness: str, api: str) -> HarnessVerdict:
+        if api in self.missing_apis:
+            return HarnessVerdict(harness, "will break", api, f"API not served: {self.missing_apis[api]}")
+        if not any(finding.check.api == api for finding in self.results):
+            return HarnessVerdict(harness, "not judged", api, "no check of this API was run")
+        found = [f for f in self.failed if f.check.api in (api, *_SHARED_APIS)]
         breaking = tuple(f.check.id for f in found if harness in f.check.clause.breaks)
         faults = tuple(f.check.id for f in found if f.check.id not in breaking)
         if breaking:
-            return Verdict(harness, "will break", api, "", breaking, faults)
-        if not self._complete(api):
-            return Verdict(harness, "not judged", api, "not all of its checks were run", (), faults)
-        standing: Standing = "works, with faults" if faults else "works"
-        return Verdict(harness, standing, api, "", (), faults)
+            return HarnessVerdict(harness, "will break", api, "", breaking, faults)
+        if not self._is_complete(api):
+            return HarnessVerdict(harness, "not judged", api, "not all of its checks were run", (), faults)
+        standing: HarnessStatus = "works, with faults" if faults else "works"
+        return HarnessVerdict(harness, standing, api, "", (), faults)
 
 
-_ORDER: tuple[Standing, ...] = ("works", "works, with faults", "will break", "not judged")
+_STATUS_ORDER: tuple[HarnessStatus, ...] = ("works", "works, with faults", "will break", "not judged")
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def report_to_dict(report: VerifyReport) -> dict[str, Any]:
     """The report for machines."""
     return {
         "address": report.address,
         "model": report.model,
-        "context_length": report.window,
+        "context_length": report.context_length,
         "dovetail": report.version,
-        "checks": len(report.findings),
-        "outcomes": {str(outcome): len(report.of(outcome)) for outcome in Outcome},
+        "checks": len(report.results),
+        "outcomes": {str(outcome): len(report.results_with(outcome)) for outcome in CheckOutcome},
         "apis": {
-            api: {str(outcome): counts[outcome] for outcome in Outcome}
-            for api, counts in report.apis().items()
+            api: {str(outcome): counts[outcome] for outcome in CheckOutcome}
+            for api, counts in report.outcomes_by_api().items()
         },
-        "not_served": dict(report.missing),
+        "not_served": dict(report.missing_apis),
         "harnesses": {
             verdict.harness: {
-                "standing": verdict.standing,
+                "standing": verdict.status,
                 "api": verdict.api,
                 "reason": verdict.reason,
                 "breaking": list(verdict.breaking),
@@ -119,22 +119,22 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for verdict in report.verdicts()
         },
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [_result_to_dict(finding) for finding in report.results],
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    check = finding.check
+def _result_to_dict(result: CheckResult) -> dict[str, Any]:
+    check = result.check
     return {
         "id": check.id,
         "api": check.api,
         "title": check.title,
         "clause": check.clause.id,
         "sentence": check.clause.sentence,
-        "outcome": str(finding.outcome),
-        "note": finding.note,
+        "outcome": str(result.outcome),
+        "note": result.message,
         "why": check.why,
-        "sent": finding.sent,
-        "came": finding.came,
-        "seconds": round(finding.seconds, 3),
+        "sent": result.sent,
+        "came": result.received,
+        "seconds": round(result.seconds, 3),
     }

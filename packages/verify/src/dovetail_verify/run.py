@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dovetail_model import DovetailError
-from dovetail_verify.check import Check, Failed, Finding, NotApplicable, Outcome
-from dovetail_verify.target import Stage
+from dovetail_verify.check import Check, CheckFailed, CheckResult, NotApplicable, CheckOutcome
+from dovetail_verify.target import TargetServer
 
-_GIVEN_UP = 3  # checks of an API in a row without an answer: nobody waits for all the others
-_ANSWERED = (Outcome.PASS, Outcome.FAIL)
+_MAX_SILENT_CHECKS = 3  # checks of an API in a row without an answer: nobody waits for all the others
+_CONCLUSIVE_OUTCOMES = (CheckOutcome.PASS, CheckOutcome.FAIL)
 #: Told before each check (with no finding) and after it.
-Progress = Callable[[Check, Finding | None], None]
+ProgressCallback = Callable[[Check, CheckResult | None], None]
 
 
-async def run(stage: Stage, checks: Iterable[Check], progress: Progress) -> list[Finding]:
+async def run_checks(target: TargetServer, checks: Iterable[Check], progress: ProgressCallback) -> list[CheckResult]:
     """The findings, in the order of the checks.
 
     An API that stays silent is given up, for every check would wait as long as the first.
@@ -22,48 +22,48 @@ async def run(stage: Stage, checks: Iterable[Check], progress: Progress) -> list
     findings, silent = [], Counter[str]()
     for check in checks:
         progress(check, None)
-        if silent[check.api] == _GIVEN_UP:
-            note = f"not asked: {_GIVEN_UP} checks of this API in a row got no answer"
-            finding = Finding(check, Outcome.ERROR, note)
+        if silent[check.api] == _MAX_SILENT_CHECKS:
+            note = f"not asked: {_MAX_SILENT_CHECKS} checks of this API in a row got no answer"
+            finding = CheckResult(check, CheckOutcome.ERROR, note)
         else:
-            finding = await run_one(stage, check)
-            silent[check.api] += finding.seconds >= stage.timeout
-            silent[check.api] *= finding.outcome not in _ANSWERED
+            finding = await run_check(target, check)
+            silent[check.api] += finding.seconds >= target.timeout
+            silent[check.api] *= finding.outcome not in _CONCLUSIVE_OUTCOMES
         progress(check, finding)
         findings.append(finding)
     return findings
 
 
-async def run_one(stage: Stage, check: Check) -> Finding:
+async def run_check(target: TargetServer, check: Check) -> CheckResult:
     """One check. Whatever goes wrong in it is a finding, never an exception."""
     since = asyncio.get_running_loop().time()
-    stage.exchanges.clear()
-    outcome, note, sent, came = await _judged(stage, check)
-    last_sent, last_came = stage.last()
+    target.exchanges.clear()
+    outcome, note, sent, came = await _evaluate(target, check)
+    last_sent, last_came = target.last_evidence()
     sent, came = sent or last_sent, came or last_came
     seconds = asyncio.get_running_loop().time() - since
-    note, sent, came = (_without_key(stage, text) for text in (note, sent, came))
-    return Finding(check, outcome, note, sent, came, seconds)
+    note, sent, came = (_redact_key(target, text) for text in (note, sent, came))
+    return CheckResult(check, outcome, note, sent, came, seconds)
 
 
-def _without_key(stage: Stage, text: str) -> str:
+def _redact_key(target: TargetServer, text: str) -> str:
     """Some servers say the key that they refuse: reports are for others to read."""
-    return text.replace(stage.key, "(the key)") if stage.key else text
+    return text.replace(target.api_key, "(the key)") if target.api_key else text
 
 
-async def _judged(stage: Stage, check: Check) -> tuple[Outcome, str, str, str]:
+async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, str, str, str]:
     try:
-        stage.needs_served(check.api)
-        lacking = sorted(check.needs - stage.facts)
+        target.require_api(check.api)
+        lacking = sorted(check.requires - target.features)
         if lacking:
             raise NotApplicable(f"needs {', '.join(lacking)}")
-        return Outcome.PASS, await check.run(stage), "", ""
-    except Failed as fault:
-        return Outcome.FAIL, str(fault), fault.sent, fault.came
+        return CheckOutcome.PASS, await check.run(target), "", ""
+    except CheckFailed as fault:
+        return CheckOutcome.FAIL, str(fault), fault.sent, fault.received
     except NotApplicable as reason:
-        return Outcome.NOT_APPLICABLE, str(reason), "", ""
+        return CheckOutcome.NOT_APPLICABLE, str(reason), "", ""
     except DovetailError as fault:  # of the line: no answer, a broken one, silence
-        return Outcome.ERROR, fault.message, "", ""
+        return CheckOutcome.ERROR, fault.message, "", ""
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as fault:
         # An answer of a shape that the check did not expect is the server's fault, and told as one.
-        return Outcome.FAIL, f"an answer of an unexpected shape ({fault!r})", "", ""
+        return CheckOutcome.FAIL, f"an answer of an unexpected shape ({fault!r})", "", ""

@@ -14,10 +14,10 @@ from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, send_request
 from dovetail_protocols import SseReader
 from dovetail_verify.check import NotApplicable
-from dovetail_verify.exchange import Exchange, Frame, Sent
+from dovetail_verify.exchange import HttpExchange, SseFrame, SentRequest
 
-ANTHROPIC = {"anthropic-version": "2023-06-01"}
-PATHS = {
+ANTHROPIC_HEADERS = {"anthropic-version": "2023-06-01"}
+API_PATHS = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
     "chat": "/v1/chat/completions",
@@ -26,15 +26,15 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
-class Recording(Protocol):
+class EngineRecording(Protocol):
     """What the engine behind the server was given: its prompts, in scripted mode."""
 
-    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
         """The requests whose prompts contain a marker, oldest first, once there are enough."""
         ...
 
 
-class Stage:
+class TargetServer:
     """One server and one model on it. Remembers what was exchanged, as evidence.
 
     `facts` are what is known of the server: a check whose `needs` are not among them does not
@@ -47,51 +47,51 @@ class Stage:
         endpoint: Endpoint,
         model: str,
         *,
-        key: str | None = None,
+        api_key: str | None = None,
         timeout: float = 60.0,
-        recording: Recording | None = None,
+        recording: EngineRecording | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.model = model
-        self.key = key
+        self.api_key = api_key
         self.timeout = timeout
         self.recording = recording
-        self.facts: set[str] = set() if recording is None else {"scripted"}
-        self.missing: dict[str, str] = {}
-        self.window: int | None = None
-        self.exchanges: list[Exchange] = []
-        self._kept: dict[str, tuple[Any, list[Exchange]]] = {}
-        self._numbers = count(1)
-        self._run = uuid4().hex[:8]
+        self.features: set[str] = set() if recording is None else {"scripted"}
+        self.missing_apis: dict[str, str] = {}
+        self.context_length: int | None = None
+        self.exchanges: list[HttpExchange] = []
+        self._memo: dict[str, tuple[Any, list[HttpExchange]]] = {}
+        self._counter = count(1)
+        self._run_id = uuid4().hex[:8]
 
-    def unique(self) -> str:
+    def new_nonce(self) -> str:
         """A word that no prompt had before, so that no cache knows what follows it."""
-        return f"{self._run}-{next(self._numbers)}"
+        return f"{self._run_id}-{next(self._counter)}"
 
-    def auth(self, path: str, *, signed: bool = True) -> dict[str, str]:
+    def auth_headers(self, path: str, *, authenticated: bool = True) -> dict[str, str]:
         """The headers that a client of this API sends by itself; with the key if it is signed."""
         anthropic = path.startswith("/v1/messages")
-        headers = dict(ANTHROPIC) if anthropic else {}
-        if self.key is not None and signed:
+        headers = dict(ANTHROPIC_HEADERS) if anthropic else {}
+        if self.api_key is not None and authenticated:
             named = (
-                ("x-api-key", self.key) if anthropic else ("authorization", f"Bearer {self.key}")
+                ("x-api-key", self.api_key) if anthropic else ("authorization", f"Bearer {self.api_key}")
             )
             headers[named[0]] = named[1]
         return headers
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         *,
-        signed: bool = True,
-    ) -> Exchange:
+        authenticated: bool = True,
+    ) -> HttpExchange:
         """One exchange, read to its end. Unless it is `signed`, `headers` bring the key."""
-        sent = Sent(method, path, body, headers or {}, signed)
-        async with self.open(sent) as (reply, since):
-            exchange = await _read(sent, reply, since)
+        sent = SentRequest(method, path, body, headers or {}, authenticated)
+        async with self.open_stream(sent) as (reply, since):
+            exchange = await _read_exchange(sent, reply, since)
         self.exchanges.append(exchange)
         return exchange
 
@@ -101,52 +101,52 @@ class Stage:
         body: Any,
         headers: Mapping[str, str] | None = None,
         *,
-        signed: bool = True,
-    ) -> Exchange:
-        return await self.ask("POST", path, body, headers, signed=signed)
+        authenticated: bool = True,
+    ) -> HttpExchange:
+        return await self.request("POST", path, body, headers, authenticated=authenticated)
 
     @asynccontextmanager
-    async def open(self, sent: Sent) -> AsyncIterator[tuple[ClientResponse, float]]:
+    async def open_stream(self, request: SentRequest) -> AsyncIterator[tuple[ClientResponse, float]]:
         """An answer that the caller reads, and when it was asked for. Leaving hangs up."""
-        headers = {**self.auth(sent.path, signed=sent.signed), **sent.headers}
+        headers = {**self.auth_headers(request.path, authenticated=request.authenticated), **request.headers}
         patience = Timeouts(10.0, self.timeout)
         since = asyncio.get_running_loop().time()
-        call = ClientRequest(sent.method, sent.path, sent.payload, headers, patience)
+        call = ClientRequest(request.method, request.path, request.payload, headers, patience)
         async with send_request(self.endpoint, call) as reply:
             yield reply, since
 
-    async def once(self, name: str, make: Callable[["Stage"], Awaitable[T]]) -> T:
+    async def memoize(self, name: str, make: Callable[["TargetServer"], Awaitable[T]]) -> T:
         """What several checks look at, made for the first of them. Its evidence is kept with it."""
-        if name not in self._kept:
+        if name not in self._memo:
             mark = len(self.exchanges)
             value = await make(self)
-            self._kept[name] = value, self.exchanges[mark:]
+            self._memo[name] = value, self.exchanges[mark:]
         else:
-            self.exchanges.extend(self._kept[name][1])
-        kept: T = self._kept[name][0]
+            self.exchanges.extend(self._memo[name][1])
+        kept: T = self._memo[name][0]
         return kept
 
-    def last(self) -> tuple[str, str]:
+    def last_evidence(self) -> tuple[str, str]:
         """What was sent and came last."""
         if not self.exchanges:
             return "", ""
         exchange = self.exchanges[-1]
-        return str(exchange.sent), exchange.came
+        return str(exchange.request), exchange.summary
 
-    def needs_served(self, api: str) -> None:
+    def require_api(self, api: str) -> None:
         """The check does not apply where the server lacks the API."""
-        if api in self.missing:
-            raise NotApplicable(f"API not served: {self.missing[api]}")
+        if api in self.missing_apis:
+            raise NotApplicable(f"API not served: {self.missing_apis[api]}")
 
 
-async def _read(sent: Sent, reply: ClientResponse, since: float) -> Exchange:
+async def _read_exchange(sent: SentRequest, reply: ClientResponse, since: float) -> HttpExchange:
     loop = asyncio.get_running_loop()
-    reader, frames, chunks = SseReader(), list[Frame](), list[bytes]()
+    reader, frames, chunks = SseReader(), list[SseFrame](), list[bytes]()
     streamed = "event-stream" in reply.headers.get("content-type", "")
     async for chunk in reply.iter_chunks():
         chunks.append(chunk)
         if streamed:
             at = loop.time() - since
-            frames += [Frame(event.event, event.data, at) for event in reader.feed(chunk)]
+            frames += [SseFrame(event.event, event.data, at) for event in reader.feed(chunk)]
     ended = loop.time() - since
-    return Exchange(sent, reply.status, reply.headers, b"".join(chunks), frames, ended)
+    return HttpExchange(sent, reply.status, reply.headers, b"".join(chunks), frames, ended)

@@ -9,94 +9,94 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from dovetail_verify.check import Check, Finding, Outcome
-from dovetail_verify.report import Report, Verdict
-from dovetail_verify.run import Progress
+from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.report import VerifyReport, HarnessVerdict
+from dovetail_verify.run import ProgressCallback
 
-_COLOURS = {
-    Outcome.PASS: "green",
-    Outcome.FAIL: "red",
-    Outcome.ERROR: "red",
-    Outcome.NOT_APPLICABLE: "bright_black",
+_OUTCOME_COLORS = {
+    CheckOutcome.PASS: "green",
+    CheckOutcome.FAIL: "red",
+    CheckOutcome.ERROR: "red",
+    CheckOutcome.NOT_APPLICABLE: "bright_black",
 }
-_STANDINGS = {"works": "green", "works, with faults": "yellow", "will break": "red"}
+_STATUS_COLORS = {"works": "green", "works, with faults": "yellow", "will break": "red"}
 
 
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[Progress]:
+def show_progress(console: Console, total: int) -> Iterator[ProgressCallback]:
     """Tells what is being looked at: in a line that stays, or line by line in a file."""
     if not console.is_terminal:
-        yield lambda check, finding: _line(console, check, finding)
+        yield lambda check, finding: _print_result(console, check, finding)
         return
     with Status("", console=console) as status:
         done = 0
 
-        def show(check: Check, finding: Finding | None) -> None:
+        def show(check: Check, finding: CheckResult | None) -> None:
             nonlocal done
             if finding is None:
                 status.update(f"{done + 1} of {total}  {check.id}")
                 return
             done += 1
-            if finding.outcome in (Outcome.FAIL, Outcome.ERROR):
-                _line(console, check, finding)
+            if finding.outcome in (CheckOutcome.FAIL, CheckOutcome.ERROR):
+                _print_result(console, check, finding)
 
         yield show
 
 
-def tell(console: Console, report: Report, *, everything: bool = False) -> None:
+def print_report(console: Console, report: VerifyReport, *, show_all: bool = False) -> None:
     """Failures first, then what could not be judged, then the summaries."""
     console.print()
     for finding in report.failed:
-        _failure(console, finding)
-    if everything:
-        console.print(_all(report))
-    _unjudged(console, report)
-    console.print(_apis(report))
-    console.print(_harnesses(report))
-    console.print(_sum(report), soft_wrap=True)
+        _print_failure(console, finding)
+    if show_all:
+        console.print(_results_table(report))
+    _print_not_applicable(console, report)
+    console.print(_api_table(report))
+    console.print(_harness_table(report))
+    console.print(_summary_line(report), soft_wrap=True)
 
 
-def _line(console: Console, check: Check, finding: Finding | None) -> None:
-    if finding is not None:
+def _print_result(console: Console, check: Check, result: CheckResult | None) -> None:
+    if result is not None:
         said = Text.assemble(
-            (f"{finding.outcome:<15}", _COLOURS[finding.outcome]), f"{check.id:<34} {finding.note}"
+            (f"{result.outcome:<15}", _OUTCOME_COLORS[result.outcome]), f"{check.id:<34} {result.message}"
         )
         console.print(said, soft_wrap=True)
 
 
-def _failure(console: Console, finding: Finding) -> None:
-    check = finding.check
-    head = (f"{finding.outcome.upper()}  {check.id}", "bold red")
+def _print_failure(console: Console, result: CheckResult) -> None:
+    check = result.check
+    head = (f"{result.outcome.upper()}  {check.id}", "bold red")
     console.print(Text.assemble(head, f"  {check.title}"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in (
-        ("found", finding.note),
+        ("found", result.message),
         ("clause", f"{check.clause.id} ({check.clause.source}): {check.clause.sentence}"),
         ("why", check.why),
-        ("sent", finding.sent),
-        ("came", finding.came),
+        ("sent", result.sent),
+        ("came", result.received),
     ):
         table.add_row(name, Text(text))
     console.print(Padding(table, (0, 0, 1, 2)))
 
 
-def _all(report: Report) -> Table:
+def _results_table(report: VerifyReport) -> Table:
     table = Table(title="all checks", title_justify="left", pad_edge=False, box=None)
     for name in ("outcome", "check", "clause", "what was seen"):
         table.add_column(name, overflow="fold")
-    for finding in report.findings:
-        outcome = Text(finding.outcome, _COLOURS[finding.outcome])
+    for finding in report.results:
+        outcome = Text(finding.outcome, _OUTCOME_COLORS[finding.outcome])
         check = finding.check
-        table.add_row(outcome, Text(check.id), check.clause.id, Text(finding.note))
+        table.add_row(outcome, Text(check.id), check.clause.id, Text(finding.message))
     return table
 
 
-def _unjudged(console: Console, report: Report) -> None:
+def _print_not_applicable(console: Console, report: VerifyReport) -> None:
     reasons: dict[str, list[str]] = {}
-    for finding in report.of(Outcome.NOT_APPLICABLE):
-        reasons.setdefault(finding.note, []).append(finding.check.id)
+    for finding in report.results_with(CheckOutcome.NOT_APPLICABLE):
+        reasons.setdefault(finding.message, []).append(finding.check.id)
     if not reasons:
         return
     console.print(Text("not applicable", "bold"))
@@ -106,45 +106,45 @@ def _unjudged(console: Console, report: Report) -> None:
     console.print()
 
 
-def _apis(report: Report) -> Table:
+def _api_table(report: VerifyReport) -> Table:
     table = Table(pad_edge=False, box=None)
     table.add_column("API")
     for name in ("passed", "failed", "not applicable"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for api, counts in report.apis().items():
-        failed = counts[Outcome.FAIL] + counts[Outcome.ERROR]
+    for api, counts in report.outcomes_by_api().items():
+        failed = counts[CheckOutcome.FAIL] + counts[CheckOutcome.ERROR]
         table.add_row(
             api,
-            Text(str(counts[Outcome.PASS]), "green"),
+            Text(str(counts[CheckOutcome.PASS]), "green"),
             Text(str(failed), "red" if failed else ""),
-            str(counts[Outcome.NOT_APPLICABLE]),
-            Text("API not served", "red") if api in report.missing else "",
+            str(counts[CheckOutcome.NOT_APPLICABLE]),
+            Text("API not served", "red") if api in report.missing_apis else "",
         )
     return table
 
 
-def _harnesses(report: Report) -> Padding:
+def _harness_table(report: VerifyReport) -> Padding:
     table = Table(pad_edge=False, box=None)
     for name in ("harness", "", "over", "because of"):
         table.add_column(name, overflow="fold")
     for verdict in report.verdicts():
-        standing = Text(verdict.standing, _STANDINGS.get(verdict.standing, ""))
-        table.add_row(verdict.harness, standing, verdict.api, Text(because(verdict)))
+        standing = Text(verdict.status, _STATUS_COLORS.get(verdict.status, ""))
+        table.add_row(verdict.harness, standing, verdict.api, Text(explain_verdict(verdict)))
     return Padding(table, (1, 0))
 
 
-def because(verdict: Verdict, most: int = 4) -> str:
+def explain_verdict(verdict: HarnessVerdict, max_ids: int = 4) -> str:
     """The checks that a verdict rests on."""
     named = verdict.breaking or verdict.faults
-    more = f" and {len(named) - most} more" if len(named) > most else ""
-    return verdict.reason or f"{', '.join(named[:most])}{more}"
+    more = f" and {len(named) - max_ids} more" if len(named) > max_ids else ""
+    return verdict.reason or f"{', '.join(named[:max_ids])}{more}"
 
 
-def _sum(report: Report) -> Text:
+def _summary_line(report: VerifyReport) -> Text:
     failed = len(report.failed)
     colour = "bold red" if failed else "bold green"
-    passed, rest = len(report.of(Outcome.PASS)), len(report.of(Outcome.NOT_APPLICABLE))
+    passed, rest = len(report.results_with(CheckOutcome.PASS)), len(report.results_with(CheckOutcome.NOT_APPLICABLE))
     said = f"{passed} passed, {failed} failed, {rest} not applicable"
     told = f"  {report.model} at {report.address}, {report.seconds:.0f} s"
     return Text.assemble((said, colour), told)

@@ -20,15 +20,15 @@ from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_process import start_server
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError
-from dovetail_verify.check import Check, Finding
-from dovetail_verify.html_report import as_html
-from dovetail_verify.registry import BLACK_BOX, SCRIPTED, chosen
-from dovetail_verify.report import Report, as_json
-from dovetail_verify.run import run
-from dovetail_verify.scripted import FileRecording, prepare_scripted_server, script_for
-from dovetail_verify.suite import Unusable, discover
-from dovetail_verify.target import Recording, Stage
-from dovetail_verify.terminal_report import progress, tell
+from dovetail_verify.check import Check, CheckResult
+from dovetail_verify.html_report import render_html
+from dovetail_verify.registry import BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
+from dovetail_verify.report import VerifyReport, report_to_dict
+from dovetail_verify.run import run_checks
+from dovetail_verify.scripted import FileRecording, prepare_scripted_server, render_script
+from dovetail_verify.suite import TargetUnusable, discover_target
+from dovetail_verify.target import EngineRecording, TargetServer
+from dovetail_verify.terminal_report import show_progress, print_report
 
 _INTERRUPTED_STATUS = 130  # as shells have it for Ctrl-C
 
@@ -89,8 +89,8 @@ def verify(  # noqa: PLR0913 - each is a flag
         fail(
             "verify", "--scripted needs the address of a server, and --engine-record FILE", status=2
         )
-    both = (*BLACK_BOX, *SCRIPTED)
-    checks = chosen(both if scripted or listed or not url else BLACK_BOX, patterns)
+    both = (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)
+    checks = select_checks(both if scripted or listed or not url else BLACK_BOX_CHECKS, patterns)
     if not checks:
         fail("verify", f"no check is called {', '.join(patterns)}: --list shows them", status=2)
     if listed:
@@ -99,11 +99,11 @@ def verify(  # noqa: PLR0913 - each is a flag
     console = Console(stderr=json_file == "-")
     try:
         report = _run_checks(flags, checks, console, engine_record)
-        tell(console, report, everything=everything)
+        print_report(console, report, show_all=everything)
         _write_report(report, json_file, html_file)
-    except (DovetailError, LaunchError, Unusable, OSError, ValueError) as error:
+    except (DovetailError, LaunchError, TargetUnusable, OSError, ValueError) as error:
         fail("verify", str(error), status=2)
-    if len(report.findings) < len(checks):
+    if len(report.results) < len(checks):
         raise typer.Exit(_INTERRUPTED_STATUS)
     if report.failed:
         raise typer.Exit(1)
@@ -119,7 +119,7 @@ class _ServerFlags:
     timeout: float = 120.0
 
 
-def _run_checks(flags: _ServerFlags, checks: Sequence[Check], console: Console, record: Path | None) -> Report:
+def _run_checks(flags: _ServerFlags, checks: Sequence[Check], console: Console, record: Path | None) -> VerifyReport:
     if not flags.url:
         with _start_scripted_server() as (own, recording):
             return asyncio.run(_run_suite(own, checks, console, recording))
@@ -128,7 +128,7 @@ def _run_checks(flags: _ServerFlags, checks: Sequence[Check], console: Console, 
 
 
 @contextmanager
-def _start_scripted_server() -> Iterator[tuple[_ServerFlags, Recording]]:
+def _start_scripted_server() -> Iterator[tuple[_ServerFlags, EngineRecording]]:
     """Dovetail with a scripted model and a key, for as long as it is judged."""
     key = token_urlsafe()
     with TemporaryDirectory(prefix="dovetail-verify-") as folder:
@@ -141,39 +141,39 @@ def _start_scripted_server() -> Iterator[tuple[_ServerFlags, Recording]]:
 
 
 async def _run_suite(
-    flags: _ServerFlags, checks: Sequence[Check], console: Console, recording: Recording | None
-) -> Report:
+    flags: _ServerFlags, checks: Sequence[Check], console: Console, recording: EngineRecording | None
+) -> VerifyReport:
     endpoint = Endpoint.parse(flags.url.rstrip("/").removesuffix("/v1"))
-    stage = Stage(
-        endpoint, flags.model or "", key=flags.key, timeout=flags.timeout, recording=recording
+    stage = TargetServer(
+        endpoint, flags.model or "", api_key=flags.key, timeout=flags.timeout, recording=recording
     )
     console.print(f"asking {endpoint}", highlight=False)
-    await discover(stage)
+    await discover_target(stage)
     console.print(f"{len(checks)} checks of {stage.model}", highlight=False)
-    findings: list[Finding] = []
-    with progress(console, len(checks)) as show:
+    findings: list[CheckResult] = []
+    with show_progress(console, len(checks)) as show:
 
-        def note(check: Check, finding: Finding | None) -> None:
+        def note(check: Check, finding: CheckResult | None) -> None:
             show(check, finding)
             findings.extend([finding] if finding is not None else [])
 
         try:
-            await run(stage, checks, note)
+            await run_checks(stage, checks, note)
         except asyncio.CancelledError:  # Ctrl-C: what was found until then is told
             console.print(f"interrupted after {len(findings)} of {len(checks)} checks")
     served = str(endpoint), stage.model
-    return Report(*served, findings, stage.missing, stage.window, version("dovetail"))
+    return VerifyReport(*served, findings, stage.missing_apis, stage.context_length, version("dovetail"))
 
 
-def _write_report(report: Report, json_file: str | None, html_file: Path | None) -> None:
+def _write_report(report: VerifyReport, json_file: str | None, html_file: Path | None) -> None:
     if json_file is not None:
-        text = json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(report_to_dict(report), indent=2, ensure_ascii=False) + "\n"
         if json_file == "-":
             sys.stdout.write(text)
         else:
             Path(json_file).write_text(text, "utf-8")
     if html_file is not None:
-        html_file.write_text(as_html(report), "utf-8")
+        html_file.write_text(render_html(report), "utf-8")
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
@@ -184,6 +184,6 @@ def _print_checks(checks: Sequence[Check]) -> None:
 
 def _print_script(family: str) -> None:
     try:
-        typer.echo(script_for(family), nl=False)
+        typer.echo(render_script(family), nl=False)
     except ValueError as error:
         fail("verify", str(error), status=2)

@@ -16,15 +16,15 @@ from dovetail.eval.tools import can_contain_tools
 from dovetail.watch.report import FINDING_DESCRIPTIONS
 from dovetail_verify.html_page import (
     Content,
-    Figure,
+    KeyFigure,
     Html,
-    Section,
-    Tone,
-    badge,
-    facts,
-    figures,
-    page,
-    table,
+    PageSection,
+    BadgeTone,
+    render_badge,
+    render_definitions,
+    render_figures,
+    render_page,
+    render_table,
 )
 
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s$))")
@@ -78,12 +78,12 @@ def to_report_json(subject: EvalTarget, passes: Sequence[PassMetrics]) -> dict[s
 def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
     """The report as a page."""
     names = [one.name for one in passes]
-    numbers = table(
+    numbers = render_table(
         ["", *names, "what it is"],
         [[_keep_spacing(row.name), *_row_values(row, passes), row.description] for row in METRIC_ROWS],
     )
-    tasks = table(["task", *names], [_task_row(at, passes) for at in range(_max_tasks(passes))])
-    about = facts(
+    tasks = render_table(["task", *names], [_task_row(at, passes) for at in range(_max_tasks(passes))])
+    about = render_definitions(
         [
             ("server", str(subject.endpoint)),
             ("model", subject.model),
@@ -92,18 +92,18 @@ def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
             ("on", "the agent asks a Dovetail before the same server, over the API named"),
         ]
     )
-    sections = [Section("Figures", [_render_headline(passes), numbers]), Section("Tasks", [tasks])]
-    sections += [Section(title, said) for title, said in build_notes(subject, passes)]
-    sections.append(Section("What was tried", [about]))
-    return page(f"Acceptance of {subject.model}", sections, str(subject.endpoint))
+    sections = [PageSection("Figures", [_render_headline(passes), numbers]), PageSection("Tasks", [tasks])]
+    sections += [PageSection(title, said) for title, said in build_notes(subject, passes)]
+    sections.append(PageSection("What was tried", [about]))
+    return render_page(f"Acceptance of {subject.model}", sections, str(subject.endpoint))
 
 
 def _render_headline(passes: Sequence[PassMetrics]) -> Html:
     """What most people look for: without Dovetail, and with it over the first API."""
     compared = [next((one for one in passes if one.dovetail == on), None) for on in (False, True)]
     rows = [row for row in METRIC_ROWS if row.name.strip() in _HEADLINE_ROWS]
-    return figures(
-        Figure(_keep_spacing(format_value(row, one)), f"{row.name.strip()}, {one.name}")
+    return render_figures(
+        KeyFigure(_keep_spacing(format_value(row, one)), f"{row.name.strip()}, {one.name}")
         for row in rows
         for one in compared
         if one is not None
@@ -127,9 +127,9 @@ def _task_row(at: int, passes: Sequence[PassMetrics]) -> list[Content]:
 
 def _task_badge(done: TaskResult | None) -> Content:
     if done is None:
-        return badge("not run", "dim")
-    tone: Tone = "good" if done.solved else "warn"
-    return badge(f"{'solved' if done.solved else 'not solved'}, {done.requests} requests", tone)
+        return render_badge("not run", "dim")
+    tone: BadgeTone = "good" if done.solved else "warn"
+    return render_badge(f"{'solved' if done.solved else 'not solved'}, {done.requests} requests", tone)
 
 
 def _max_tasks(passes: Sequence[PassMetrics]) -> int:

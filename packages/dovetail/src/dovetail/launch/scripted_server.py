@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail_verify.scripted.script import parsers, script_for
+from dovetail_verify.scripted.script import resolve_parser_names, render_script
 
 MODEL_NAME = "some-org/some-model"  # with a slash in it, as most names have
 PARSER_FAMILY = "qwen3_coder"
@@ -57,8 +57,8 @@ def prepare_scripted_server(folder: Path) -> ScriptedServer:
     config = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT_TOKENS}))
-    script.write_text(script_for(PARSER_FAMILY), "utf-8")
-    tool_parser, reasoning_parser = parsers(PARSER_FAMILY)
+    script.write_text(render_script(PARSER_FAMILY), "utf-8")
+    tool_parser, reasoning_parser = resolve_parser_names(PARSER_FAMILY)
     settings = {
         "engine": "scripted",
         "script": str(script),

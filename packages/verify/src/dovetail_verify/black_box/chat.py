@@ -3,27 +3,27 @@
 import json
 from typing import Any
 
-from dovetail_verify.black_box.refusals import accepted, said
-from dovetail_verify.black_box.samples import QUESTION, called, stream, streams, whole
-from dovetail_verify.black_box.usage import tokenized
-from dovetail_verify.check import check, require, several
-from dovetail_verify.dialects import CHAT, DESCRIPTION, NAME, PARAMETERS, Json
-from dovetail_verify.exchange import Exchange
-from dovetail_verify.target import Stage
+from dovetail_verify.black_box.refusals import require_accepted, refusal_reason
+from dovetail_verify.black_box.samples import QUESTION, sample_tool_call, sample_stream, sample_streams, sample_response
+from dovetail_verify.black_box.usage import count_chat_tokens
+from dovetail_verify.check import check, require, pluralize
+from dovetail_verify.dialects import CHAT, TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS, Json
+from dovetail_verify.exchange import HttpExchange
+from dovetail_verify.target import TargetServer
 
 _TOOL = {
     "type": "function",
-    "function": {"name": NAME, "description": DESCRIPTION, "parameters": PARAMETERS},
+    "function": {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "parameters": TOOL_PARAMETERS},
 }
 
 
-def _accepted(exchange: Exchange, what: str) -> str:
-    return accepted(exchange, CHAT, what)
+def _require_accepted(exchange: HttpExchange, what: str) -> str:
+    return require_accepted(exchange, CHAT, what)
 
 
-async def _ask(stage: Stage, messages: list[Json], **more: Any) -> Exchange:
-    body = {"model": stage.model, "messages": messages, "max_tokens": 16, **more}
-    return await stage.post(CHAT.path, body)
+async def _post_chat(target: TargetServer, messages: list[Json], **more: Any) -> HttpExchange:
+    body = {"model": target.model, "messages": messages, "max_tokens": 16, **more}
+    return await target.post(CHAT.path, body)
 
 
 @check(
@@ -32,8 +32,8 @@ async def _ask(stage: Stage, messages: list[Json], **more: Any) -> Exchange:
     title="a whole answer has a choice with a message, a finish_reason and usage",
     why="SDKs cannot read the answer.",
 )
-async def whole_shape(stage: Stage) -> str:
-    answer = (await whole(stage, CHAT)).json
+async def whole_shape(target: TargetServer) -> str:
+    answer = (await sample_response(target, CHAT)).json
     require(answer.get("object") == "chat.completion", f"object is {answer.get('object')!r}")
     choice = answer["choices"][0]
     require(choice["message"].get("role") == "assistant", "the message has no role")
@@ -50,12 +50,12 @@ async def whole_shape(stage: Stage) -> str:
     title="a stream opens with the role, ends with one finish_reason and [DONE]",
     why="Agents hang, or take the answer for a broken one.",
 )
-async def stream_shape(stage: Stage) -> str:
-    found = [_well_formed(exchange) async for exchange in streams(stage, CHAT)]
+async def stream_shape(target: TargetServer) -> str:
+    found = [_require_chunk_order(exchange) async for exchange in sample_streams(target, CHAT)]
     return "; ".join(found)
 
 
-def _well_formed(exchange: Exchange) -> str:
+def _require_chunk_order(exchange: HttpExchange) -> str:
     chunks = CHAT.chunks(exchange)
     require(chunks, "there are no chunks")
     for chunk in chunks:
@@ -78,8 +78,8 @@ def _well_formed(exchange: Exchange) -> str:
     title="include_usage adds one last chunk with usage and no choices",
     why="Agents show no tokens, and cannot tell when to compact.",
 )
-async def stream_usage(stage: Stage) -> str:
-    chunks = CHAT.chunks(await stream(stage, CHAT))
+async def stream_usage(target: TargetServer) -> str:
+    chunks = CHAT.chunks(await sample_stream(target, CHAT))
     usage: Json = chunks[-1].get("usage") or {}
     require(usage, "the last chunk has no usage")
     require(chunks[-1]["choices"] == [], "the chunk with usage has choices")
@@ -87,8 +87,8 @@ async def stream_usage(stage: Stage) -> str:
         require(isinstance(usage.get(name), int), f"usage has no {name}")
     total = usage["prompt_tokens"] + usage["completion_tokens"]
     require(usage["total_tokens"] == total, f"total_tokens is {usage['total_tokens']}, not {total}")
-    plain = {**CHAT.body(stage.model, [QUESTION], limit=16), "stream": True}
-    unasked = [c for c in CHAT.chunks(await stage.post(CHAT.path, plain)) if not c["choices"]]
+    plain = {**CHAT.body(target.model, [QUESTION], max_tokens=16), "stream": True}
+    unasked = [c for c in CHAT.chunks(await target.post(CHAT.path, plain)) if not c["choices"]]
     require(not unasked, "a chunk without choices came where no usage was asked for")
     return f"{usage['total_tokens']} tokens"
 
@@ -99,12 +99,12 @@ async def stream_usage(stage: Stage) -> str:
     title="all chunks of a stream have one id and one model",
     why="SDKs that collect chunks by id make several answers of one.",
 )
-async def stream_ids(stage: Stage) -> str:
-    chunks = CHAT.chunks(await stream(stage, CHAT))
+async def stream_ids(target: TargetServer) -> str:
+    chunks = CHAT.chunks(await sample_stream(target, CHAT))
     ids = {chunk.get("id") for chunk in chunks}
     require(len(ids) == 1 and all(ids), f"the ids are {sorted(map(str, ids))}")
     models = {chunk.get("model") for chunk in chunks}
-    require(models == {stage.model}, f"asked for {stage.model!r}, answered as {models}")
+    require(models == {target.model}, f"asked for {target.model!r}, answered as {models}")
     return str(ids.pop())
 
 
@@ -114,8 +114,8 @@ async def stream_ids(stage: Stage) -> str:
     title="tool-call deltas have an index; id and name come first and once",
     why="SDKs that add deltas up get doubled names, or calls without an id.",
 )
-async def call_deltas(stage: Stage) -> str:
-    exchange = await called(stage, CHAT)
+async def call_deltas(target: TargetServer) -> str:
+    exchange = await sample_tool_call(target, CHAT)
     seen: set[int] = set()
     count = 0
     for part in (p for delta in CHAT.deltas(exchange) for p in delta.get("tool_calls") or []):
@@ -129,8 +129,8 @@ async def call_deltas(stage: Stage) -> str:
             require(not function.get("name"), "the name comes a second time")
         seen.add(index)
         count += 1
-    json.loads(CHAT.calls(exchange)[0].arguments)
-    return f"{several(len(seen), 'call')} in {several(count, 'delta')}"
+    json.loads(CHAT.tool_calls(exchange)[0].arguments)
+    return f"{pluralize(len(seen), 'call')} in {pluralize(count, 'delta')}"
 
 
 @check(
@@ -139,8 +139,8 @@ async def call_deltas(stage: Stage) -> str:
     title="reasoning_content, calls and results are accepted in the history",
     why="The second turn of every tool loop fails.",
 )
-async def replay(stage: Stage) -> str:
-    return _accepted(await _ask(stage, _loop(""), tools=[_TOOL]), "a history with reasoning")
+async def replay(target: TargetServer) -> str:
+    return _require_accepted(await _post_chat(target, _tool_loop(""), tools=[_TOOL]), "a history with reasoning")
 
 
 @check(
@@ -149,8 +149,8 @@ async def replay(stage: Stage) -> str:
     title="a turn of calls alone may have null as its content",
     why="SDKs replay such turns as they came: the second turn of a tool loop fails.",
 )
-async def null(stage: Stage) -> str:
-    return _accepted(await _ask(stage, _loop(None), tools=[_TOOL]), "null content beside a call")
+async def null_content(target: TargetServer) -> str:
+    return _require_accepted(await _post_chat(target, _tool_loop(None), tools=[_TOOL]), "null content beside a call")
 
 
 @check(
@@ -159,9 +159,9 @@ async def null(stage: Stage) -> str:
     title="the developer role is accepted",
     why="Pi sends its instructions this way: not one request works.",
 )
-async def developer(stage: Stage) -> str:
+async def developer_role(target: TargetServer) -> str:
     told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
-    return _accepted(await _ask(stage, told), "a developer message")
+    return _require_accepted(await _post_chat(target, told), "a developer message")
 
 
 @check(
@@ -170,14 +170,14 @@ async def developer(stage: Stage) -> str:
     title="content as a list of parts is accepted in every role",
     why="Agents that send parts are refused.",
 )
-async def parts(stage: Stage) -> str:
+async def content_parts(target: TargetServer) -> str:
     told: list[Json] = [
-        {"role": "system", "content": [_part("Be brief."), _part("Be kind.")]},
-        {"role": "user", "content": [_part("Name a colour."), _part("A warm one.")]},
-        {"role": "assistant", "content": [_part("Red")]},
-        {"role": "user", "content": [_part("More.")]},
+        {"role": "system", "content": [_text_part("Be brief."), _text_part("Be kind.")]},
+        {"role": "user", "content": [_text_part("Name a colour."), _text_part("A warm one.")]},
+        {"role": "assistant", "content": [_text_part("Red")]},
+        {"role": "user", "content": [_text_part("More.")]},
     ]
-    return _accepted(await _ask(stage, told), "lists of parts")
+    return _require_accepted(await _post_chat(target, told), "lists of parts")
 
 
 @check(
@@ -186,10 +186,10 @@ async def parts(stage: Stage) -> str:
     title="unknown fields are accepted",
     why="Each agent adds fields of its own: it is refused.",
 )
-async def unknown(stage: Stage) -> str:
+async def unknown_fields(target: TargetServer) -> str:
     more = {"a_field_of_tomorrow": {"x": 1}, "store": False, "reasoning_effort": "low"}
     told = [{"role": "user", "content": QUESTION, "a_field_of_tomorrow": 1}]
-    return _accepted(await _ask(stage, told, **more), "unknown fields")
+    return _require_accepted(await _post_chat(target, told, **more), "unknown fields")
 
 
 @check(
@@ -198,11 +198,11 @@ async def unknown(stage: Stage) -> str:
     title="max_completion_tokens limits the answer",
     why="Answers run on to the end of the window.",
 )
-async def completion_limit(stage: Stage) -> str:
-    body = CHAT.body(stage.model, ["Count from one to one hundred in words."])
+async def completion_limit(target: TargetServer) -> str:
+    body = CHAT.body(target.model, ["Count from one to one hundred in words."])
     del body["max_tokens"]
-    exchange = (await stage.post(CHAT.path, {**body, "max_completion_tokens": 16})).ok()
-    used = CHAT.used(exchange).output
+    exchange = (await target.post(CHAT.path, {**body, "max_completion_tokens": 16})).require_ok()
+    used = CHAT.usage(exchange).output_tokens
     require(used <= 16, f"{used} tokens, and the limit is 16")
     return f"{used} tokens"
 
@@ -213,10 +213,10 @@ async def completion_limit(stage: Stage) -> str:
     title="n gives so many choices, or is refused with a reason",
     why="A client that asks for two answers gets one, and fails later.",
 )
-async def choices(stage: Stage) -> str:
-    exchange = await _ask(stage, [{"role": "user", "content": QUESTION}], n=2)
+async def choices(target: TargetServer) -> str:
+    exchange = await _post_chat(target, [{"role": "user", "content": QUESTION}], n=2)
     if exchange.status != 200:
-        return said(exchange)
+        return refusal_reason(exchange)
     found = [choice.get("index") for choice in exchange.json["choices"]]
     require(sorted(found) == [0, 1], f"n is 2, and the choices are {found}")
     return "two choices"
@@ -228,15 +228,15 @@ async def choices(stage: Stage) -> str:
     title="logprobs come when they are asked for, or are refused with a reason",
     why="Evaluations silently work without what they measure.",
 )
-async def logprobs(stage: Stage) -> str:
+async def logprobs(target: TargetServer) -> str:
     more = {"logprobs": True, "top_logprobs": 1}
-    exchange = await _ask(stage, [{"role": "user", "content": QUESTION}], **more)
+    exchange = await _post_chat(target, [{"role": "user", "content": QUESTION}], **more)
     if exchange.status != 200:
-        return said(exchange)
+        return refusal_reason(exchange)
     found: list[Json] = (exchange.json["choices"][0].get("logprobs") or {}).get("content") or []
     require(found, "accepted, and there are no logprobs")
     require(isinstance(found[0].get("logprob"), int | float), "an entry without logprob")
-    return several(len(found), "token")
+    return pluralize(len(found), "token")
 
 
 @check(
@@ -245,17 +245,17 @@ async def logprobs(stage: Stage) -> str:
     title="usage counts the prompt as /tokenize does",
     why="Tools that plan by /tokenize overflow the window.",
 )
-async def usage_tokenized(stage: Stage) -> str:
-    body = {"model": stage.model, "messages": [{"role": "user", "content": QUESTION}]}
-    count = await tokenized(stage, body)
-    used = CHAT.used(await whole(stage, CHAT)).prompt
+async def usage_tokenized(target: TargetServer) -> str:
+    body = {"model": target.model, "messages": [{"role": "user", "content": QUESTION}]}
+    count = await count_chat_tokens(target, body)
+    used = CHAT.usage(await sample_response(target, CHAT)).prompt_tokens
     require(count == used, f"/tokenize says {count}, usage {used}")
     return f"{count} tokens"
 
 
-def _loop(content: str | None) -> list[Json]:
+def _tool_loop(content: str | None) -> list[Json]:
     """A tool loop as it comes back, with what stands beside the call."""
-    call = {"id": "call_v1", "type": "function", "function": {"name": NAME, "arguments": "{}"}}
+    call = {"id": "call_v1", "type": "function", "function": {"name": TOOL_NAME, "arguments": "{}"}}
     turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
     return [
         {"role": "user", "content": "What is the weather in Paris?"},
@@ -266,7 +266,7 @@ def _loop(content: str | None) -> list[Json]:
     ]
 
 
-def _part(text: str) -> Json:
+def _text_part(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
@@ -277,10 +277,10 @@ CHECKS = (
     stream_ids,
     call_deltas,
     replay,
-    null,
-    developer,
-    parts,
-    unknown,
+    null_content,
+    developer_role,
+    content_parts,
+    unknown_fields,
     completion_limit,
     choices,
     logprobs,

@@ -2,13 +2,13 @@
 
 from urllib.parse import quote
 
-from dovetail_verify.check import NotApplicable, check, require, several
+from dovetail_verify.check import NotApplicable, check, require, pluralize
 from dovetail_verify.dialects import Json
-from dovetail_verify.exchange import Exchange
-from dovetail_verify.target import ANTHROPIC, Stage
+from dovetail_verify.exchange import HttpExchange
+from dovetail_verify.target import ANTHROPIC_HEADERS, TargetServer
 
-_TEXT = "Größe, naïve café — 你好, नमस्ते 👩‍👩‍👧\n\tdef f(x): return x  # done"
-_ABSENT = (404, 405, 501)
+_ROUND_TRIP_TEXT = "Größe, naïve café — 你好, नमस्ते 👩‍👩‍👧\n\tdef f(x): return x  # done"
+_NOT_SERVED_STATUSES = (404, 405, 501)
 
 
 @check(
@@ -17,14 +17,14 @@ _ABSENT = (404, 405, 501)
     title="GET /v1/models lists the models in OpenAI's form",
     why="Agents that let the user choose a model show an empty list.",
 )
-async def openai_list(stage: Stage) -> str:
-    exchange = (await stage.ask("GET", "/v1/models")).ok()
+async def openai_list(target: TargetServer) -> str:
+    exchange = (await target.request("GET", "/v1/models")).require_ok()
     require(exchange.json.get("object") == "list", 'there is no "object": "list"')
     for entry in exchange.json["data"]:
         require(entry.get("object") == "model", "an entry that is no model")
     ids = [entry["id"] for entry in exchange.json["data"]]
-    require(stage.model in ids, f"{stage.model!r} is not in the list: {ids}")
-    return several(len(ids), "model")
+    require(target.model in ids, f"{target.model!r} is not in the list: {ids}")
+    return pluralize(len(ids), "model")
 
 
 @check(
@@ -33,13 +33,13 @@ async def openai_list(stage: Stage) -> str:
     title="the list has Anthropic's form for clients that send anthropic-version",
     why="Claude Code's model discovery finds nothing.",
 )
-async def anthropic_list(stage: Stage) -> str:
-    exchange = (await stage.ask("GET", "/v1/models?limit=1000", headers=_signed(stage))).ok()
+async def anthropic_list(target: TargetServer) -> str:
+    exchange = (await target.request("GET", "/v1/models?limit=1000", headers=_anthropic_headers(target))).require_ok()
     for entry in exchange.json["data"]:
         require(entry.get("type") == "model", 'an entry without "type": "model"')
         require(isinstance(entry.get("display_name"), str), "an entry without display_name")
     require("has_more" in exchange.json, "the list has no has_more")
-    return several(len(exchange.json["data"]), "model")
+    return pluralize(len(exchange.json["data"]), "model")
 
 
 @check(
@@ -48,16 +48,16 @@ async def anthropic_list(stage: Stage) -> str:
     title="GET /v1/models/{id} works, with the slashes of the id as they are and escaped",
     why="Versions of Claude Code that look their model up at start-up fail.",
 )
-async def one(stage: Stage) -> str:
-    plain, escaped = quote(stage.model, safe="/"), quote(stage.model, safe="")
-    exchanges = [await stage.ask("GET", f"/v1/models/{name}") for name in (escaped, plain)]
-    if all(exchange.status in _ABSENT for exchange in exchanges):
+async def single_model(target: TargetServer) -> str:
+    plain, escaped = quote(target.model, safe="/"), quote(target.model, safe="")
+    exchanges = [await target.request("GET", f"/v1/models/{name}") for name in (escaped, plain)]
+    if all(exchange.status in _NOT_SERVED_STATUSES for exchange in exchanges):
         raise NotApplicable("API not served: /v1/models/{id}")
     for exchange in exchanges:
-        path, status = exchange.sent.path, exchange.status
-        require(status == 200, f"{path}: status {status}", sent=f"GET {path}", came=exchange.came)
-        require(exchange.json.get("id") == stage.model, f"its id is {exchange.json.get('id')!r}")
-    return stage.model
+        path, status = exchange.request.path, exchange.status
+        require(status == 200, f"{path}: status {status}", sent=f"GET {path}", received=exchange.summary)
+        require(exchange.json.get("id") == target.model, f"its id is {exchange.json.get('id')!r}")
+    return target.model
 
 
 @check(
@@ -66,8 +66,8 @@ async def one(stage: Stage) -> str:
     title="an unknown model is 404 with an error body",
     why="A typo looks like a model that exists.",
 )
-async def unknown(stage: Stage) -> str:
-    exchange = await stage.ask("GET", "/v1/models/no-such-org/no-such-model")
+async def unknown_model(target: TargetServer) -> str:
+    exchange = await target.request("GET", "/v1/models/no-such-org/no-such-model")
     if exchange.status == 200:
         return "served as an alias"
     require(exchange.status == 404, f"status {exchange.status}")
@@ -81,14 +81,14 @@ async def unknown(stage: Stage) -> str:
     title="the list has `models` for Codex's client_version, beside `data`",
     why="Codex works with fallback metadata: short tool outputs, no apply_patch.",
 )
-async def codex(stage: Stage) -> str:
-    exchange = (await stage.ask("GET", "/v1/models?client_version=0.166.0")).ok()
+async def codex_catalog(target: TargetServer) -> str:
+    exchange = (await target.request("GET", "/v1/models?client_version=0.166.0")).require_ok()
     require(isinstance(exchange.json.get("data"), list), "data is gone")
     found = exchange.json.get("models")
     require(isinstance(found, list) and found, "there is no list `models`")
     slugs = [entry.get("slug") for entry in found]
-    require(stage.model in slugs, f"{stage.model!r} is not among {slugs}")
-    return several(len(slugs), "model")
+    require(target.model in slugs, f"{target.model!r} is not among {slugs}")
+    return pluralize(len(slugs), "model")
 
 
 @check(
@@ -97,27 +97,27 @@ async def codex(stage: Stage) -> str:
     title="/tokenize and /detokenize are inverses",
     why="Tools that cut text by tokens break it.",
 )
-async def round_trip(stage: Stage) -> str:
-    body = {"model": stage.model, "prompt": _TEXT, "content": _TEXT, "add_special_tokens": False}
-    exchange = await _found(stage, "tokenize", body)
+async def round_trip(target: TargetServer) -> str:
+    body = {"model": target.model, "prompt": _ROUND_TRIP_TEXT, "content": _ROUND_TRIP_TEXT, "add_special_tokens": False}
+    exchange = await _post_first_served(target, "tokenize", body)
     tokens = exchange.json.get("tokens")
     require(isinstance(tokens, list) and tokens, "there are no tokens")
-    back = await _found(stage, "detokenize", {"model": stage.model, "tokens": tokens})
+    back = await _post_first_served(target, "detokenize", {"model": target.model, "tokens": tokens})
     text = back.json.get("prompt", back.json.get("content"))
-    require(text == _TEXT, f"came back as {text!r}")
+    require(text == _ROUND_TRIP_TEXT, f"came back as {text!r}")
     return f"{len(tokens)} tokens"
 
 
-async def _found(stage: Stage, name: str, body: Json) -> Exchange:
+async def _post_first_served(target: TargetServer, name: str, body: Json) -> HttpExchange:
     for path in (f"/{name}", f"/v1/{name}"):
-        exchange = await stage.post(path, body)
-        if exchange.status not in _ABSENT:
-            return exchange.ok()
+        exchange = await target.post(path, body)
+        if exchange.status not in _NOT_SERVED_STATUSES:
+            return exchange.require_ok()
     raise NotApplicable(f"API not served: /{name}")
 
 
-def _signed(stage: Stage) -> dict[str, str]:
-    return {**ANTHROPIC, **({"x-api-key": stage.key} if stage.key else {})}
+def _anthropic_headers(target: TargetServer) -> dict[str, str]:
+    return {**ANTHROPIC_HEADERS, **({"x-api-key": target.api_key} if target.api_key else {})}
 
 
-CHECKS = (openai_list, anthropic_list, one, unknown, codex, round_trip)
+CHECKS = (openai_list, anthropic_list, single_model, unknown_model, codex_catalog, round_trip)

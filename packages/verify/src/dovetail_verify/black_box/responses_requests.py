@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from dovetail_verify.black_box.refusals import accepted, said
-from dovetail_verify.black_box.samples import QUESTION, was_cut, whole
+from dovetail_verify.black_box.refusals import require_accepted, refusal_reason
+from dovetail_verify.black_box.samples import QUESTION, is_truncated, sample_response
 from dovetail_verify.check import NotApplicable, check, require
-from dovetail_verify.dialects import CALL_LIMIT, DESCRIPTION, NAME, PARAMETERS, RESPONSES, Json
-from dovetail_verify.exchange import Exchange, Sent
-from dovetail_verify.http_client import line
-from dovetail_verify.target import Stage
+from dovetail_verify.dialects import TOOL_CALL_MAX_TOKENS, TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS, RESPONSES, Json
+from dovetail_verify.exchange import HttpExchange, SentRequest
+from dovetail_verify.http_client import open_connection
+from dovetail_verify.target import TargetServer
 
-_FUNCTION = {
+_FUNCTION_TOOL = {
     "type": "function",
-    "name": NAME,
-    "description": DESCRIPTION,
+    "name": TOOL_NAME,
+    "description": TOOL_DESCRIPTION,
     "strict": False,
-    "parameters": PARAMETERS,
+    "parameters": TOOL_PARAMETERS,
 }
-_PATCH = {
+_PATCH_TOOL = {
     "type": "custom",
     "name": "apply_patch",
     "description": "Changes files by a patch.",
@@ -27,16 +27,16 @@ _PATCH = {
         "definition": 'start: "*** Begin Patch" LF\nLF: /\\n/\n',
     },
 }
-_NAMESPACE = {"type": "namespace", "name": "weather", "description": "x", "tools": [_FUNCTION]}
+_NAMESPACE_TOOL = {"type": "namespace", "name": "weather", "description": "x", "tools": [_FUNCTION_TOOL]}
 
 
-def _accepted(exchange: Exchange, what: str) -> str:
-    return accepted(exchange, RESPONSES, what)
+def _require_accepted(exchange: HttpExchange, what: str) -> str:
+    return require_accepted(exchange, RESPONSES, what)
 
 
-async def _ask(stage: Stage, items: Any, **more: Any) -> Exchange:
-    body = {"model": stage.model, "input": items, "max_output_tokens": 16, **more}
-    return await stage.post(RESPONSES.path, body)
+async def _post_responses(target: TargetServer, items: Any, **more: Any) -> HttpExchange:
+    body = {"model": target.model, "input": items, "max_output_tokens": 16, **more}
+    return await target.post(RESPONSES.path, body)
 
 
 @check(
@@ -45,15 +45,15 @@ async def _ask(stage: Stage, items: Any, **more: Any) -> Exchange:
     title="a request with everything that Codex sends is accepted",
     why="Codex sends all of it on every turn.",
 )
-async def codex(stage: Stage) -> str:
-    word = stage.unique()
+async def codex_request(target: TargetServer) -> str:
+    word = target.new_nonce()
     body = {
-        "model": stage.model,
+        "model": target.model,
         "input": [
-            _message("developer", [{"type": "input_text", "text": "You are a coding agent."}]),
-            _message("user", [{"type": "input_text", "text": QUESTION}], id=f"msg_{word}"),
+            _message_item("developer", [{"type": "input_text", "text": "You are a coding agent."}]),
+            _message_item("user", [{"type": "input_text", "text": QUESTION}], id=f"msg_{word}"),
         ],
-        "tools": [_FUNCTION],
+        "tools": [_FUNCTION_TOOL],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "reasoning": {},
@@ -66,7 +66,7 @@ async def codex(stage: Stage) -> str:
         "max_output_tokens": 32,
     }
     headers = {"session-id": word, "thread-id": word, "x-codex-turn-metadata": "{}"}
-    return _accepted(await stage.post(RESPONSES.path, body, headers), "Codex's own request")
+    return _require_accepted(await target.post(RESPONSES.path, body, headers), "Codex's own request")
 
 
 @check(
@@ -75,11 +75,11 @@ async def codex(stage: Stage) -> str:
     title="input as a string is the same prompt as input as a message",
     why="The simplest request of every SDK fails, or costs another number of tokens.",
 )
-async def string(stage: Stage) -> str:
-    exchange = (await _ask(stage, QUESTION)).ok()
-    one, other = RESPONSES.used(exchange), RESPONSES.used(await whole(stage, RESPONSES))
-    require(one.prompt == other.prompt, f"{one.prompt} tokens as a string, {other.prompt} as items")
-    return f"{one.prompt} tokens"
+async def string_input(target: TargetServer) -> str:
+    exchange = (await _post_responses(target, QUESTION)).require_ok()
+    one, other = RESPONSES.usage(exchange), RESPONSES.usage(await sample_response(target, RESPONSES))
+    require(one.prompt_tokens == other.prompt_tokens, f"{one.prompt_tokens} tokens as a string, {other.prompt_tokens} as items")
+    return f"{one.prompt_tokens} tokens"
 
 
 @check(
@@ -88,16 +88,16 @@ async def string(stage: Stage) -> str:
     title="messages without a type, with ids, with a phase and by a developer are accepted",
     why="OpenCode and Codex leave the type out or add fields: their second turn fails.",
 )
-async def items(stage: Stage) -> str:
+async def item_types(target: TargetServer) -> str:
     told: list[Json] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
-        _message(
-            "assistant", [_output("Red")], id="msg_1", status="completed", phase="final_answer"
+        _message_item(
+            "assistant", [_output_text("Red")], id="msg_1", status="completed", phase="final_answer"
         ),
         {"role": "user", "content": "More."},
     ]
-    return _accepted(await _ask(stage, told), "messages as agents send them")
+    return _require_accepted(await _post_responses(target, told), "messages as agents send them")
 
 
 @check(
@@ -106,9 +106,9 @@ async def items(stage: Stage) -> str:
     title="a tool loop is accepted as clients replay it",
     why="The second turn of every tool loop fails.",
 )
-async def replay(stage: Stage) -> str:
+async def replay(target: TargetServer) -> str:
     told: list[Json] = [
-        _message("user", "What is the weather in Paris and Rome?"),
+        _message_item("user", "What is the weather in Paris and Rome?"),
         {
             "type": "reasoning",
             "id": "rs_1",
@@ -116,13 +116,13 @@ async def replay(stage: Stage) -> str:
             "content": None,
             "encrypted_content": None,
         },
-        _call("call_v1", id="fc_1", status="completed"),
-        {"type": "reasoning", "summary": [], "content": [_reasoning("Now Rome.")]},
-        _call("call_v2"),
-        _result("call_v2", [{"type": "input_text", "text": "Rain"}]),
-        _result("call_v1", "Sun"),
+        _call_item("call_v1", id="fc_1", status="completed"),
+        {"type": "reasoning", "summary": [], "content": [_reasoning_item("Now Rome.")]},
+        _call_item("call_v2"),
+        _call_output_item("call_v2", [{"type": "input_text", "text": "Rain"}]),
+        _call_output_item("call_v1", "Sun"),
     ]
-    return _accepted(await _ask(stage, told, tools=[_FUNCTION]), "reasoning, calls and outputs")
+    return _require_accepted(await _post_responses(target, told, tools=[_FUNCTION_TOOL]), "reasoning, calls and outputs")
 
 
 @check(
@@ -131,15 +131,15 @@ async def replay(stage: Stage) -> str:
     title="namespaces, web search and custom tools do not make a request fail",
     why="Codex offers such tools on every turn.",
 )
-async def tools(stage: Stage) -> str:
+async def tool_types(target: TargetServer) -> str:
     for tool in (
-        _NAMESPACE,
+        _NAMESPACE_TOOL,
         {"type": "web_search", "external_web_access": False},
         {"type": "tool_search", "description": "x", "execution": "client"},
-        _PATCH,
+        _PATCH_TOOL,
     ):
-        exchange = await _ask(stage, QUESTION, tools=[_FUNCTION, tool])
-        _accepted(exchange, f"a tool of type {tool['type']}")
+        exchange = await _post_responses(target, QUESTION, tools=[_FUNCTION_TOOL, tool])
+        _require_accepted(exchange, f"a tool of type {tool['type']}")
     return "four kinds of tools"
 
 
@@ -149,10 +149,10 @@ async def tools(stage: Stage) -> str:
     title="fields and tools that nobody knows do not make a request fail",
     why="The next version of a client sends a new field, and nothing works any more.",
 )
-async def unknown(stage: Stage) -> str:
-    tools = [_FUNCTION, {"type": "a_tool_of_tomorrow", "name": "x"}]
-    exchange = await _ask(stage, QUESTION, tools=tools, a_field_of_tomorrow={"x": 1})
-    return _accepted(exchange, "a field and a tool of tomorrow")
+async def unknown_fields(target: TargetServer) -> str:
+    tools = [_FUNCTION_TOOL, {"type": "a_tool_of_tomorrow", "name": "x"}]
+    exchange = await _post_responses(target, QUESTION, tools=tools, a_field_of_tomorrow={"x": 1})
+    return _require_accepted(exchange, "a field and a tool of tomorrow")
 
 
 @check(
@@ -161,15 +161,15 @@ async def unknown(stage: Stage) -> str:
     title="a custom tool is called by a custom_tool_call with free text",
     why="Codex refuses the patch as incompatible, and no file is ever changed.",
 )
-async def custom(stage: Stage) -> str:
-    more: Json = {"tools": [_PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}
-    more |= {"max_output_tokens": CALL_LIMIT}
-    exchange = await _ask(stage, "Add a file a.txt with the word hello: apply_patch.", **more)
+async def custom_tool_call(target: TargetServer) -> str:
+    more: Json = {"tools": [_PATCH_TOOL], "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    more |= {"max_output_tokens": TOOL_CALL_MAX_TOKENS}
+    exchange = await _post_responses(target, "Add a file a.txt with the word hello: apply_patch.", **more)
     if exchange.status >= 400:
-        exchange = await _ask(
-            stage, "Add a file a.txt: apply_patch.", **{**more, "tool_choice": "auto"}
+        exchange = await _post_responses(
+            target, "Add a file a.txt: apply_patch.", **{**more, "tool_choice": "auto"}
         )
-    if was_cut(RESPONSES, exchange.ok()):
+    if is_truncated(RESPONSES, exchange.require_ok()):
         raise NotApplicable("the answer was cut by the limit")
     found = [item for item in RESPONSES.response(exchange)["output"] if "call_id" in item]
     if not found:
@@ -185,21 +185,21 @@ async def custom(stage: Stage) -> str:
     title="a call of a namespace comes back with its name and its namespace",
     why="Codex refuses bare and joined names: no MCP tool can be used.",
 )
-async def namespace(stage: Stage) -> str:
-    more: Json = {"tools": [_NAMESPACE], "tool_choice": "required", "max_output_tokens": CALL_LIMIT}
-    exchange = await _ask(stage, "What is the weather in Paris? Use the tool.", **more)
+async def namespaced_tool_call(target: TargetServer) -> str:
+    more: Json = {"tools": [_NAMESPACE_TOOL], "tool_choice": "required", "max_output_tokens": TOOL_CALL_MAX_TOKENS}
+    exchange = await _post_responses(target, "What is the weather in Paris? Use the tool.", **more)
     if exchange.status >= 400:
         raise NotApplicable(f"a required call is refused with {exchange.status}")
-    if was_cut(RESPONSES, exchange):
+    if is_truncated(RESPONSES, exchange):
         raise NotApplicable("the answer was cut by the limit")
     found = [i for i in RESPONSES.response(exchange)["output"] if i["type"] == "function_call"]
     if not found:
         raise NotApplicable("the model did not call the tool")
-    if not found[0]["name"].endswith(NAME):
+    if not found[0]["name"].endswith(TOOL_NAME):
         raise NotApplicable(f"the model called {found[0]['name']!r}, which was not offered")
     got = found[0].get("namespace"), found[0]["name"]
-    require(got == ("weather", NAME), f"namespace and name came back as {got}")
-    return f"namespace weather, name {NAME}"
+    require(got == ("weather", TOOL_NAME), f"namespace and name came back as {got}")
+    return f"namespace weather, name {TOOL_NAME}"
 
 
 @check(
@@ -208,19 +208,19 @@ async def namespace(stage: Stage) -> str:
     title="a WebSocket upgrade is taken, or refused with 426",
     why="With any other status Codex tries seven times before it uses HTTP.",
 )
-async def websocket(stage: Stage) -> str:
+async def websocket(target: TargetServer) -> str:
     headers = {
-        **stage.auth(RESPONSES.path),
+        **target.auth_headers(RESPONSES.path),
         "connection": "Upgrade",
         "upgrade": "websocket",
         "sec-websocket-version": "13",
         "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
         "openai-beta": "responses_websockets=2026-02-06",
     }
-    async with line(stage.endpoint, stage.timeout) as held:
-        status, _, _ = await held.ask("GET", RESPONSES.path, headers)
-    sent = str(Sent("GET", RESPONSES.path, None, {"upgrade": "websocket"}))
-    require(status in (101, 426), f"answered with {status}", sent=sent, came=str(status))
+    async with open_connection(target.endpoint, target.timeout) as held:
+        status, _, _ = await held.request("GET", RESPONSES.path, headers)
+    sent = str(SentRequest("GET", RESPONSES.path, None, {"upgrade": "websocket"}))
+    require(status in (101, 426), f"answered with {status}", sent=sent, received=str(status))
     return f"answered with {status}"
 
 
@@ -230,49 +230,49 @@ async def websocket(stage: Stage) -> str:
     title="previous_response_id works, or the refusal says why",
     why="A conversation goes on without its beginning, and nobody notices.",
 )
-async def previous(stage: Stage) -> str:
-    first = (await _ask(stage, QUESTION, store=True)).ok()
-    known = RESPONSES.answer_id(first)
-    exchange = await _ask(stage, "More.", previous_response_id=known)
+async def previous_response(target: TargetServer) -> str:
+    first = (await _post_responses(target, QUESTION, store=True)).require_ok()
+    known = RESPONSES.response_id(first)
+    exchange = await _post_responses(target, "More.", previous_response_id=known)
     if exchange.status != 200:
-        return said(exchange)
-    one, two = RESPONSES.used(first).prompt, RESPONSES.used(exchange).prompt
+        return refusal_reason(exchange)
+    one, two = RESPONSES.usage(first).prompt_tokens, RESPONSES.usage(exchange).prompt_tokens
     require(two > one, f"accepted, but the prompt has {two} tokens and the first had {one}")
-    unknown = await _ask(stage, "More.", previous_response_id="resp_that_nobody_knows")
+    unknown = await _post_responses(target, "More.", previous_response_id="resp_that_nobody_knows")
     require(unknown.status >= 400, "an unknown previous_response_id is accepted in silence")
     return f"{two} prompt tokens, {one} before"
 
 
-def _message(role: str, content: object, **more: object) -> Json:
+def _message_item(role: str, content: object, **more: object) -> Json:
     return {"type": "message", "role": role, "content": content, **more}
 
 
-def _output(text: str) -> Json:
+def _output_text(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def _reasoning(text: str) -> Json:
+def _reasoning_item(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 
-def _call(id_: str, **more: object) -> Json:
-    call = {"type": "function_call", "call_id": id_, "name": NAME, "arguments": '{"city":"Paris"}'}
+def _call_item(id_: str, **more: object) -> Json:
+    call = {"type": "function_call", "call_id": id_, "name": TOOL_NAME, "arguments": '{"city":"Paris"}'}
     return {**call, **more}
 
 
-def _result(id_: str, output: object) -> Json:
+def _call_output_item(id_: str, output: object) -> Json:
     return {"type": "function_call_output", "call_id": id_, "output": output}
 
 
 CHECKS = (
-    codex,
-    string,
-    items,
+    codex_request,
+    string_input,
+    item_types,
     replay,
-    tools,
-    unknown,
-    custom,
-    namespace,
+    tool_types,
+    unknown_fields,
+    custom_tool_call,
+    namespaced_tool_call,
     websocket,
-    previous,
+    previous_response,
 )

@@ -2,99 +2,99 @@
 
 from collections.abc import AsyncIterator
 
-from dovetail_verify.check import Failed, NotApplicable
-from dovetail_verify.dialects import ASKED, CALL_LIMIT, MESSAGES, NAME, Dialect, Json
-from dovetail_verify.exchange import Exchange
-from dovetail_verify.target import Stage
+from dovetail_verify.check import CheckFailed, NotApplicable
+from dovetail_verify.dialects import TOOL_QUESTION, TOOL_CALL_MAX_TOKENS, MESSAGES, TOOL_NAME, Dialect, Json
+from dovetail_verify.exchange import HttpExchange
+from dovetail_verify.target import TargetServer
 
 QUESTION = "Name three colours, one on each line."
-LETTERS = "🦊 नमस्ते 你好 👩‍👩‍👧 ü 🇫🇷"
-_LIMITS = ("max_tokens", "length", "max_output_tokens", "model_context_window_exceeded")
+MULTIBYTE_TEXT = "🦊 नमस्ते 你好 👩‍👩‍👧 ü 🇫🇷"
+_TRUNCATED_REASONS = ("max_tokens", "length", "max_output_tokens", "model_context_window_exceeded")
 
 
-async def whole(stage: Stage, dialect: Dialect) -> Exchange:
+async def sample_response(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """A plain answer in one piece."""
 
-    async def make(stage: Stage) -> Exchange:
+    async def make(stage: TargetServer) -> HttpExchange:
         return await stage.post(dialect.path, dialect.body(stage.model, [QUESTION]))
 
-    return (await stage.once(f"{dialect.api} whole", make)).ok()
+    return (await target.memoize(f"{dialect.api} whole", make)).require_ok()
 
 
-async def stream(stage: Stage, dialect: Dialect) -> Exchange:
+async def sample_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """The same answer as a stream."""
 
-    async def make(stage: Stage) -> Exchange:
-        body = dialect.streamed(dialect.body(stage.model, [QUESTION]))
+    async def make(stage: TargetServer) -> HttpExchange:
+        body = dialect.with_streaming(dialect.body(stage.model, [QUESTION]))
         return await stage.post(dialect.path, body)
 
-    return (await stage.once(f"{dialect.api} stream", make)).ok()
+    return (await target.memoize(f"{dialect.api} stream", make)).require_ok()
 
 
-async def strange_letters(stage: Stage, dialect: Dialect) -> Exchange:
+async def sample_multibyte_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """A stream that was asked for letters of more than one token."""
 
-    async def make(stage: Stage) -> Exchange:
-        body = dialect.body(stage.model, [f"Repeat exactly: {LETTERS}"], limit=96)
-        return await stage.post(dialect.path, dialect.streamed(body))
+    async def make(stage: TargetServer) -> HttpExchange:
+        body = dialect.body(stage.model, [f"Repeat exactly: {MULTIBYTE_TEXT}"], max_tokens=96)
+        return await stage.post(dialect.path, dialect.with_streaming(body))
 
-    return (await stage.once(f"{dialect.api} letters", make)).ok()
+    return (await target.memoize(f"{dialect.api} letters", make)).require_ok()
 
 
-async def called(stage: Stage, dialect: Dialect, *, streamed: bool = True) -> Exchange:
+async def sample_tool_call(target: TargetServer, dialect: Dialect, *, streamed: bool = True) -> HttpExchange:
     """An answer with a complete call in it. Where the model makes none, checks do not apply."""
 
-    async def make(stage: Stage) -> Exchange:
-        return await ask_for_call(stage, dialect, streamed=streamed)
+    async def make(stage: TargetServer) -> HttpExchange:
+        return await request_tool_call(stage, dialect, streamed=streamed)
 
     form = "streamed" if streamed else "whole"
-    exchange = (await stage.once(f"{dialect.api} call {form}", make)).ok()
-    if not dialect.calls(exchange):
-        raise NotApplicable(f"the model made no call, though tool_choice names {NAME}")
-    if was_cut(dialect, exchange):
-        raise NotApplicable(f"the call was cut by the limit of {CALL_LIMIT} tokens")
+    exchange = (await target.memoize(f"{dialect.api} call {form}", make)).require_ok()
+    if not dialect.tool_calls(exchange):
+        raise NotApplicable(f"the model made no call, though tool_choice names {TOOL_NAME}")
+    if is_truncated(dialect, exchange):
+        raise NotApplicable(f"the call was cut by the limit of {TOOL_CALL_MAX_TOKENS} tokens")
     return exchange
 
 
-async def streams(stage: Stage, dialect: Dialect) -> AsyncIterator[Exchange]:
+async def sample_streams(target: TargetServer, dialect: Dialect) -> AsyncIterator[HttpExchange]:
     """A plain stream, then one with a call; where none can be had, other checks say so.
 
     Each is to be judged before the next is asked for: what came last is a check's evidence.
     """
-    yield await stream(stage, dialect)
+    yield await sample_stream(target, dialect)
     try:
-        exchange = await called(stage, dialect)
-    except (Failed, NotApplicable):
+        exchange = await sample_tool_call(target, dialect)
+    except (CheckFailed, NotApplicable):
         return
     yield exchange
 
 
-async def ask_for_call(stage: Stage, dialect: Dialect, *, streamed: bool = True) -> Exchange:
+async def request_tool_call(target: TargetServer, dialect: Dialect, *, streamed: bool = True) -> HttpExchange:
     """A request with a tool that has to be called; if that is refused, that may be."""
-    body = dialect.with_tool(dialect.body(stage.model, [f"{ASKED} ({stage.unique()})"]))
-    body = dialect.streamed(body) if streamed else body
-    exchange = await stage.post(dialect.path, body)
+    body = dialect.with_tool(dialect.body(target.model, [f"{TOOL_QUESTION} ({target.new_nonce()})"]))
+    body = dialect.with_streaming(body) if streamed else body
+    exchange = await target.post(dialect.path, body)
     if exchange.status >= 400:
         body.pop("tool_choice")
-        exchange = await stage.post(dialect.path, body)
+        exchange = await target.post(dialect.path, body)
     return exchange
 
 
-def was_cut(dialect: Dialect, exchange: Exchange) -> bool:
+def is_truncated(dialect: Dialect, exchange: HttpExchange) -> bool:
     """Whether the answer ended at a limit."""
-    return dialect.end(exchange) in _LIMITS
+    return dialect.finish_reason(exchange) in _TRUNCATED_REASONS
 
 
-async def thought(stage: Stage) -> tuple[Exchange, list[Json]]:
+async def sample_reasoning(target: TargetServer) -> tuple[HttpExchange, list[Json]]:
     """A Messages stream that thinks, and its thinking blocks."""
 
-    async def make(stage: Stage) -> Exchange:
-        body = MESSAGES.body(stage.model, [QUESTION], limit=2048)
+    async def make(stage: TargetServer) -> HttpExchange:
+        body = MESSAGES.body(stage.model, [QUESTION], max_tokens=2048)
         del body["temperature"]  # Anthropic's own rule for thinking
         thinking = {"type": "enabled", "budget_tokens": 1024}
         return await stage.post(MESSAGES.path, {**body, "thinking": thinking, "stream": True})
 
-    exchange = (await stage.once("messages thought", make)).ok()
+    exchange = (await target.memoize("messages thought", make)).require_ok()
     blocks = [b for b in MESSAGES.message(exchange)["content"] if b.get("type") == "thinking"]
     if not blocks:
         raise NotApplicable("the model did not think")

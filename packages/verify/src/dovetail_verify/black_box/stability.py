@@ -2,15 +2,15 @@
 
 from statistics import median
 
-from dovetail_verify.black_box.messages_requests import BILLING
+from dovetail_verify.black_box.messages_requests import BILLING_LINE
 from dovetail_verify.black_box.samples import QUESTION
-from dovetail_verify.black_box.usage import long_text
+from dovetail_verify.black_box.usage import make_long_text
 from dovetail_verify.check import NotApplicable, check, require
 from dovetail_verify.dialects import MESSAGES, Json
-from dovetail_verify.target import Stage
+from dovetail_verify.target import TargetServer
 
-_TRIES = 3
-_TOKENS = 1500
+_ATTEMPTS = 3
+_PREFIX_TOKENS = 1500
 
 
 @check(
@@ -19,27 +19,27 @@ _TOKENS = 1500
     title="a varying x-anthropic-billing-header line does not break the cached prefix",
     why="Every session and subagent of Claude Code computes its whole prompt again.",
 )
-async def billing_line(stage: Stage) -> str:
-    guide = long_text(stage, _TOKENS)
-    await stage.post(MESSAGES.path, _body(stage, guide, "a1"))
-    same = MESSAGES.used((await stage.post(MESSAGES.path, _body(stage, guide, "a1"))).ok())
-    if not same.cached or same.cached < same.prompt / 2:
-        return await _by_time(stage)
-    varied = MESSAGES.used((await stage.post(MESSAGES.path, _body(stage, guide, "z9"))).ok())
-    cached = varied.cached or 0
-    told = f"{cached} tokens cached with another line, {same.cached} with the same"
-    require(cached >= same.cached / 2, told)
+async def billing_line(target: TargetServer) -> str:
+    guide = make_long_text(target, _PREFIX_TOKENS)
+    await target.post(MESSAGES.path, _billing_request(target, guide, "a1"))
+    same = MESSAGES.usage((await target.post(MESSAGES.path, _billing_request(target, guide, "a1"))).require_ok())
+    if not same.cached_tokens or same.cached_tokens < same.prompt_tokens / 2:
+        return await _judge_by_latency(target)
+    varied = MESSAGES.usage((await target.post(MESSAGES.path, _billing_request(target, guide, "z9"))).require_ok())
+    cached = varied.cached_tokens or 0
+    told = f"{cached} tokens cached with another line, {same.cached_tokens} with the same"
+    require(cached >= same.cached_tokens / 2, told)
     return told
 
 
-async def _by_time(stage: Stage) -> str:
+async def _judge_by_latency(target: TargetServer) -> str:
     """Where no cached tokens are told, the time to the first token has to tell."""
     cold, warm, varied = [], [], []
-    for _ in range(_TRIES):
-        guide = long_text(stage, _TOKENS)
-        cold.append(await _first_event(stage, guide, "a1"))
-        warm.append(await _first_event(stage, guide, "a1"))
-        varied.append(await _first_event(stage, guide, "z9"))
+    for _ in range(_ATTEMPTS):
+        guide = make_long_text(target, _PREFIX_TOKENS)
+        cold.append(await _time_to_first_block(target, guide, "a1"))
+        warm.append(await _time_to_first_block(target, guide, "a1"))
+        varied.append(await _time_to_first_block(target, guide, "z9"))
     slow, quick = median(cold), median(warm)
     found = min(varied)  # a busy machine makes it late, and nothing makes it early
     if quick > 0.6 * slow:
@@ -49,17 +49,17 @@ async def _by_time(stage: Stage) -> str:
     return told
 
 
-async def _first_event(stage: Stage, guide: str, word: str) -> float:
-    exchange = await stage.post(MESSAGES.path, MESSAGES.streamed(_body(stage, guide, word)))
-    starts = [frame.at for frame in exchange.ok().frames if frame.type == "content_block_start"]
-    return starts[0] if starts else exchange.ended
+async def _time_to_first_block(target: TargetServer, guide: str, word: str) -> float:
+    exchange = await target.post(MESSAGES.path, MESSAGES.with_streaming(_billing_request(target, guide, word)))
+    starts = [frame.elapsed_seconds for frame in exchange.require_ok().frames if frame.type == "content_block_start"]
+    return starts[0] if starts else exchange.total_seconds
 
 
-def _body(stage: Stage, guide: str, word: str) -> Json:
-    body = MESSAGES.body(stage.model, [QUESTION], limit=16)
-    line = {"type": "text", "text": BILLING.format(word=word)}
+def _billing_request(target: TargetServer, guide: str, word: str) -> Json:
+    body = MESSAGES.body(target.model, [QUESTION], max_tokens=16)
+    line = {"type": "text", "text": BILLING_LINE.format(word=word)}
     rest = {"type": "text", "text": guide, "cache_control": {"type": "ephemeral"}}
     return {**body, "system": [line, rest]}
 
 
-CHECKS = (billing_line,)
+BILLING_CHECKS = (billing_line,)

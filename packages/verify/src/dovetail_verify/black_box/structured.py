@@ -2,11 +2,11 @@
 
 import json
 
-from dovetail_verify.api_checks import Row, checks_of
-from dovetail_verify.black_box.samples import was_cut
+from dovetail_verify.api_checks import ApiCheckSpec, build_api_checks
+from dovetail_verify.black_box.samples import is_truncated
 from dovetail_verify.check import NotApplicable, require
 from dovetail_verify.dialects import CHAT, RESPONSES, Dialect, Json
-from dovetail_verify.target import Stage
+from dovetail_verify.target import TargetServer
 
 _SCHEMA: Json = {
     "type": "object",
@@ -14,20 +14,20 @@ _SCHEMA: Json = {
     "required": ["title"],
     "additionalProperties": False,
 }
-_ASKED = "Write a title for a conversation about the weather. Answer in JSON with the key title."
+_TITLE_PROMPT = "Write a title for a conversation about the weather. Answer in JSON with the key title."
 
 
-async def _structured(stage: Stage, dialect: Dialect) -> str:
-    body = {**dialect.body(stage.model, [_ASKED], limit=512), **_format(dialect)}
-    exchange = (await stage.post(dialect.path, body)).ok()
-    if was_cut(dialect, exchange):
+async def _structured_output(target: TargetServer, dialect: Dialect) -> str:
+    body = {**dialect.body(target.model, [_TITLE_PROMPT], max_tokens=512), **_schema_format(dialect)}
+    exchange = (await target.post(dialect.path, body)).require_ok()
+    if is_truncated(dialect, exchange):
         raise NotApplicable("the answer was cut by the limit")
     text = dialect.text(exchange)
-    require(_fits(text), f"the answer is not JSON of the schema: {text!r}")
+    require(_matches_schema(text), f"the answer is not JSON of the schema: {text!r}")
     return text
 
 
-def _fits(text: str) -> bool:
+def _matches_schema(text: str) -> bool:
     try:
         value = json.loads(text)
     except ValueError:
@@ -35,7 +35,7 @@ def _fits(text: str) -> bool:
     return isinstance(value, dict) and isinstance(value.get("title"), str) and len(value) == 1
 
 
-def _format(dialect: Dialect) -> Json:
+def _schema_format(dialect: Dialect) -> Json:
     named = {"name": "title", "schema": _SCHEMA, "strict": True}
     if dialect is RESPONSES:
         return {"text": {"format": {"type": "json_schema", **named}}}
@@ -44,14 +44,14 @@ def _format(dialect: Dialect) -> Json:
     return {"output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}}
 
 
-CHECKS = checks_of(
+STRUCTURED_CHECKS = build_api_checks(
     (
-        Row(
+        ApiCheckSpec(
             "structured",
             {"messages": "CC-28", "responses": "CX-24", "chat": "AG-15"},
             "an answer that is to follow a schema follows it",
             "Titles, plans and verdicts cannot be read, and are asked for again and again.",
-            _structured,
+            _structured_output,
         ),
     )
 )

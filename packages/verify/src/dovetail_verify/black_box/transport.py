@@ -7,27 +7,27 @@ from collections.abc import Callable
 
 import zstandard
 
-from dovetail_verify.black_box.refusals import refused
+from dovetail_verify.black_box.refusals import require_refused
 from dovetail_verify.black_box.samples import QUESTION
-from dovetail_verify.check import Failed, check, require
+from dovetail_verify.check import CheckFailed, check, require
 from dovetail_verify.dialects import DIALECTS, Dialect
-from dovetail_verify.exchange import Exchange, Sent
-from dovetail_verify.http_client import line
-from dovetail_verify.target import Stage
+from dovetail_verify.exchange import HttpExchange, SentRequest
+from dovetail_verify.http_client import open_connection
+from dovetail_verify.target import TargetServer
 
-_AT_ONCE = 4
-_FREE_AFTER = 5.0  # seconds after which a request that was given up must be gone
-_GRACE = 2.0  # seconds that a request may take longer than one before
-_RUNNING = re.compile(
+_CONCURRENT_REQUESTS = 4
+_MAX_RELEASE_SECONDS = 5.0  # seconds after which a request that was given up must be gone
+_SLACK_SECONDS = 2.0  # seconds that a request may take longer than one before
+_RUNNING_METRIC = re.compile(
     r"^(?:vllm:num_requests_running|sglang:num_running_reqs|llamacpp:requests_processing"
     r"|\w*inflight_requests\w*)(?:\{[^}]*\})? ([0-9.e+]+)$",
     re.MULTILINE,
 )
 
 
-def _dialect(stage: Stage) -> Dialect:
+def _served_dialect(target: TargetServer) -> Dialect:
     """Any API that is served."""
-    return next(dialect for dialect in DIALECTS if dialect.api not in stage.missing)
+    return next(dialect for dialect in DIALECTS if dialect.api not in target.missing_apis)
 
 
 @check(
@@ -36,12 +36,12 @@ def _dialect(stage: Stage) -> Dialect:
     title="HEAD / is answered",
     why="Claude Code asks it at start-up, and waits.",
 )
-async def head(stage: Stage) -> str:
-    async with line(stage.endpoint, stage.timeout) as held:
-        status, _, body = await held.ask("HEAD", "/", {})
+async def head(target: TargetServer) -> str:
+    async with open_connection(target.endpoint, target.timeout) as held:
+        status, _, body = await held.request("HEAD", "/", {})
     sent, came = "HEAD /", f"{status}, {len(body)} bytes"
-    require(status and not body, "the answer to HEAD has a body", sent=sent, came=came)
-    require(status < 500, f"answered with {status}", sent=sent, came=came)
+    require(status and not body, "the answer to HEAD has a body", sent=sent, received=came)
+    require(status < 500, f"answered with {status}", sent=sent, received=came)
     return f"answered with {status}"
 
 
@@ -51,29 +51,29 @@ async def head(stage: Stage) -> str:
     title="a connection can be used for several requests",
     why="Every request pays for a new connection, which costs most with TLS.",
 )
-async def keep_alive(stage: Stage) -> str:
-    dialect = _dialect(stage)
-    body = Sent("POST", dialect.path, dialect.body(stage.model, [QUESTION], limit=16)).payload
-    headers = stage.auth(dialect.path)
+async def keep_alive(target: TargetServer) -> str:
+    dialect = _served_dialect(target)
+    body = SentRequest("POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)).payload
+    headers = target.auth_headers(dialect.path)
     sent = f"POST {dialect.path} twice on one connection"
-    async with line(stage.endpoint, stage.timeout) as held:
+    async with open_connection(target.endpoint, target.timeout) as held:
         for number in (1, 2):
-            status, _, _ = await held.ask("POST", dialect.path, headers, body)
-            require(status == 200, f"request {number}: {status}", sent=sent, came=str(status))
-            again = held.reusable or number == 2
-            require(again, "the server closed it after one answer", sent=sent, came=str(status))
+            status, _, _ = await held.request("POST", dialect.path, headers, body)
+            require(status == 200, f"request {number}: {status}", sent=sent, received=str(status))
+            again = held.is_reusable or number == 2
+            require(again, "the server closed it after one answer", sent=sent, received=str(status))
     return "two requests on one connection"
 
 
-async def _compressed(stage: Stage, coding: str, pack: Callable[[bytes], bytes]) -> str:
-    dialect = _dialect(stage)
-    plain = Sent("POST", dialect.path, dialect.body(stage.model, [QUESTION], limit=16)).payload
+async def _post_compressed(target: TargetServer, coding: str, compress: Callable[[bytes], bytes]) -> str:
+    dialect = _served_dialect(target)
+    plain = SentRequest("POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)).payload
     headers = {"content-encoding": coding}
-    exchange = await stage.post(dialect.path, pack(plain), headers)
-    came = exchange.came
+    exchange = await target.post(dialect.path, compress(plain), headers)
+    came = exchange.summary
     sent = f"POST {dialect.path} with a body in {coding}"
-    require(exchange.status == 200, f"answered with {exchange.status}", sent=sent, came=came)
-    return f"{len(plain)} bytes read from {len(pack(plain))}"
+    require(exchange.status == 200, f"answered with {exchange.status}", sent=sent, received=came)
+    return f"{len(plain)} bytes read from {len(compress(plain))}"
 
 
 @check(
@@ -82,8 +82,8 @@ async def _compressed(stage: Stage, coding: str, pack: Callable[[bytes], bytes])
     title="a body in zstd is accepted",
     why="Codex with a ChatGPT login compresses every request: none works.",
 )
-async def zstd(stage: Stage) -> str:
-    return await _compressed(stage, "zstd", zstandard.ZstdCompressor().compress)
+async def zstd(target: TargetServer) -> str:
+    return await _post_compressed(target, "zstd", zstandard.ZstdCompressor().compress)
 
 
 @check(
@@ -92,8 +92,8 @@ async def zstd(stage: Stage) -> str:
     title="a body in gzip is accepted",
     why="Clients and proxies that compress get an error for every request.",
 )
-async def gzipped(stage: Stage) -> str:
-    return await _compressed(stage, "gzip", gzip.compress)
+async def gzipped(target: TargetServer) -> str:
+    return await _post_compressed(target, "gzip", gzip.compress)
 
 
 @check(
@@ -102,15 +102,15 @@ async def gzipped(stage: Stage) -> str:
     title="a request of a megabyte is read",
     why="A session with many tools, or with a picture, is refused by its size.",
 )
-async def big_body(stage: Stage) -> str:
-    dialect = _dialect(stage)
-    body = dialect.body(stage.model, [QUESTION], limit=16)
+async def big_body(target: TargetServer) -> str:
+    dialect = _served_dialect(target)
+    body = dialect.body(target.model, [QUESTION], max_tokens=16)
     body["metadata"] = {"user_id": "x" * (1 << 20)} if dialect.api == "messages" else {}
     body["a_field_of_tomorrow"] = "x" * (1 << 20)
-    exchange = await stage.post(dialect.path, body)
+    exchange = await target.post(dialect.path, body)
     require(exchange.status != 413, "refused by its size")
     require(exchange.status < 500, f"answered with status {exchange.status}")
-    return f"{len(exchange.sent.payload) >> 10} KiB, answered with {exchange.status}"
+    return f"{len(exchange.request.payload) >> 10} KiB, answered with {exchange.status}"
 
 
 @check(
@@ -119,24 +119,24 @@ async def big_body(stage: Stage) -> str:
     title="streams at the same time do not mix",
     why="Subagents run side by side: one gets the words of the other.",
 )
-async def concurrent(stage: Stage) -> str:
-    dialect = _dialect(stage)
+async def concurrent(target: TargetServer) -> str:
+    dialect = _served_dialect(target)
     bodies = [
-        dialect.body(stage.model, [f"{'Please. ' * (7 * n)}{QUESTION}"], limit=24)
-        for n in range(_AT_ONCE)
+        dialect.body(target.model, [f"{'Please. ' * (7 * n)}{QUESTION}"], max_tokens=24)
+        for n in range(_CONCURRENT_REQUESTS)
     ]
-    alone = [dialect.used((await stage.post(dialect.path, body)).ok()).prompt for body in bodies]
-    asked = [stage.post(dialect.path, dialect.streamed(body)) for body in bodies]
-    found = [exchange.ok() for exchange in await asyncio.gather(*asked)]
-    together = [dialect.used(exchange).prompt for exchange in found]
+    alone = [dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens for body in bodies]
+    asked = [target.post(dialect.path, dialect.with_streaming(body)) for body in bodies]
+    found = [exchange.require_ok() for exchange in await asyncio.gather(*asked)]
+    together = [dialect.usage(exchange).prompt_tokens for exchange in found]
     require(together == alone, f"prompts of {alone} tokens came back as {together}")
-    ids = [dialect.answer_id(exchange) for exchange in found]
+    ids = [dialect.response_id(exchange) for exchange in found]
     require(len(set(ids)) == len(ids), f"ids came twice: {ids}")
-    _unmixed(found, ids)
-    return f"{_AT_ONCE} streams side by side"
+    _require_separate_streams(found, ids)
+    return f"{_CONCURRENT_REQUESTS} streams side by side"
 
 
-def _unmixed(found: list[Exchange], ids: list[str]) -> None:
+def _require_separate_streams(found: list[HttpExchange], ids: list[str]) -> None:
     for exchange, own in zip(found, ids, strict=True):
         strange = [id for id in ids if id != own and id.encode() in exchange.body]
         require(not strange, f"the stream of {own} holds {strange}")
@@ -148,49 +148,49 @@ def _unmixed(found: list[Exchange], ids: list[str]) -> None:
     title="a client that hangs up frees its place",
     why="Interrupted agents leave the engine busy: everybody waits for answers nobody reads.",
 )
-async def hang_up(stage: Stage) -> str:
-    if await _running(stage) is None:
-        return await _by_next_request(stage)
-    sent = await _give_up(stage)
-    for _ in range(int(_FREE_AFTER / 0.25)):
-        running = await _running(stage)
+async def client_disconnect(target: TargetServer) -> str:
+    if await _running_requests(target) is None:
+        return await _judge_by_next_request(target)
+    sent = await _abandon_request(target)
+    for _ in range(int(_MAX_RELEASE_SECONDS / 0.25)):
+        running = await _running_requests(target)
         if not running:
             return "no request runs any more"
         await asyncio.sleep(0.25)
-    told = f"{running:g} requests still run {_FREE_AFTER:g} s after the client hung up"
-    raise Failed(told, sent, f"/metrics: {running:g}")
+    told = f"{running:g} requests still run {_MAX_RELEASE_SECONDS:g} s after the client hung up"
+    raise CheckFailed(told, sent, f"/metrics: {running:g}")
 
 
-async def _give_up(stage: Stage) -> str:
+async def _abandon_request(target: TargetServer) -> str:
     """Asks for a long answer and hangs up at its first bytes. Gives what was sent."""
-    dialect = _dialect(stage)
-    limit = min(4000, (stage.window or 4096) // 2)
-    body = dialect.body(stage.model, ["Count from one to one thousand in words."], limit=limit)
-    sent = Sent("POST", dialect.path, dialect.streamed(body))
-    async with stage.open(sent) as (reply, _):
+    dialect = _served_dialect(target)
+    limit = min(4000, (target.context_length or 4096) // 2)
+    body = dialect.body(target.model, ["Count from one to one thousand in words."], max_tokens=limit)
+    sent = SentRequest("POST", dialect.path, dialect.with_streaming(body))
+    async with target.open_stream(sent) as (reply, _):
         async for _ in reply.iter_chunks():
             break
     return f"{sent}, hung up at the first bytes"
 
 
-async def _by_next_request(stage: Stage) -> str:
+async def _judge_by_next_request(target: TargetServer) -> str:
     """Where the server does not tell what runs: another request must not have to wait."""
-    dialect = _dialect(stage)
-    body = dialect.body(stage.model, [QUESTION], limit=16)
-    await stage.post(dialect.path, body)  # what it has to load, it has loaded
-    before = (await stage.post(dialect.path, body)).ok().ended
+    dialect = _served_dialect(target)
+    body = dialect.body(target.model, [QUESTION], max_tokens=16)
+    await target.post(dialect.path, body)  # what it has to load, it has loaded
+    before = (await target.post(dialect.path, body)).require_ok().total_seconds
     for _ in range(2):  # once may be a busy machine
-        sent = await _give_up(stage)
-        after = (await stage.post(dialect.path, body)).ok().ended
+        sent = await _abandon_request(target)
+        after = (await target.post(dialect.path, body)).require_ok().total_seconds
         told = f"the next request took {after:.1f} s, and {before:.1f} s before"
-        if after <= 3 * before + _GRACE:
+        if after <= 3 * before + _SLACK_SECONDS:
             return told
-    raise Failed(told, sent, told)
+    raise CheckFailed(told, sent, told)
 
 
-async def _running(stage: Stage) -> float | None:
-    exchange = await stage.ask("GET", "/metrics")
-    found = _RUNNING.findall(exchange.body.decode("utf-8", "replace"))
+async def _running_requests(target: TargetServer) -> float | None:
+    exchange = await target.request("GET", "/metrics")
+    found = _RUNNING_METRIC.findall(exchange.body.decode("utf-8", "replace"))
     return max(map(float, found)) if exchange.status == 200 and found else None
 
 
@@ -199,16 +199,16 @@ async def _running(stage: Stage) -> float | None:
     "WB-9",
     title="a wrong key is refused with 401 in the API's own form",
     why="Users see a broken server where a key is wrong.",
-    needs=("a key",),
+    requires=("a key",),
 )
-async def wrong_key(stage: Stage) -> str:
+async def wrong_key(target: TargetServer) -> str:
     for dialect in DIALECTS:
-        if dialect.api in stage.missing:
+        if dialect.api in target.missing_apis:
             continue
-        body = dialect.body(stage.model, [QUESTION], limit=16)
+        body = dialect.body(target.model, [QUESTION], max_tokens=16)
         bad = {"x-api-key": "wrong", "authorization": "Bearer wrong"}
-        exchange = await stage.post(dialect.path, body, bad, signed=False)
-        refused(exchange, dialect, 401, 403)
+        exchange = await target.post(dialect.path, body, bad, authenticated=False)
+        require_refused(exchange, dialect, 401, 403)
     return "401"
 
 
@@ -218,8 +218,8 @@ async def wrong_key(stage: Stage) -> str:
     title="an unknown address is 404 with a JSON body",
     why="A base URL with /v1 too many fails without a hint.",
 )
-async def unknown_path(stage: Stage) -> str:
-    exchange = await stage.post("/v1/no/such/address", {})
+async def unknown_path(target: TargetServer) -> str:
+    exchange = await target.post("/v1/no/such/address", {})
     require(exchange.status == 404, f"answered with status {exchange.status}")
     require(isinstance(exchange.json, dict), "the body is no JSON object")
     return "404"
@@ -231,8 +231,8 @@ async def unknown_path(stage: Stage) -> str:
     title="/health says that the server is well",
     why="Load balancers and start-up scripts cannot wait for it.",
 )
-async def health(stage: Stage) -> str:
-    exchange = await stage.ask("GET", "/health")
+async def health(target: TargetServer) -> str:
+    exchange = await target.request("GET", "/health")
     require(exchange.status == 200, f"answered with status {exchange.status}")
     return "200"
 
@@ -244,7 +244,7 @@ CHECKS = (
     gzipped,
     big_body,
     concurrent,
-    hang_up,
+    client_disconnect,
     wrong_key,
     unknown_path,
     health,

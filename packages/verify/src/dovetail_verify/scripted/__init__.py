@@ -9,8 +9,8 @@ from dovetail_verify.recording import FileRecording
 from dovetail_verify.scripted import content as order
 from dovetail_verify.scripted import prompts, replay
 from dovetail_verify.scripted import tool_calls as calls
-from dovetail_verify.scripted.script import script_for
+from dovetail_verify.scripted.script import render_script
 
-__all__ = ["CHECKS", "FileRecording", "ScriptedServer", "prepare_scripted_server", "script_for"]
+__all__ = ["CHECKS", "FileRecording", "ScriptedServer", "prepare_scripted_server", "render_script"]
 
-CHECKS: tuple[Check, ...] = (*order.CHECKS, *calls.CHECKS, *replay.CHECKS, *prompts.CHECKS)
+CHECKS: tuple[Check, ...] = (*order.CHECKS, *calls.CHECKS, *replay.REPLAY_CHECKS, *prompts.PROMPT_CHECKS)

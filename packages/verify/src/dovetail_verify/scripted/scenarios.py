@@ -13,19 +13,19 @@ from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 
-Kind = Literal["thought", "text", "call"]
-PAUSE = 1.5  # seconds of silence in the middle of an answer that is paced
-LOOK_UP, WRITE = "look_up", "write_file"
-NEXT = "verify-next"  # in a tool's result: the turn that follows
-NEXT_WORDS = "All of it is done."
-PLAIN_WORDS = "Oslo is sunny today."
+PartKind = Literal["thought", "text", "call"]
+PAUSE_SECONDS = 1.5  # seconds of silence in the middle of an answer that is paced
+LOOKUP_TOOL, WRITE_TOOL = "look_up", "write_file"
+NEXT_TRIGGER = "verify-next"  # in a tool's result: the turn that follows
+NEXT_TEXT = "All of it is done."
+PLAIN_TEXT = "Oslo is sunny today."
 
 
 @dataclass(frozen=True)
-class Part:
+class ScriptedPart:
     """Something that the model says. Of a call, `arguments` are its input."""
 
-    kind: Kind
+    kind: PartKind
     text: str = ""
     name: str = ""
     arguments: dict[str, Any] | None = None
@@ -38,26 +38,26 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """`entry` makes what the script says of it, beside the condition."""
 
     name: str
-    parts: tuple[Part, ...]
-    entry: "Callable[[Notation, Scene], dict[str, Any]]"
+    parts: tuple[ScriptedPart, ...]
+    build_entry: "Callable[[FamilyWriter, Scenario], dict[str, Any]]"
 
     @property
-    def word(self) -> str:
+    def trigger(self) -> str:
         """What a user's message has in it to get this scene."""
         return f"verify-{self.name}"
 
 
-class Notation:
+class FamilyWriter:
     """Writes parts as one family of models does."""
 
     def __init__(self, tool_parser: str, reasoning_parser: str) -> None:
         self._writer = TurnWriter(tool_parser, reasoning_parser)
 
-    def write(self, parts: Sequence[Part]) -> str:
+    def write(self, parts: Sequence[ScriptedPart]) -> str:
         """The model's own text."""
         said = tuple(part.block for part in parts)
         text = self._writer.write(Turn("assistant", said), ToolNames(()), str, "")
@@ -66,131 +66,131 @@ class Notation:
         return text
 
     @property
-    def thought_closing(self) -> str:
+    def reasoning_end(self) -> str:
         return self._writer.reasoning_end().strip()
 
 
-def think(text: str) -> Part:
-    return Part("thought", text)
+def reasoning_part(text: str) -> ScriptedPart:
+    return ScriptedPart("thought", text)
 
 
-def say(text: str) -> Part:
-    return Part("text", text)
+def text_part(text: str) -> ScriptedPart:
+    return ScriptedPart("text", text)
 
 
-def call(name: str, **arguments: Any) -> Part:
-    return Part("call", name=name, arguments=arguments)
+def call_part(name: str, **arguments: Any) -> ScriptedPart:
+    return ScriptedPart("call", name=name, arguments=arguments)
 
 
-def _whole(notation: Notation, scene: Scene) -> dict[str, Any]:
-    return {"text": notation.write(scene.parts)}
+def _plain_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
+    return {"text": writer.write(scenario.parts)}
 
 
-def _streamed(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _chunked_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """In pieces of some tokens and with time between them, as an engine under load sends them."""
-    return {**_whole(notation, scene), "chunks": 8, "delay": {"between": 0.001}}
+    return {**_plain_entry(writer, scenario), "chunks": 8, "delay": {"between": 0.001}}
 
 
-def _paced(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _paused_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """The first thought and call, a pause, the others."""
-    first = notation.write(scene.parts[:2])
-    rest = notation.write(scene.parts).removeprefix(first)
-    return {"chunks": [first, rest], "delay": {"between": PAUSE}}
+    first = writer.write(scenario.parts[:2])
+    rest = writer.write(scenario.parts).removeprefix(first)
+    return {"chunks": [first, rest], "delay": {"between": PAUSE_SECONDS}}
 
 
-def _half_way(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _paused_argument_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """A pause in the middle of an argument."""
-    text = notation.write(scene.parts)
-    half = text.index(_MIDDLE)
-    return {"chunks": [text[:half], text[half:]], "delay": {"between": PAUSE}}
+    text = writer.write(scenario.parts)
+    half = text.index(_MIDDLE_LINE)
+    return {"chunks": [text[:half], text[half:]], "delay": {"between": PAUSE_SECONDS}}
 
 
-def _framed(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _whitespace_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """Every part behind white space that only separates it from the last."""
-    return {"text": "\n\n".join(notation.write([part]) for part in scene.parts) + "\n"}
+    return {"text": "\n\n".join(writer.write([part]) for part in scenario.parts) + "\n"}
 
 
-def _orphan(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _orphan_marker_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """A thought is closed once more, in the middle of the text."""
-    text = notation.write(scene.parts)
-    return {"text": text.replace(" Bergen", f"{notation.thought_closing} Bergen")}
+    text = writer.write(scenario.parts)
+    return {"text": text.replace(" Bergen", f"{writer.reasoning_end} Bergen")}
 
 
-def _cut(notation: Notation, scene: Scene) -> dict[str, Any]:
-    text = notation.write(scene.parts)
-    return {"text": text[: text.index(_MIDDLE)], "finish": "length"}
+def _truncated_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
+    text = writer.write(scenario.parts)
+    return {"text": text[: text.index(_MIDDLE_LINE)], "finish": "length"}
 
 
-def _malformed(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _malformed_call_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     """What opens a call, and then no call."""
-    opened = notation.write([call(LOOK_UP, city="Oslo")]).partition("look_up")[0]
+    opened = writer.write([call_part(LOOKUP_TOOL, city="Oslo")]).partition("look_up")[0]
     opener = opened.split("{")[0].split("<function")[0].strip() or opened
-    return {"text": notation.write(scene.parts[:1]) + f"{opener} no call at all, only words."}
+    return {"text": writer.write(scenario.parts[:1]) + f"{opener} no call at all, only words."}
 
 
-def _single(notation: Notation, scene: Scene) -> dict[str, Any]:
-    return {**_whole(notation, scene), "chunks": 1}
+def _single_chunk_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
+    return {**_plain_entry(writer, scenario), "chunks": 1}
 
 
-def _failing(notation: Notation, scene: Scene) -> dict[str, Any]:
+def _failing_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
     fault = {"after": 12, "kind": "engine", "message": "the engine failed on purpose"}
-    return {"text": notation.write(scene.parts), "fail": fault}
+    return {"text": writer.write(scenario.parts), "fail": fault}
 
 
 _LINES = [f"line {n:04}: {n * 37} and {n * 91}" for n in range(300)]
-_MIDDLE, LAST_LINE = _LINES[150], _LINES[-1]
-_LONG = "\n".join(_LINES)
-_DATA = "if x: # </think> <think> and <tool_call> in a string\n    pass"
-_LETTERS = "naïve 🦜👩‍🚀 漢字 한국어"
+_MIDDLE_LINE, LAST_LINE = _LINES[150], _LINES[-1]
+_LONG_TEXT = "\n".join(_LINES)
+_MARKER_TEXT = "if x: # </think> <think> and <tool_call> in a string\n    pass"
+_MULTIBYTE_TEXT = "naïve 🦜👩‍🚀 漢字 한국어"
 
-INTERLEAVED = Scene(
+INTERLEAVED = Scenario(
     "interleaved",
     (
-        think("First the north of it."),
-        call(LOOK_UP, city="Oslo", days=2),
-        think("Then the south of it."),
-        call(LOOK_UP, city="Rome", days=3),
+        reasoning_part("First the north of it."),
+        call_part(LOOKUP_TOOL, city="Oslo", days=2),
+        reasoning_part("Then the south of it."),
+        call_part(LOOKUP_TOOL, city="Rome", days=3),
     ),
-    _whole,
+    _plain_entry,
 )
-MIXED = Scene(
+MIXED = Scenario(
     "mixed",
     (
-        think("Two cities to ask for."),
-        say("I begin with Oslo."),
-        call(LOOK_UP, city="Oslo", days=1),
-        think("That was one of two."),
-        say("Now for Rome."),
-        call(LOOK_UP, city="Rome", days=1),
+        reasoning_part("Two cities to ask for."),
+        text_part("I begin with Oslo."),
+        call_part(LOOKUP_TOOL, city="Oslo", days=1),
+        reasoning_part("That was one of two."),
+        text_part("Now for Rome."),
+        call_part(LOOKUP_TOOL, city="Rome", days=1),
     ),
-    _whole,
+    _plain_entry,
 )
-LONG = Scene("long", (think("A long file."), call(WRITE, path="a.txt", content=_LONG)), _streamed)
-PACED = Scene("paced", INTERLEAVED.parts, _paced)
-HALF_WAY = Scene("half-way", LONG.parts, _half_way)
-FRAMED = Scene("framed", INTERLEAVED.parts, _framed)
-ORPHAN = Scene("orphan", (think("North."), say("Oslo is sunny, and Bergen is not.")), _orphan)
-MARKERS = Scene("markers", (think("Code."), call(WRITE, path="b.py", content=_DATA)), _whole)
-CUT = Scene("cut", LONG.parts, _cut)
-MALFORMED = Scene("malformed", (think("Hm."), say("no call at all, only words.")), _malformed)
-LETTERS = Scene(
-    "letters", (think(_LETTERS), say(_LETTERS), call(WRITE, path="c", content=_LETTERS)), _single
+LONG = Scenario("long", (reasoning_part("A long file."), call_part(WRITE_TOOL, path="a.txt", content=_LONG_TEXT)), _chunked_entry)
+PAUSED = Scenario("paced", INTERLEAVED.parts, _paused_entry)
+PAUSED_ARGUMENT = Scenario("half-way", LONG.parts, _paused_argument_entry)
+WHITESPACE = Scenario("framed", INTERLEAVED.parts, _whitespace_entry)
+ORPHAN_MARKER = Scenario("orphan", (reasoning_part("North."), text_part("Oslo is sunny, and Bergen is not.")), _orphan_marker_entry)
+MARKERS = Scenario("markers", (reasoning_part("Code."), call_part(WRITE_TOOL, path="b.py", content=_MARKER_TEXT)), _plain_entry)
+TRUNCATED = Scenario("cut", LONG.parts, _truncated_entry)
+MALFORMED = Scenario("malformed", (reasoning_part("Hm."), text_part("no call at all, only words.")), _malformed_call_entry)
+MULTIBYTE = Scenario(
+    "letters", (reasoning_part(_MULTIBYTE_TEXT), text_part(_MULTIBYTE_TEXT), call_part(WRITE_TOOL, path="c", content=_MULTIBYTE_TEXT)), _single_chunk_entry
 )
-PLAIN = Scene("plain", (say(PLAIN_WORDS),), _whole)
-FAILING = Scene("failing", (think("A long thought. " * 20), say("Words. " * 20)), _failing)
+PLAIN = Scenario("plain", (text_part(PLAIN_TEXT),), _plain_entry)
+FAILING = Scenario("failing", (reasoning_part("A long thought. " * 20), text_part("Words. " * 20)), _failing_entry)
 
-SCENES = (
+SCENARIOS = (
     INTERLEAVED,
     MIXED,
     LONG,
-    PACED,
-    HALF_WAY,
-    FRAMED,
-    ORPHAN,
+    PAUSED,
+    PAUSED_ARGUMENT,
+    WHITESPACE,
+    ORPHAN_MARKER,
     MARKERS,
-    CUT,
+    TRUNCATED,
     MALFORMED,
-    LETTERS,
+    MULTIBYTE,
     PLAIN,
     FAILING,
 )

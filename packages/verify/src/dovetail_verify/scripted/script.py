@@ -5,54 +5,54 @@ from typing import Any
 import yaml
 
 from dovetail_parsers import resolve
-from dovetail_verify.scripted.black_box_script import rules as black_box_rules
+from dovetail_verify.scripted.black_box_script import black_box_rules as black_box_rules
 from dovetail_verify.scripted.scenarios import (
-    NEXT,
-    NEXT_WORDS,
-    PLAIN_WORDS,
-    SCENES,
-    Notation,
-    call,
-    say,
-    think,
+    NEXT_TRIGGER,
+    NEXT_TEXT,
+    PLAIN_TEXT,
+    SCENARIOS,
+    FamilyWriter,
+    call_part,
+    text_part,
+    reasoning_part,
 )
 
-USUAL = "qwen3_coder"
-_ONE_CALL = ("harmony",)  # a call ends the turn here: no scene with two could be said
+DEFAULT_FAMILY = "qwen3_coder"
+_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn here: no scene with two could be said
 
 
-class _Readable(yaml.SafeDumper):
+class _BlockStyleDumper(yaml.SafeDumper):
     """Writes what has several lines as it is."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Readable.add_representer(str, _text)
+_BlockStyleDumper.add_representer(str, _represent_text)
 
 
-def script_for(family: str = USUAL) -> str:
+def render_script(family: str = DEFAULT_FAMILY) -> str:
     """The script as YAML. `TOOL+REASONING` names two parsers, one name also the one beside it."""
-    notation = Notation(*parsers(family))
-    after = notation.write([think("So it is."), say(NEXT_WORDS)])
-    rules: list[dict[str, Any]] = [{"when": {"text": NEXT}, "text": after}]
+    notation = FamilyWriter(*resolve_parser_names(family))
+    after = notation.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
+    rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
     rules += [
-        {"when": {"text": f"{scene.word} "}, **scene.entry(notation, scene)} for scene in SCENES
+        {"when": {"text": f"{scene.trigger} "}, **scene.build_entry(notation, scene)} for scene in SCENARIOS
     ]
-    rules += black_box_rules(notation, say, think, call)
-    script = {"rules": rules, "turns": [{"text": PLAIN_WORDS}]}
-    return yaml.dump(script, Dumper=_Readable, allow_unicode=True, sort_keys=False, width=100)
+    rules += black_box_rules(notation, text_part, reasoning_part, call_part)
+    script = {"rules": rules, "turns": [{"text": PLAIN_TEXT}]}
+    return yaml.dump(script, Dumper=_BlockStyleDumper, allow_unicode=True, sort_keys=False, width=100)
 
 
-def parsers(family: str) -> tuple[str, str]:
+def resolve_parser_names(family: str) -> tuple[str, str]:
     """The parsers that a name means. Scenes need thoughts, and several calls in a turn."""
     tool, _, reasoning = family.partition("+")
     found = resolve(tool)
     if found is None or found.tool_parser is None:
         raise ValueError(f"no parser of calls is named {tool!r}")
-    if found.name in _ONE_CALL:
+    if found.name in _SINGLE_CALL_FAMILIES:
         raise ValueError(f"{tool} ends a turn at its first call: scenes have several")
     reasoning = reasoning or found.reasoning_parser or ""
     if not reasoning:
