@@ -20,7 +20,7 @@ from dovetail.http.memory import release_memory
 from dovetail.http.options import HttpOptions
 from dovetail.net.asgi import Message
 from dovetail.net.exchange import ClientDisconnected
-from dovetail_model import DovetailError, TooLarge
+from dovetail_model import DovetailError, RequestTooLarge
 
 Compress = Callable[[bytes], bytes]
 
@@ -248,5 +248,5 @@ def test_a_client_that_never_ends_its_body() -> None:
 def test_the_limit_itself_is_allowed() -> None:
     body = b"x" * 1000
     assert body_of(exchange(pieces(body, 10))) == body
-    with pytest.raises(TooLarge):
+    with pytest.raises(RequestTooLarge):
         body_of(exchange(pieces(body + b"x", 10)))

@@ -23,7 +23,7 @@ from dovetail.responses.response import StoredResponse
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.storage.fault import StoreError
-from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
+from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 AGE = 1000.0
 LIMIT = 1 << 20
@@ -240,7 +240,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
         assert len(await one.get_chain("t", "r2", LIMIT)) == 2
         assert await two.delete("t", "r1")
         assert [r.id for r in await one.get_available_chain("t", "r2", LIMIT)] == ["r2"]
-        with pytest.raises(PreviousNotFound, match="'r1'"):
+        with pytest.raises(PreviousResponseNotFound, match="'r1'"):
             await one.get_chain("t", "r2", LIMIT)
         assert await one.get("t", "r1") is None
         assert [r.id for r in await one.get_available_chain("t", "r2", LIMIT)] == ["r2"]
@@ -258,7 +258,7 @@ def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
             kept.put(response(f"r{number}", previous=previous))
             chain = await kept.get_chain("t", f"r{number}", LIMIT)
             assert [one.id for one in chain] == [f"r{at}" for at in range(number + 1)]
-        with pytest.raises(PreviousNotFound):
+        with pytest.raises(PreviousResponseNotFound):
             await kept.get_chain("u", "r5", LIMIT)
         await kept.drain()
         kept.put(response("r3", status="failed"))
@@ -282,7 +282,7 @@ def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -
         assert found == [response(id).output for id in ("r2", "r1", "mine")]
         assert await kept.get_outputs("t", ["r1", "none", "r2"], LIMIT) == [response("r1").output]
         assert await kept.get_outputs("u", ["r1"], LIMIT) == []
-        with pytest.raises(TooLarge):
+        with pytest.raises(RequestTooLarge):
             await kept.get_outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
         await bench.store.delete("t", "r1")  # by another process
         assert await kept.get_outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
@@ -316,7 +316,7 @@ def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> Non
         with pytest.raises(InvalidRequest, match="not finished"):
             await kept.get_chain("t", "r1", LIMIT)
         kept.put(response("r2", output=b"x" * 1000))
-        with pytest.raises(TooLarge):
+        with pytest.raises(RequestTooLarge):
             await kept.get_chain("t", "r2", 500)
         await kept.close()
 
@@ -330,9 +330,9 @@ def test_a_chain_without_an_end_is_too_large() -> None:
         kept = ResponseStore(MemoryResponseBackend())
         for id, before in (("r1", "r2"), ("r2", "r1")):
             kept.put(response(id, previous=before, input=b"", output=b""))
-        with pytest.raises(TooLarge):
+        with pytest.raises(RequestTooLarge):
             await kept.get_chain("t", "r1", LIMIT)
-        with pytest.raises(TooLarge):
+        with pytest.raises(RequestTooLarge):
             await kept.get_available_chain("t", "r1", LIMIT)
         await kept.close()
 
@@ -423,7 +423,7 @@ def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
         server.start()  # with nothing in it
         clock[0] += 10.0
         assert await kept.get("t", "r1") is None
-        with pytest.raises(PreviousNotFound):
+        with pytest.raises(PreviousResponseNotFound):
             await kept.get_chain("t", "r2", LIMIT)
         kept.put(three := response("r3"))
         await kept.wait_stored(three)
@@ -446,9 +446,9 @@ def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
         assert [one.id for one in chain] == [f"r{number}" for number in range(50)]
         assert local.get_chain("r47") is not None
         assert local.get_chain("r46") is None
-        with pytest.raises(PreviousNotFound):
+        with pytest.raises(PreviousResponseNotFound):
             await kept.get_chain("t", "r46", LIMIT, local)
-        with pytest.raises(PreviousNotFound):
+        with pytest.raises(PreviousResponseNotFound):
             await kept.get_chain("t", "r49", LIMIT)
         await kept.close()
 

@@ -11,7 +11,7 @@ from dovetail_model import (
     EngineUnavailable,
     Failure,
     InvalidRequest,
-    error_of,
+    error_from_failure,
 )
 
 KINDS = [
@@ -35,7 +35,7 @@ def test_an_error_carries_what_the_codecs_need() -> None:
         "must be a list",
         "messages[3].content",
     )
-    assert error.failure() == Failure("invalid_request", "must be a list", "messages[3].content")
+    assert error.to_failure() == Failure("invalid_request", "must be a list", "messages[3].content")
     assert str(error) == "must be a list"
 
 
@@ -50,5 +50,5 @@ def test_whose_fault(error: type[DovetailError], side: type[DovetailError]) -> N
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_failure_becomes_its_error_again(kind: type[DovetailError]) -> None:
     if kind is not DovetailError:
-        error = error_of(kind("no", param="x").failure())
+        error = error_from_failure(kind("no", param="x").to_failure())
         assert (error.kind, error.message, error.param) == (kind.kind, "no", "x")

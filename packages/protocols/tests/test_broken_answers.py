@@ -54,7 +54,7 @@ def test_a_broken_stream_has_no_clean_end(codec: Codec, end: Event) -> None:
 @pytest.mark.parametrize("codec", [MESSAGES, CHAT, COMPLETIONS], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("kind", [ContextOverflow, Overloaded])
 def test_a_broken_whole_answer_is_its_error(codec: Codec, kind: type[DovetailError]) -> None:
-    message = fold([Usage(3), TextDelta("half"), kind("no").failure()])
+    message = fold([Usage(3), TextDelta("half"), kind("no").to_failure()])
     with pytest.raises(kind):
         codec.encode_message(request(codec), [message], CountingIds(), clock)
 

@@ -26,7 +26,7 @@ ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [
     (dovetail_model.Forbidden, 403, "invalid_request_error", "permission_denied",
      "invalid_prompt"),
     (dovetail_model.NotFound, 404, "invalid_request_error", "model_not_found", "invalid_prompt"),
-    (dovetail_model.TooLarge, 413, "invalid_request_error", "request_too_large", "invalid_prompt"),
+    (dovetail_model.RequestTooLarge, 413, "invalid_request_error", "request_too_large", "invalid_prompt"),
     (dovetail_model.RateLimited, 429, "rate_limit_error", "rate_limit_exceeded",
      "rate_limit_exceeded"),
     (dovetail_model.EngineError, 500, "server_error", "engine_error", "server_error"),
@@ -52,7 +52,7 @@ def test_error(
     assert msgspec.json.decode(answer.body) == {
         "error": {"message": "No.", "type": type_, "param": "input[3]", "code": code}
     }
-    assert failed(error.failure()) == {"code": in_stream, "message": "No."}
+    assert failed(error.to_failure()) == {"code": in_stream, "message": "No."}
 
 
 def failed(failure: Failure) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_an_unknown_kind_is_our_own_fault() -> None:
         kind = "odd"
 
     assert CODEC.encode_error(Odd("?")).status == 500
-    assert failed(Odd("?").failure())["code"] == "server_error"
+    assert failed(Odd("?").to_failure())["code"] == "server_error"
 
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "responses.md"

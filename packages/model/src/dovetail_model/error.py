@@ -44,7 +44,7 @@ class DovetailError(Exception):
         self.param = param
         self.retry_after = retry_after
 
-    def failure(self) -> Failure:
+    def to_failure(self) -> Failure:
         """The same error as an event, for a stream that has already begun."""
         return Failure(kind=self.kind, message=self.message, param=self.param)
 
@@ -73,11 +73,11 @@ class ResponseNotFound(ClientError):
     kind = "response_not_found"
 
 
-class PreviousNotFound(ClientError):
+class PreviousResponseNotFound(ClientError):
     kind = "previous_not_found"
 
 
-class TooLarge(ClientError):
+class RequestTooLarge(ClientError):
     kind = "too_large"
 
 
@@ -113,14 +113,14 @@ class InternalError(DovetailError):
     kind = "internal"
 
 
-def error_of(failure: Failure) -> DovetailError:
+def error_from_failure(failure: Failure) -> DovetailError:
     """The error that a failure tells of, for an answer that has not begun yet."""
-    kinds = {kind.kind: kind for kind in _leaves(DovetailError) if "kind" in vars(kind)}
+    kinds = {kind.kind: kind for kind in _leaf_kinds(DovetailError) if "kind" in vars(kind)}
     kind = kinds.get(failure.kind, InternalError)
     return kind(failure.message, param=failure.param)
 
 
-def _leaves(kind: type[DovetailError]) -> list[type[DovetailError]]:
+def _leaf_kinds(kind: type[DovetailError]) -> list[type[DovetailError]]:
     """The kinds below, the most general of each name last."""
-    below = [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
+    below = [leaf for child in kind.__subclasses__() for leaf in _leaf_kinds(child)]
     return [kind, *below] if kind is not DovetailError else below

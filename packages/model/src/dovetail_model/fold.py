@@ -30,7 +30,7 @@ from dovetail_model.usage import Usage
 
 _Delta = TextDelta | ReasoningDelta | CallArgs
 _BY_CALL = attrgetter("index")
-_LONGEST_RUN = 64  # deltas that wait to be joined, so that a stream keeps no string for each
+_MAX_RUN_EVENTS = 64  # deltas that wait to be joined, so that a stream keeps no string for each
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -69,8 +69,8 @@ class Fold:
     )
 
     def __init__(self, new_id: Callable[[CallOpen], str] | None = None) -> None:
-        self._new_id = new_id or _own_id
-        self._parts: list[_Part] = []
+        self._new_id = new_id or _default_id
+        self._parts: list[_BlockBuilder] = []
         self._lead: list[str] = []  # raw text that came before any block
         self._run: list[_Delta] = []  # of the open block, not folded yet
         self._runs: type[_Delta] | None = None  # what may join it
@@ -83,7 +83,7 @@ class Fold:
     def add(self, event: Event) -> None:
         if type(event) is self._runs:
             self._run.append(event)
-            if len(self._run) == _LONGEST_RUN:
+            if len(self._run) == _MAX_RUN_EVENTS:
                 self._join()
             return
         self._join()
@@ -109,15 +109,15 @@ class Fold:
             case SpanEnd(raw=raw, seal=seal):
                 self._end_span(raw, seal)
             case CallOpen(raw=raw):
-                self._part(_Part(CallArgs, event, self._new_id(event))).add("", raw)
+                self._part(_BlockBuilder(CallArgs, event, self._new_id(event))).add("", raw)
             case CallArgs(index=index, text=text, raw=raw):
                 self._call(index).add(text, raw)
             case CallClose(index=index, raw=raw):
                 self._call(index).end(raw)
             case Usage() | Logprobs() | Finish() | Diagnostic() | Failure():
-                self._note(event)
+                self._record(event)
 
-    def _note(self, event: Usage | Logprobs | Finish | Diagnostic | Failure) -> None:
+    def _record(self, event: Usage | Logprobs | Finish | Diagnostic | Failure) -> None:
         """Events about the message, not of it."""
         match event:
             case Logprobs(tokens=tokens):
@@ -134,7 +134,7 @@ class Fold:
     def message(self) -> Message:
         self._join()
         blocks = tuple(part.block() for part in self._parts)
-        finish = self._finish or Finish(self._reason(blocks))
+        finish = self._finish or Finish(self._finish_reason(blocks))
         return Message(
             blocks=blocks,
             finish=finish.reason,
@@ -146,7 +146,7 @@ class Fold:
             raw="".join(self._lead) + "".join(block.raw for block in blocks),
         )
 
-    def _reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:
+    def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:
         """Why it ended, where nobody said so: a cut call was cut, a complete one waits to run."""
         if self._failure is not None:
             return "error"
@@ -155,13 +155,13 @@ class Fold:
             return "length"
         return "tool_calls" if calls else "stop"
 
-    def _span(self, delta: type[_Delta]) -> "_Part":
+    def _span(self, delta: type[_Delta]) -> "_BlockBuilder":
         last = self._parts[-1] if self._parts else None
         if last is not None and last.grows_by is delta and not last.ended:
             return last
-        return self._part(_Part(delta))
+        return self._part(_BlockBuilder(delta))
 
-    def _part(self, part: "_Part") -> "_Part":
+    def _part(self, part: "_BlockBuilder") -> "_BlockBuilder":
         if self._lead:
             part.raw.extend(self._lead)
             self._lead.clear()
@@ -179,14 +179,14 @@ class Fold:
             last.end(raw)
             last.seal = seal or last.seal
 
-    def _call(self, index: int) -> "_Part":
+    def _call(self, index: int) -> "_BlockBuilder":
         for part in reversed(self._parts):
             if part.open is not None and part.open.index == index:
                 return part
         raise LookupError(f"no call {index} was opened")
 
 
-class _Part:
+class _BlockBuilder:
     """A block in the making."""
 
     __slots__ = ("ended", "grows_by", "id", "open", "raw", "seal", "text")
@@ -239,5 +239,5 @@ def fold(events: Iterable[Event], new_id: Callable[[CallOpen], str] | None = Non
     return folding.message()
 
 
-def _own_id(event: CallOpen) -> str:
+def _default_id(event: CallOpen) -> str:
     return event.id or f"call_{event.index}"

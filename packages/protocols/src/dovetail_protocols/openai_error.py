@@ -35,7 +35,7 @@ def encode_error(error: DovetailError) -> ErrorAnswer:
     status = KINDS.get(error.kind, KINDS["internal"])[0]
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorAnswer(status, error_body(error.failure()), headers)
+    return ErrorAnswer(status, error_body(error.to_failure()), headers)
 
 
 def error_body(failure: Failure) -> bytes:

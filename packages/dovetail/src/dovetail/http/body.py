@@ -12,7 +12,7 @@ from dovetail.http.errors import HttpError, RequestTimeout, UnsupportedEncoding
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import reserve_memory
 from dovetail.net.exchange import ClientDisconnected
-from dovetail_model import TooLarge
+from dovetail_model import RequestTooLarge
 
 _MAX_GZIP_MEMBERS = 16
 _OUTPUT_CHUNK_BYTES = 1 << 18  # bytes that are decompressed at a time
@@ -171,5 +171,5 @@ _DECOMPRESSORS: dict[str, Callable[[bytes], Chunks]] = {
 }
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The request body is larger than {limit} bytes.")
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The request body is larger than {limit} bytes.")

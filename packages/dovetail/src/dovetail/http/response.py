@@ -12,7 +12,7 @@ from dovetail.http.exchange import ApiExchange, final_body_message
 from dovetail.http.outlet import ResponseBodyWriter
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail_model import Event, ReasoningDelta, error_of
+from dovetail_model import Event, ReasoningDelta, error_from_failure
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
 EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
@@ -97,14 +97,14 @@ class StreamingResponse:
         """A failure that the pipeline told as an event counts as the status it would have been."""
         failure = self._tracker.failure
         if failure is not None:
-            error = error_of(failure)
+            error = error_from_failure(failure)
             self._tracker.on_error(error, error_status(error, self._codec))
 
     def _send_failure(self, error: Exception) -> None:
         """The pipeline has told its own failures; an encoder that has ended says no more."""
         failure = to_public_error(error)
         self._tracker.on_error(failure, error_status(failure, self._codec))
-        frames = self._encoder.encode([failure.failure()])
+        frames = self._encoder.encode([failure.to_failure()])
         if frames:
             self._writer.write(frames)
 

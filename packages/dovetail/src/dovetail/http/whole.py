@@ -4,7 +4,7 @@ import time
 
 from dovetail.http.ids import ResponseIds
 from dovetail.http.tracker import RequestTracker
-from dovetail_model import Event, Fold, Request, error_of
+from dovetail_model import Event, Fold, Request, error_from_failure
 from dovetail_protocols import Codec
 
 
@@ -34,6 +34,6 @@ class BufferedResponse:
         messages = [fold.message() for fold in self._folds]
         for message in messages:
             if message.failure is not None:
-                raise error_of(message.failure)
+                raise error_from_failure(message.failure)
         ids = ResponseIds(self._request.identity.answer)
         return self._codec.encode_message(self._request, messages, ids, time.time)

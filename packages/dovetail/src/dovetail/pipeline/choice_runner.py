@@ -103,11 +103,11 @@ class ChoiceRunner:
         except DovetailError as error:
             if not self._started:
                 raise
-            self._emit([self._usage(), to_public_error(error).failure()])
+            self._emit([self._usage(), to_public_error(error).to_failure()])
         except Exception as error:
             if not self._started:
                 raise
-            self._emit([self._usage(), InternalError(f"{type(error).__name__}").failure()])
+            self._emit([self._usage(), InternalError(f"{type(error).__name__}").to_failure()])
             raise
         finally:
             hold.cancel()

@@ -31,7 +31,7 @@ from dovetail_model import (
     SpanEnd,
     Turn,
     Usage,
-    error_of,
+    error_from_failure,
 )
 
 
@@ -67,11 +67,11 @@ class UpstreamRunner:
         except DovetailError as error:
             if not self._started:
                 raise
-            sink.write(self._choice, [to_public_error(error).failure()])
+            sink.write(self._choice, [to_public_error(error).to_failure()])
         except Exception as error:
             if not self._started:
                 raise
-            sink.write(self._choice, [InternalError(f"{type(error).__name__}").failure()])
+            sink.write(self._choice, [InternalError(f"{type(error).__name__}").to_failure()])
             raise
 
     async def _forward(self, batch: list[Event], sink: EventSink) -> bool:
@@ -83,7 +83,7 @@ class UpstreamRunner:
             if not sink.write(self._choice, told):
                 await sink.drain()
         if isinstance(failure, Failure):
-            raise error_of(failure)
+            raise error_from_failure(failure)
         return bool(told) and isinstance(told[-1], Finish)
 
     def _rewrite_events(self, batch: list[Event]) -> list[Event]:

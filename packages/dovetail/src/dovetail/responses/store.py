@@ -21,7 +21,7 @@ from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.write_queue import WriteQueue
-from dovetail_model import InvalidRequest, PreviousNotFound, TooLarge
+from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 TOUCH_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores forget
 STORE_TIMEOUT_SECONDS = 2.0  # seconds that the end of an answer waits for the store
@@ -122,7 +122,7 @@ class ResponseStore:
         connection holds is looked for first.
         """
         if not is_valid_id(id):
-            raise PreviousNotFound("Previous response not found.", param="previous_response_id")
+            raise PreviousResponseNotFound("Previous response not found.", param="previous_response_id")
         held = None if local is None else local.get_chain(id)
         if held is not None:
             return held
@@ -154,7 +154,7 @@ class ResponseStore:
             else:
                 break
             if size > limit:
-                raise TooLarge(f"The responses that are named have more than {limit} bytes.")
+                raise RequestTooLarge(f"The responses that are named have more than {limit} bytes.")
         for gone in await self._find_missing(tenant, list(found)):
             del found[gone]
         return [*found.values(), *own]
@@ -207,7 +207,7 @@ class ResponseStore:
             found.append(msgspec.structs.replace(one, head=b""))  # a head may be as large as a body
             size += len(one.input) + len(one.output) + _CHAIN_LINK_BYTES
             if size > limit:
-                raise TooLarge(f"The conversation is larger than {limit} bytes.")
+                raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
             if one.previous is None:
                 break
             above = one.previous
@@ -275,9 +275,9 @@ def is_valid_id(id: str) -> bool:
     return _VALID_ID.fullmatch(id) is not None
 
 
-def _previous_not_found(id: str, gone: str) -> PreviousNotFound:
+def _previous_not_found(id: str, gone: str) -> PreviousResponseNotFound:
     """Which of the chain is gone is told to whom it belongs."""
     message = f"Previous response with id '{id}' not found."
     if gone != id:
         message = f"{message} It goes on from '{gone}', which is not kept any more."
-    return PreviousNotFound(message, param="previous_response_id")
+    return PreviousResponseNotFound(message, param="previous_response_id")

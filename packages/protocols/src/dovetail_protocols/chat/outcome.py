@@ -12,7 +12,7 @@ from dovetail_model import (
     Message,
     TokenLogprob,
     Usage,
-    error_of,
+    error_from_failure,
 )
 from dovetail_protocols.chat.wire import (
     CompletionDetails,
@@ -47,7 +47,7 @@ def whole(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages, if all of them are answers; the error of the first that is none."""
     for message in messages:
         if message.failure is not None or message.finish not in FINISH:
-            raise error_of(message.failure or _BROKEN)
+            raise error_from_failure(message.failure or _BROKEN)
     return messages
 
 

@@ -34,7 +34,7 @@ def encode_error(error: DovetailError) -> ErrorAnswer:
     status, _ = _KINDS.get(error.kind, _OTHERWISE)
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorAnswer(status, _body(error.failure()), headers)
+    return ErrorAnswer(status, _body(error.to_failure()), headers)
 
 
 def error_frame(failure: Failure) -> bytes:

@@ -13,7 +13,7 @@ from dovetail_model import (
     Request,
     TextBlock,
     Usage,
-    error_of,
+    error_from_failure,
 )
 from dovetail_protocols.codec import Clock, Ids
 from dovetail_protocols.json_strings import sound
@@ -38,7 +38,7 @@ def encode_message(request: Request, messages: Sequence[Message], ids: Ids, cloc
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)
     if message.failure is not None or reason is None:
-        raise error_of(message.failure or BROKEN)
+        raise error_from_failure(message.failure or BROKEN)
     answer = wire.MessageOut(
         id=ids(MESSAGE_PREFIX),
         role="assistant",

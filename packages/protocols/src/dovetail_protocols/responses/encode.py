@@ -285,7 +285,7 @@ def encode_message(request: Request, messages: Sequence[Message], ids: Ids, cloc
 
 def overflow_stream(request: Request, error: DovetailError, ids: Ids, clock: Clock) -> bytes:
     """An error as a whole stream: clients of this API take an overflow only in that form."""
-    failure = error.failure()
+    failure = error.to_failure()
     if error.retry_after is not None and "try again in" not in failure.message:
         # In tenths, and not too soon: who comes back earlier is turned away again.
         seconds = ceil(round(error.retry_after * 10, 3)) / 10

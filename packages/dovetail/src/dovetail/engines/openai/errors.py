@@ -21,7 +21,7 @@ from dovetail_model import (
     InvalidRequest,
     Overloaded,
 )
-from dovetail_model import error_of as error_of_failure
+from dovetail_model import error_from_failure as error_of_failure
 
 _MAX_QUOTE_CHARS = 500
 

@@ -12,7 +12,7 @@ from dovetail.http.memory import reserve_memory
 from dovetail.responses.connection_cache import CacheReservation
 from dovetail.responses.response import StoredResponse, ResponseStatus
 from dovetail.responses.store import ResponseStore, is_valid_id
-from dovetail_model import Request, ResponseNotFound, TooLarge
+from dovetail_model import Request, ResponseNotFound, RequestTooLarge
 from dovetail_protocols import (
     ResponsesEcho,
     input_items,
@@ -55,7 +55,7 @@ class ConversationResolver:
         self.previous_responses = before
         self.body = joined_body(self._own_body, (items for one in before for items in one.items))
         if len(self.body) > limit:
-            raise TooLarge(f"The conversation is larger than {limit} bytes.")
+            raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         reserve_memory(exchange, len(self.body), limit)
 
     async def _resolve_item_references(self, limit: int) -> None:
@@ -77,7 +77,7 @@ class ConversationResolver:
                 raise ResponseNotFound(f"Item{shown} not found.", param="input")
             size += len(found[id])
         if size > limit:
-            raise TooLarge(f"The conversation is larger than {limit} bytes.")
+            raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         self._own_body = self.body = resolved_body(self._own_body, found)
         reserve_memory(exchange, len(self.body), limit)
 

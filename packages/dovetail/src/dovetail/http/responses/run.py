@@ -99,7 +99,7 @@ class BackgroundRun:
         self.frames.append(await self._saver.release_held_frame())
 
     async def emit_failure(self, error: DovetailError) -> None:
-        self.frames.append(self._encoder.encode([error.failure()]))
+        self.frames.append(self._encoder.encode([error.to_failure()]))
         self.frames.append(await self._saver.release_held_frame())
 
     def save_progress(self) -> StoredResponse | None:
