@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec
-from dovetail_parsers import Parser, parse, write
+from dovetail_parsers import Parser, parse, write_message
 from dovetail_parsers.family import Family
 
 PERIOD = 500
@@ -64,7 +64,7 @@ def call(content: str) -> ToolCallBlock:
 
 def output(block: OutputBlock, family: Family) -> str:
     """The block as a model of this family writes it. Refuses what is not read back the same."""
-    raw = write([block], family)
+    raw = write_message([block], family)
     blocks = parse(
         raw,
         tool_parser=family.tool_parser,

@@ -17,7 +17,7 @@ import yaml
 from dovetail_model import Event, Message, fold
 from dovetail_parsers import Parser, families
 from dovetail_parsers.family import Family
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 CASES = Path(__file__).parents[1] / "packages" / "parsers" / "tests" / "cases"
 TOOLS = yaml.safe_load((CASES / "tools.yaml").read_text())
@@ -32,7 +32,7 @@ PIECES = (
 
 
 def markers_of(family: Family) -> list[str]:
-    table = grammar(family.tool_parser, family.reasoning_parser)
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
     return sorted({marker for state in table.states.values() for marker in state.edges})
 
 

@@ -19,7 +19,7 @@ from served import Running, served
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
-from dovetail_parsers import resolve, write
+from dovetail_parsers import resolve_family, write_message
 
 MODEL = "some-org/some-model"
 WINDOW = 200_000
@@ -42,9 +42,9 @@ class Family:
 
     def spell(self, *blocks: OutputBlock) -> str:
         """A turn as the model would write it, in the order of its blocks."""
-        family = resolve(self.tool_parser)
+        family = resolve_family(self.tool_parser)
         assert family is not None
-        return write(blocks, family).removeprefix(self.opens)
+        return write_message(blocks, family).removeprefix(self.opens)
 
 
 QWEN3_CODER = Family("Qwen3-Coder", "Qwen3-Coder", "qwen3", "qwen3_coder", "qwen3", ("<|im_end|>",))

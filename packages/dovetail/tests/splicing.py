@@ -14,7 +14,7 @@ from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.splice import Splicer, StopTokenMatcher
-from dovetail_parsers import markers, resolve
+from dovetail_parsers import markers, resolve_family
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 NAMES = [path.stem for path in PATHS]
@@ -43,7 +43,7 @@ def facts_of(name: str) -> TemplateProfile:
 
 def parsers_of(name: str) -> tuple[str | None, str | None]:
     """The parsers of the family that the template speaks for."""
-    family = resolve(chat_template(name).text)
+    family = resolve_family(chat_template(name).text)
     return (family.tool_parser, family.reasoning_parser) if family else (None, None)
 
 

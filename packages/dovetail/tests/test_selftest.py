@@ -10,7 +10,7 @@ from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.models.self_test import TemplatePairing, SelfTestReport, run_self_test
 from dovetail.models.template_probe import probe_template
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail_parsers import resolve
+from dovetail_parsers import resolve_family
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")
@@ -33,7 +33,7 @@ def _tested(name: str, tool: str | None, reasoning: str | None) -> SelfTestRepor
 @at_hand
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_familys_own_parsers_fit(path: Path) -> None:
-    family = resolve(path.read_text())
+    family = resolve_family(path.read_text())
     tool = family.tool_parser if family else None
     result = _tested(path.stem, tool or "hermes", family.reasoning_parser if family else None)
     assert result.ok == (path.stem not in EXCUSED), result

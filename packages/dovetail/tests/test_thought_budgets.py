@@ -34,7 +34,7 @@ from dovetail_model import (
     Turn,
     Usage,
 )
-from dovetail_parsers import families, resolve, write
+from dovetail_parsers import families, resolve_family, write_message
 from dovetail_tokenizers import ByteTokenizer
 
 Pair = tuple[str | None, str]
@@ -43,11 +43,11 @@ Pair = tuple[str | None, str]
 @cache
 def _frame(pair: Pair) -> tuple[str, str]:
     """What opens a thought in this notation, and what closes it."""
-    family = resolve(pair[0] or pair[1])
+    family = resolve_family(pair[0] or pair[1])
     assert family is not None
     if family.unified is None:
         family = replace(family, pairs_with=pair[1])
-    opening, _, closing = write([ReasoningBlock("\0")], family).partition("\0")
+    opening, _, closing = write_message([ReasoningBlock("\0")], family).partition("\0")
     return opening, closing
 
 

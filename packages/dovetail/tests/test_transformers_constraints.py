@@ -32,7 +32,7 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import guide, parse
+from dovetail_parsers import build_guided_grammar, parse
 
 VOCABULARY, END, OTHER_END = 151_936, 151_645, 151_643
 PAGE = 16
@@ -311,7 +311,7 @@ def asked(start: int = 5, max_tokens: int = 80, length: int = 20, **fields: Any)
 
 def call_grammar(bench: Bench) -> tuple[Constraint, Any]:
     model = load_model(bench.folder, tool_parser="qwen3_coder", reasoning_parser="none")
-    written = guide(
+    written = build_guided_grammar(
         "qwen3_coder",
         None,
         tools=TOOLS,

@@ -18,7 +18,7 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
-from dovetail_parsers import families, opens_thought, parse
+from dovetail_parsers import families, opens_reasoning, parse
 
 TOOLS = (
     ToolSpec("run", "", {"type": "object", "properties": {"command": {"type": "string"}}}),
@@ -99,7 +99,7 @@ def test_a_thought_that_the_prompt_has_opened_is_not_opened_again(pair: Pair, fi
     opener = _write(pair, (THINK,))
     assert opener is not None
     end = opener[: opener.index(THINK.text)]
-    if not opens_thought(end, *pair):
+    if not opens_reasoning(end, *pair):
         pytest.skip("no prompt of this family opens a thought so")
     blocks = (first, TextBlock("So it is."))
     text = _write(pair, blocks, f"<|assistant|>{end}")

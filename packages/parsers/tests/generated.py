@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 WORDS = st.text(
     st.sampled_from("abc é漢🦜 \n\t.,:;!?*#-_/\\\"'`~()=+&%$@^0159"), min_size=1, max_size=24
@@ -60,7 +60,7 @@ def _prose() -> st.SearchStrategy[str]:
 @st.composite
 def messages(draw: st.DrawFn, family: Family) -> list[OutputBlock]:
     """A turn that the family's format can express."""
-    table = grammar(family.tool_parser, family.reasoning_parser)
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
     kinds = ["tool_call"] if family.tools else []
     if "reasoning" in table.states:
         kinds.append("reasoning")
@@ -108,7 +108,7 @@ def _is_bare(family: Family) -> bool:
 
 def soup(family: Family) -> st.SearchStrategy[str]:
     """The family's own markers, shuffled with pieces of calls and prose."""
-    table = grammar(family.tool_parser, family.reasoning_parser)
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
     markers = sorted({marker for state in table.states.values() for marker in state.edges})
     pieces = [
         "get_time",

@@ -22,7 +22,7 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import families, guide, parse, write
+from dovetail_parsers import families, build_guided_grammar, parse, write_message
 from dovetail_parsers.family import Family
 
 BY_NAME = {family.name: family for family in families() if family.tools}
@@ -63,7 +63,7 @@ GOOD = {"city": "Paris", "days": 3, "seat": "aisle", "guest": {"name": "Ann"}, "
 def text_of(family: Family, tools: list[Any], choice: ToolChoice, **more: Any) -> str | None:
     more.setdefault("in_reasoning", False)
     parsers = (family.tool_parser, family.reasoning_parser)
-    made = guide(*parsers, tools=tools, choice=choice, **more)
+    made = build_guided_grammar(*parsers, tools=tools, choice=choice, **more)
     return None if made is None else made.text
 
 
@@ -112,7 +112,7 @@ def test_what_is_written_is_accepted(name: str, data: st.DataObject) -> None:
     blocks: list[OutputBlock] = data.draw(st.lists(calls().map(in_order), min_size=1, max_size=3))
     if family.reasoning_parser and data.draw(st.booleans()):
         blocks.insert(0, ReasoningBlock("So <b>{[what] is</b> asked?\n"))
-    assert casebook_grammar(name).accepts(write(blocks, family))
+    assert casebook_grammar(name).accepts(write_message(blocks, family))
 
 
 @EACH
@@ -160,9 +160,9 @@ def _fits(block: ToolCallBlock) -> bool:
 @EACH
 def test_a_call_is_required(name: str) -> None:
     family, rules = BY_NAME[name], grammar(name, REQUIRED)
-    good = write([call(GOOD)], family)
+    good = write_message([call(GOOD)], family)
     assert rules.accepts(good)
-    assert rules.accepts(write([ToolCallBlock("", "apply_patch", "*** x", custom=True)], family))
+    assert rules.accepts(write_message([ToolCallBlock("", "apply_patch", "*** x", custom=True)], family))
     assert not rules.accepts("")
     assert not rules.accepts(good[:-12])
     assert not rules.admits("Sure, let me book that.")
@@ -187,27 +187,27 @@ def test_a_call_is_required(name: str) -> None:
     ids=json.dumps,
 )
 def test_arguments_follow_the_schema(name: str, arguments: dict[str, Any]) -> None:
-    assert not grammar(name, REQUIRED).accepts(write([call(arguments)], BY_NAME[name]))
+    assert not grammar(name, REQUIRED).accepts(write_message([call(arguments)], BY_NAME[name]))
 
 
 @EACH
 def test_only_offered_tools_with_their_own_arguments(name: str) -> None:
     family, rules = BY_NAME[name], grammar(name, REQUIRED)
-    assert rules.accepts(write([call({"id": 1}, "cancel")], family))
-    assert not rules.accepts(write([call(GOOD, "cancel")], family))
-    assert not rules.accepts(write([call(GOOD, "nobody")], family))
+    assert rules.accepts(write_message([call({"id": 1}, "cancel")], family))
+    assert not rules.accepts(write_message([call(GOOD, "cancel")], family))
+    assert not rules.accepts(write_message([call(GOOD, "nobody")], family))
     named = grammar(name, ToolChoice("named", "cancel"))
-    assert named.accepts(write([call({"id": 1}, "cancel")], family))
-    assert not named.accepts(write([call(GOOD)], family))
+    assert named.accepts(write_message([call({"id": 1}, "cancel")], family))
+    assert not named.accepts(write_message([call(GOOD)], family))
 
 
 @EACH
 def test_one_call_where_one_is_allowed(name: str) -> None:
     family = BY_NAME[name]
-    two = write([call(GOOD), call({"id": 1}, "cancel")], family)
+    two = write_message([call(GOOD), call({"id": 1}, "cancel")], family)
     assert grammar(name, REQUIRED).accepts(two)
     assert not grammar(name, ONE).admits(two)
-    assert grammar(name, ONE).accepts(write([call(GOOD)], family))
+    assert grammar(name, ONE).accepts(write_message([call(GOOD)], family))
 
 
 THINKERS = [name for name, family in BY_NAME.items() if family.reasoning_parser]
@@ -217,7 +217,7 @@ THINKERS = [name for name, family in BY_NAME.items() if family.reasoning_parser]
 def test_a_thought_may_come_first_and_an_open_one_is_closed(name: str) -> None:
     family = BY_NAME[name]
     thought = ReasoningBlock("They want a seat.")
-    with_thought = write([thought, call(GOOD)], family)
+    with_thought = write_message([thought, call(GOOD)], family)
     assert grammar(name, REQUIRED).accepts(with_thought)
     assert not grammar(name, REQUIRED, thinks=False).admits(with_thought)
     rest = with_thought[with_thought.index("They") :]
@@ -232,16 +232,16 @@ def test_prose_stays_free_and_calls_stay_sound(name: str) -> None:
     found = text_of(family, [{**BOOK, "strict": True}], ToolChoice())
     assert found is not None
     rules = read(found)
-    prose = write([TextBlock("So: 1 < 2 is [true] and {so} on.")], family)
+    prose = write_message([TextBlock("So: 1 < 2 is [true] and {so} on.")], family)
     assert rules.accepts(prose)
-    assert rules.accepts(write([call(GOOD)], family))
-    assert not rules.accepts(write([call({"city": "Paris"})], family))
+    assert rules.accepts(write_message([call(GOOD)], family))
+    assert not rules.accepts(write_message([call({"city": "Paris"})], family))
     one = text_of(family, OFFERED, ToolChoice(parallel=False))
     assert one is not None
     rules = read(one)
     assert rules.accepts(prose)
-    assert rules.accepts(write([call(GOOD)], family))
-    assert not rules.accepts(write([call(GOOD), call({"id": 1}, "cancel")], family))
+    assert rules.accepts(write_message([call(GOOD)], family))
+    assert not rules.accepts(write_message([call(GOOD), call({"id": 1}, "cancel")], family))
 
 
 @EACH
@@ -250,8 +250,8 @@ def test_no_call_where_none_is_allowed(name: str) -> None:
     found = text_of(family, OFFERED, ToolChoice("none"))
     assert found is not None
     rules = read(found)
-    assert rules.accepts(write([TextBlock("So: 1 < 2 is [true] and {so} on.")], family))
-    assert not rules.accepts(write([call(GOOD)], family))
+    assert rules.accepts(write_message([TextBlock("So: 1 < 2 is [true] and {so} on.")], family))
+    assert not rules.accepts(write_message([call(GOOD)], family))
 
 
 @EACH
@@ -262,8 +262,8 @@ def test_the_answer_is_json(name: str) -> None:
     both = text_of(family, OFFERED, ToolChoice(), output=output)
     assert alone is not None
     assert both is not None
-    good, bad = (write([TextBlock(t)], family) for t in ('{"id": 7}', '{"id": "x"}'))
-    booking = write([call(GOOD)], family)
+    good, bad = (write_message([TextBlock(t)], family) for t in ('{"id": 7}', '{"id": "x"}'))
+    booking = write_message([call(GOOD)], family)
     for rules in (read(alone), read(both)):
         assert rules.accepts(good)
         assert not rules.accepts(bad)
@@ -273,8 +273,8 @@ def test_the_answer_is_json(name: str) -> None:
     any_object = text_of(family, [], ToolChoice(), output=OutputFormat("json_object"))
     assert any_object is not None
     free = '{"a": [1, {"b": null}], "c": -1.5e3}'
-    assert read(any_object).accepts(write([TextBlock(free)], family))
-    assert not read(any_object).accepts(write([TextBlock("[1]")], family))
+    assert read(any_object).accepts(write_message([TextBlock(free)], family))
+    assert not read(any_object).accepts(write_message([TextBlock("[1]")], family))
 
 
 @EACH
@@ -289,20 +289,20 @@ def test_the_same_request_gives_the_same_text_of_bounded_size(name: str) -> None
 
 
 def test_nothing_is_demanded() -> None:
-    assert guide("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
+    assert build_guided_grammar("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
     none = ToolChoice("none")
-    assert guide("hermes", None, tools=[], choice=none, in_reasoning=False) is None
+    assert build_guided_grammar("hermes", None, tools=[], choice=none, in_reasoning=False) is None
 
 
 def test_what_cannot_be_met_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="nobody"):
-        guide(
+        build_guided_grammar(
             "hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False
         )
     with pytest.raises(InvalidRequest, match="no tools"):
-        guide("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
+        build_guided_grammar("hermes", None, tools=[], choice=REQUIRED, in_reasoning=False)
     with pytest.raises(Unsupported, match="tool parser"):
-        guide(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
+        build_guided_grammar(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
 
 
 def test_the_docs_name_every_family_with_a_grammar() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_model import OutputFormat, ToolChoice
-from dovetail_parsers import guide
+from dovetail_parsers import build_guided_grammar
 
 LINKED = {
     "$defs": {
@@ -103,7 +103,7 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
 
 def rules_of(schema: Any) -> Gbnf:
     output = OutputFormat("json_schema", schema=schema)
-    found = guide(None, None, tools=[], output=output, in_reasoning=False)
+    found = build_guided_grammar(None, None, tools=[], output=output, in_reasoning=False)
     assert found is not None
     return read(found.text)
 
@@ -134,7 +134,7 @@ def test_any_json_is_a_value_and_its_own_constant(value: Any) -> None:
 def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
     """Names and keys with quotes, brackets or line ends stay what they are."""
     schema = {"type": "object", "properties": {key: {"enum": [key]}}, "required": [key]}
-    found = guide(
+    found = build_guided_grammar(
         "hermes",
         None,
         tools=[{"name": name, "parameters": schema}],
@@ -157,7 +157,7 @@ def test_schemas_without_end_are_cut_off() -> None:
     for schema in ({"$defs": doubling, "$ref": "#/$defs/d0"}, growing, deep):
         for parser in (None, "minimax_m3", "qwen3_coder"):
             tool = {"name": "f", "parameters": {"type": "object", "properties": {"p": schema}}}
-            found = guide(
+            found = build_guided_grammar(
                 parser,
                 None,
                 tools=[tool] if parser else [],

@@ -8,9 +8,9 @@ import pytest
 from casebook import TOOLS
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers import Parser, families, write
+from dovetail_parsers import Parser, families, write_message
 from dovetail_parsers.family import Family
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 LINE = "def f(x):\n    return \"é\" if x < 3 else {'a': [1, 2]}  # <b> </x>\n"
 TOOL_FAMILIES = [family for family in families() if family.tools]
@@ -49,7 +49,7 @@ def test_a_long_argument_costs_the_same_per_chunk(family: Family) -> None:
     def text(size: int) -> str:
         content = (LINE * (size // len(LINE) + 1))[:size]
         arguments = json.dumps({"path": "a", "content": content}, ensure_ascii=False)
-        return write([ToolCallBlock("", "write_file", arguments)], family)
+        return write_message([ToolCallBlock("", "write_file", arguments)], family)
 
     assert per_chunk(family, text(40_000)) < 1.1 * per_chunk(family, text(4_000))
 
@@ -78,7 +78,7 @@ def test_hostile_output_is_linear(start: str, piece: str) -> None:
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
 def test_repeated_markers_are_linear(family: Family) -> None:
     """Markers that begin heads, over and over: each is given up after a bounded look."""
-    table = grammar(family.tool_parser, family.reasoning_parser)
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
     for marker in table.states["text"].edges:
         short, long = marker * 60, marker * 600
         for size in (4, len(long)):

@@ -38,7 +38,7 @@ from dovetail_model import (
     Unsupported,
     fold,
 )
-from dovetail_parsers import guide, write
+from dovetail_parsers import build_guided_grammar, write_message
 
 WALKS = int(os.environ.get("DOVETAIL_WALKS", "1"))
 # a structural tag holds the same rules as the EBNF: one family is enough to see that it does
@@ -70,7 +70,7 @@ class Place:
 
     def text(self, tools: list[Any], choice: ToolChoice, **more: Any) -> str:
         more.setdefault("in_reasoning", False)
-        found = guide(
+        found = build_guided_grammar(
             self.family.tool_parser,
             self.family.reasoning_parser,
             tools=tools,
@@ -85,7 +85,7 @@ class Place:
 
     def takes(self, grammar: str, output: str | list[OutputBlock], whole: bool = True) -> bool:
         """Whether it is a whole output; or else, whether more may follow it."""
-        raw = output if isinstance(output, str) else write(output, self.family)
+        raw = output if isinstance(output, str) else write_message(output, self.family)
         ids = encode(raw, self.vocabulary)
         if whole:
             return accepts(self.syntax, grammar, self.vocabulary, ids)
@@ -166,7 +166,7 @@ def bomb(schema: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The grammar of a tool with this one parameter, and its notes."""
     at = place("lark", "hermes", True)
     holder = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-    made = guide(
+    made = build_guided_grammar(
         *(at.family.tool_parser, at.family.reasoning_parser),
         tools=[{"name": "t", "parameters": holder}],
         choice=REQUIRED,
@@ -258,7 +258,7 @@ def test_prose_and_answers(syntax: str, name: str, markers: bool) -> None:
 )
 def test_a_thought_comes_first(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
-    raw = write([SEAT, call(GOOD)], at.family)
+    raw = write_message([SEAT, call(GOOD)], at.family)
     assert at.takes(at.text(OFFERED, REQUIRED), raw)
     assert not at.takes(at.text(OFFERED, REQUIRED, thinks=False), raw, whole=False)
     inside = at.text(OFFERED, REQUIRED, in_reasoning=True)
@@ -292,7 +292,7 @@ def test_whatever_is_done_under_the_masks_is_read_as_calls(
 
 @pytest.mark.parametrize("syntax", ["gbnf", *READERS])
 def test_a_marker_that_is_a_token_is_demanded_as_one(syntax: Any) -> None:
-    made = guide(
+    made = build_guided_grammar(
         "hermes",
         None,
         tools=[CANCEL],
@@ -314,10 +314,10 @@ def test_a_spelled_out_marker_is_refused_where_it_is_a_token(syntax: str) -> Non
     at = place(syntax, "hermes", True)
     rules = at.text([CANCEL], REQUIRED)
     spelled = vocabulary_of("hermes", markers=False)
-    ids = encode(write([call({"id": 1}, "cancel")], at.family), spelled)
+    ids = encode(write_message([call({"id": 1}, "cancel")], at.family), spelled)
     assert reads(syntax, rules, at.vocabulary, ids) == "refused"
 
 
 def test_an_unknown_notation_is_refused() -> None:
     with pytest.raises(Unsupported, match="morse"):
-        guide("hermes", None, tools=[], in_reasoning=False, syntax="morse")  # type: ignore[arg-type]
+        build_guided_grammar("hermes", None, tools=[], in_reasoning=False, syntax="morse")  # type: ignore[arg-type]

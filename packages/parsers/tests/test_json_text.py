@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_parsers import parse
-from dovetail_parsers.arguments.json_validator import JSON, PYTHON, Dialect, JsonText
+from dovetail_parsers.arguments.json_validator import JSON, PYTHON, Dialect, JsonValidator
 
 GEMMA = Dialect(quote='<|"|>', bare_keys=True)
 
@@ -48,9 +48,9 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-def read(text: str, dialect: Dialect = JSON, size: int = 10_000) -> tuple[str, JsonText]:
+def read(text: str, dialect: Dialect = JSON, size: int = 10_000) -> tuple[str, JsonValidator]:
     """Feeds the text in pieces as the machine does: what was not read is fed again."""
-    reader, out, held = JsonText(dialect), "", ""
+    reader, out, held = JsonValidator(dialect), "", ""
     for at in range(0, len(text), size):
         if reader.done or reader.failed:
             break

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dovetail_parsers import families, parse, resolve
-from dovetail_parsers.registry import grammar, reasoning_family, tool_family
+from dovetail_parsers import families, parse, resolve_family
+from dovetail_parsers.registry import load_grammar, reasoning_family, tool_family
 
 TOOL_NAMES = [
     "hermes",
@@ -192,14 +192,14 @@ MODELS = [
 @pytest.mark.parametrize("name", TOOL_NAMES)
 def test_tool_name(name: str) -> None:
     assert tool_family(name).tools is not None
-    assert resolve(name) is not None
+    assert resolve_family(name) is not None
 
 
 @pytest.mark.parametrize("name", REASONING_NAMES)
 def test_reasoning_name(name: str) -> None:
     family = reasoning_family(name)
     assert family.reasoning is not None or family.unified is not None
-    assert resolve(name) is not None
+    assert resolve_family(name) is not None
 
 
 @pytest.mark.parametrize("name", REASONING_NAMES)
@@ -215,13 +215,13 @@ def test_where_the_output_begins_when_nobody_knows(name: str) -> None:
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
 def test_pairing_is_one_grammar(tool: str, reasoning: str) -> None:
-    table = grammar(tool, reasoning)
+    table = load_grammar(tool, reasoning)
     assert "reasoning" in table.states
 
 
 @pytest.mark.parametrize(("model", "tool", "reasoning"), MODELS)
 def test_model_id(model: str, tool: str, reasoning: str | None) -> None:
-    family = resolve(model)
+    family = resolve_family(model)
     assert family is not None
     assert (family.tool_parser, family.reasoning_parser) == (tool, reasoning)
 
@@ -242,7 +242,7 @@ def test_every_pairing_exists() -> None:
 def test_an_unknown_name_is_refused_with_what_is_near() -> None:
     with pytest.raises(ValueError, match="Did you mean 'hermes'"):
         parse("", tool_parser="hermez")
-    assert resolve("no-such-family") is None
+    assert resolve_family("no-such-family") is None
 
 
 def test_a_pair_that_does_not_fit_is_refused_with_the_pair_that_does() -> None:
@@ -253,8 +253,8 @@ def test_a_pair_that_does_not_fit_is_refused_with_the_pair_that_does() -> None:
 
 
 def test_a_template_without_thoughts_gets_no_reasoning_parser() -> None:
-    plain = resolve("{{ '[TOOL_CALLS]' }}")
-    thinking = resolve("{{ '[TOOL_CALLS]' }}{{ '[THINK]' }}{{ '[/THINK]' }}")
+    plain = resolve_family("{{ '[TOOL_CALLS]' }}")
+    thinking = resolve_family("{{ '[TOOL_CALLS]' }}{{ '[THINK]' }}{{ '[/THINK]' }}")
     assert plain is not None
     assert (plain.tool_parser, plain.reasoning_parser) == ("mistral", None)
     assert thinking is not None

@@ -14,7 +14,7 @@ from test_constraint import BY_NAME
 from vocabulary import encode, vocabulary_of
 
 from dovetail_model import OutputFormat, ToolCallBlock, ToolChoice, ToolSpec
-from dovetail_parsers import Guide, guide, write
+from dovetail_parsers import GuidedGrammar, build_guided_grammar, write_message
 
 PATCH_GRAMMAR = """
 start: begin_patch hunk+ end_patch
@@ -56,8 +56,8 @@ BAD_PATCHES = (
 )
 
 
-def output(schema: Any, syntax: Any = "gbnf") -> Guide:
-    made = guide(
+def output(schema: Any, syntax: Any = "gbnf") -> GuidedGrammar:
+    made = build_guided_grammar(
         None,
         None,
         tools=[],
@@ -137,14 +137,14 @@ def test_a_raw_string_is_free_and_that_is_noted() -> None:
     text = {"type": "string", "pattern": "^a$", "maxLength": 3}
     tool = ToolSpec("t", parameters={"type": "object", "properties": {"x": text}})
     required = ToolChoice("required")
-    raw = guide("qwen3_coder", None, tools=[tool], choice=required, in_reasoning=False)
+    raw = build_guided_grammar("qwen3_coder", None, tools=[tool], choice=required, in_reasoning=False)
     assert raw is not None
     assert raw.notes == ("pattern is not enforced", "maxLength is not enforced")
 
 
-def patch_guide(name: str, definition: str, **more: Any) -> Guide:
+def patch_guide(name: str, definition: str, **more: Any) -> GuidedGrammar:
     family = BY_NAME[name]
-    made = guide(
+    made = build_guided_grammar(
         family.tool_parser,
         family.reasoning_parser,
         tools=[ToolSpec("apply_patch", custom=True, grammar=definition)],
@@ -157,7 +157,7 @@ def patch_guide(name: str, definition: str, **more: Any) -> Guide:
 
 
 def patch_call(name: str, patch: str) -> str:
-    return write([ToolCallBlock("", "apply_patch", patch, custom=True)], BY_NAME[name])
+    return write_message([ToolCallBlock("", "apply_patch", patch, custom=True)], BY_NAME[name])
 
 
 @pytest.mark.parametrize("name", BY_NAME)

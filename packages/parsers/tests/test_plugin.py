@@ -27,24 +27,24 @@ class Shout:
 def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     found: list[EntryPoint] = []
     monkeypatch.setattr(plugin, "entry_points", lambda group: found)
-    plugin.plugged.cache_clear()
+    plugin.find_plugin.cache_clear()
     yield found
-    plugin.plugged.cache_clear()
+    plugin.find_plugin.cache_clear()
 
 
 def test_a_name_that_is_not_ours_is_looked_up(points: list[EntryPoint]) -> None:
-    points.append(EntryPoint("shout", "test_plugin:Shout", plugin.GROUP))
+    points.append(EntryPoint("shout", "test_plugin:Shout", plugin.ENTRY_POINT_GROUP))
     assert parse("hey", tool_parser="shout").blocks[0].raw == "hey"
     assert getattr(parse("hey", tool_parser="shout").blocks[0], "text", "") == "HEY"
 
 
 def test_a_name_of_ours_cannot_be_taken(points: list[EntryPoint]) -> None:
-    points.append(EntryPoint("hermes", "test_plugin:Shout", plugin.GROUP))
+    points.append(EntryPoint("hermes", "test_plugin:Shout", plugin.ENTRY_POINT_GROUP))
     with pytest.raises(ValueError, match="registered twice"):
         parse("hey", tool_parser="hermes")
 
 
 def test_two_plugins_of_one_name_are_an_error(points: list[EntryPoint]) -> None:
-    points += [EntryPoint("shout", f"test_plugin:{name}", plugin.GROUP) for name in ("A", "B")]
+    points += [EntryPoint("shout", f"test_plugin:{name}", plugin.ENTRY_POINT_GROUP) for name in ("A", "B")]
     with pytest.raises(ValueError, match="registered twice"):
         parse("hey", tool_parser="shout")

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Message, OutputBlock, fold
-from dovetail_parsers import Parser, families, parse, write
+from dovetail_parsers import Parser, families, parse, write_message
 from dovetail_parsers.family import Family
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 BY_NAME = {family.name: family for family in families()}
 EACH = pytest.mark.parametrize("name", BY_NAME)
@@ -80,7 +80,7 @@ def test_soup_never_raises_and_never_leaks_a_closer(name: str, data: st.DataObje
 
 
 def _thought_closers(family: Family) -> tuple[str, ...]:
-    form = grammar(family.tool_parser, family.reasoning_parser).reasoning
+    form = load_grammar(family.tool_parser, family.reasoning_parser).reasoning
     if form is None:
         return ()
     return form.closers if form.orphans is None else form.orphans
@@ -92,7 +92,7 @@ def _thought_closers(family: Family) -> tuple[str, ...]:
 def test_what_is_written_is_read_back(name: str, data: st.DataObject) -> None:
     family = BY_NAME[name]
     blocks = data.draw(messages(family))
-    text = write(blocks, family)
+    text = write_message(blocks, family)
     message = _parse(family, text)
     assert shown(message.blocks) == shown(blocks)
     assert all(b.type != "tool_call" or b.complete for b in message.blocks)
@@ -114,7 +114,7 @@ def _parse(family: Family, text: str) -> Message:
 def test_every_prefix_stands(name: str, data: st.DataObject) -> None:
     """A prefix folds; a call once opened stays; its arguments only ever grow."""
     family = BY_NAME[name]
-    text = write(data.draw(messages(family)), family)
+    text = write_message(data.draw(messages(family)), family)
     end = data.draw(st.integers(0, len(text)))
     steps = stream(family, list(text))
     before = fold(flat(steps[:end]))
@@ -154,7 +154,7 @@ def test_the_grammar_of_events(name: str, data: st.DataObject) -> None:
 def test_a_call_closes_at_the_very_character(name: str, data: st.DataObject) -> None:
     """Dispatch cannot come sooner or later: a call closes on the bracket that completes it."""
     family = BY_NAME[name]
-    text = write(data.draw(messages(family)), family)
+    text = write_message(data.draw(messages(family)), family)
     steps = stream(family, list(text))
     for at, step in enumerate(steps[:-1]):
         for event in step:

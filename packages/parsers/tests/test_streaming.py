@@ -21,7 +21,7 @@ from dovetail_model import (
     ToolSpec,
     fold,
 )
-from dovetail_parsers import Parser, families, parse, write
+from dovetail_parsers import Parser, families, parse, write_message
 
 TYPED = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -301,7 +301,7 @@ COMPOSITE = ["kimi_k3", "gemma4", "minimax_m3", "harmony", "kimi_k2", "mistral",
 def test_pieces_with_flags_mean_what_the_whole_text_means(name: str) -> None:
     """As a detokenizer gives them: special tokens whole, plain text by the character."""
     family = next(family for family in families() if family.name == name)
-    text = write(
+    text = write_message(
         [
             ReasoningBlock("Hm."),
             ToolCallBlock("", "get_weather", '{"city": "Paris"}'),

@@ -6,17 +6,17 @@ from importlib import import_module
 
 import pytest
 
-from dovetail_parsers import families, parse, write
+from dovetail_parsers import families, parse, write_message
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Grammar, Mode
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 FAMILIES = families()
 TOOL_FAMILIES = [family for family in FAMILIES if family.tools]
 
 
 def table_of(family: Family) -> Grammar:
-    return grammar(family.tool_parser, family.reasoning_parser)
+    return load_grammar(family.tool_parser, family.reasoning_parser)
 
 
 def exits(mode: Mode) -> set[str]:
@@ -76,7 +76,7 @@ def test_the_sample_is_what_the_writer_writes(family: Family) -> None:
         ("get_weather", "Paris")
     ]
     assert message.diagnostics == ()
-    assert write(message, family) == family.sample
+    assert write_message(message, family) == family.sample
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

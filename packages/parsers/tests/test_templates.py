@@ -21,9 +21,9 @@ from jinja2.parser import Parser as JinjaParser
 from jinja2.sandbox import SandboxedEnvironment
 
 from dovetail_model import Message
-from dovetail_parsers import parse, resolve
+from dovetail_parsers import parse, resolve_family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 FOLDER = Path(
     os.environ.get("DOVETAIL_TEMPLATES")
@@ -208,9 +208,9 @@ def _expected(output: str, text_kind: str) -> list[object]:
 def test_a_rendered_turn_parses_to_itself(path: Path) -> None:
     if path.stem in EXCUSED:
         pytest.skip(EXCUSED[path.stem])
-    family = resolve(path.read_text())
+    family = resolve_family(path.read_text())
     assert family is not None
-    table = grammar(family.tool_parser, family.reasoning_parser)
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
     markers = {marker for state in table.states.values() for marker in state.edges}
     opening, output = _generated(*_render(_compile(path)), markers)
     message = parse(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.value import Value
+from dovetail_parsers.arguments.value import RawValueDecoder
 
 ROOT: dict[str, Any] = {
     "type": "object",
@@ -82,8 +82,8 @@ TYPED = [
 ]
 
 
-def value_of(key: str) -> Value:
-    return Value(schemas.types(schemas.property_schema(ROOT, key, ROOT), ROOT))
+def value_of(key: str) -> RawValueDecoder:
+    return RawValueDecoder(schemas.allowed_types(schemas.property_schema(ROOT, key, ROOT), ROOT))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -125,4 +125,4 @@ def test_objects_stream_when_nothing_else_is_allowed() -> None:
 def test_a_schema_that_refers_to_itself_in_many_ways_is_read_once() -> None:
     many = [{"$ref": "#/$defs/expression"}] * 9
     root = {"$defs": {"expression": {"anyOf": [*many, {"allOf": many}, {"type": "integer"}]}}}
-    assert schemas.types({"$ref": "#/$defs/expression"}, root) == {"integer"}
+    assert schemas.allowed_types({"$ref": "#/$defs/expression"}, root) == {"integer"}

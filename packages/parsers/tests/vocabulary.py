@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from dovetail_parsers import families
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.registry import load_grammar
 
 FOLDER = Path(__file__).parents[3] / ".cache" / "tokenizers"
 LENT = "qwen3"
@@ -85,7 +85,7 @@ def vocabulary_of(name: str, *, markers: bool = True) -> Vocabulary:
 def lent(*, markers: bool) -> Vocabulary:
     """A vocabulary in which the markers of all families are tokens, or none."""
     base = vocabulary(LENT)
-    tables = [grammar(family.tool_parser, family.reasoning_parser) for family in families()]
+    tables = [load_grammar(family.tool_parser, family.reasoning_parser) for family in families()]
     edges = {edge for table in tables for state in table.states.values() for edge in state.edges}
     names = sorted({token for edge in edges for token in _TOKEN.findall(edge)})
     kept = {s: id for s, id in base.controls.items() if s.startswith("<|im_")}

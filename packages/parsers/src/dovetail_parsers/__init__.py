@@ -1,18 +1,18 @@
 """Model output in, one ordered stream of events out: reasoning, text and tool calls together."""
 
-from dovetail_parsers.constraint import Guide, guide
-from dovetail_parsers.parser import Parser, markers, opens_thought, parse
-from dovetail_parsers.registry import families, resolve
-from dovetail_parsers.writer import write
+from dovetail_parsers.constraint import GuidedGrammar, build_guided_grammar
+from dovetail_parsers.parser import Parser, markers, opens_reasoning, parse
+from dovetail_parsers.registry import families, resolve_family
+from dovetail_parsers.writer import write_message
 
 __all__ = [
-    "Guide",
+    "GuidedGrammar",
     "Parser",
     "families",
-    "guide",
+    "build_guided_grammar",
     "markers",
-    "opens_thought",
+    "opens_reasoning",
     "parse",
-    "resolve",
-    "write",
+    "resolve_family",
+    "write_message",
 ]

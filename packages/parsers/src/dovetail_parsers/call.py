@@ -5,13 +5,13 @@ from typing import Any
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.freeform import Freeform
-from dovetail_parsers.arguments.json_validator import escape
-from dovetail_parsers.arguments.value import Value
-from dovetail_parsers.spans import Spans
+from dovetail_parsers.arguments.freeform import FreeformDecoder
+from dovetail_parsers.arguments.json_validator import escape_json
+from dovetail_parsers.arguments.value import RawValueDecoder
+from dovetail_parsers.spans import SpanBuilder
 
 
-class Call:
+class CallBuilder:
     """Turns what the machine and its decoders read into the events of one call after another."""
 
     __slots__ = (
@@ -20,7 +20,7 @@ class Call:
         "_keys",
         "_schema",
         "_spans",
-        "_told",
+        "_reported",
         "_tools",
         "_value",
         "awaits_value",
@@ -28,25 +28,25 @@ class Call:
         "is_open",
     )
 
-    def __init__(self, spans: Spans, tools: Mapping[str, ToolSpec], family: str) -> None:
+    def __init__(self, spans: SpanBuilder, tools: Mapping[str, ToolSpec], family: str) -> None:
         self._spans = spans
         self._tools = tools
         self._family = family
-        self._told: set[str] = set()  # diagnostics are told once for each call
+        self._reported: set[str] = set()  # diagnostics are told once for each call
         self._schema: Mapping[str, Any] = {}
-        self._freeform: Freeform | None = None
+        self._freeform: FreeformDecoder | None = None
         self._keys = 0
-        self._value = Value(schemas.ANY)
+        self._value = RawValueDecoder(schemas.ANY)
         self.index = -1
         self.is_open = False
         self.awaits_value = False
 
     def diagnose(self, code: str) -> None:
-        if code not in self._told:
-            self._told.add(code)
+        if code not in self._reported:
+            self._reported.add(code)
             self._spans.events.append(Diagnostic(code, self._family))
 
-    def knows(self, name: str) -> bool:
+    def has_tool(self, name: str) -> bool:
         """Whether a tool of this name was offered, or none was."""
         return not self._tools or name in self._tools
 
@@ -57,8 +57,8 @@ class Call:
         self._spans.raw.append(raw)
 
     def open_call(self, name: str, own_id: str | None) -> None:
-        self._told.clear()
-        if self._spans.thinking:
+        self._reported.clear()
+        if self._spans.in_reasoning:
             self.diagnose("call_inside_reasoning")
         self._spans.end()
         spec = self._tools.get(name)
@@ -67,7 +67,7 @@ class Call:
         self.is_open = True
         self.awaits_value = False
         self._keys = 0
-        self._freeform = Freeform() if custom else None
+        self._freeform = FreeformDecoder() if custom else None
         self._schema = spec.model_parameters if spec else {}
         self._spans.events.append(
             CallOpen(
@@ -95,7 +95,7 @@ class Call:
             raw = spans.take_raw()
         spans.events.append(CallArgs(self.index, text, raw))
 
-    def goes_on(self, text: str) -> CallArgs | None:
+    def continue_arguments(self, text: str) -> CallArgs | None:
         """The event of text that passes as it is, where nothing waits; None where it may not."""
         return CallArgs(self.index, text, text) if self._freeform is None else None
 
@@ -114,18 +114,18 @@ class Call:
         self._keys += 1
         self.awaits_value = True
         found = schemas.property_schema(self._schema, key, self._schema)
-        types = schemas.types(found, self._schema)
-        self._value = Value(types if allowed is None else (types & allowed or allowed))
-        self.add_arguments(f'{lead}"{escape(key)}": ', "")
+        types = schemas.allowed_types(found, self._schema)
+        self._value = RawValueDecoder(types if allowed is None else (types & allowed or allowed))
+        self.add_arguments(f'{lead}"{escape_json(key)}": ', "")
 
     def add_value(self, text: str) -> None:
         if text:
             self.add_arguments(self._value.feed(text), text)
 
-    def value_goes_on(self, text: str) -> CallArgs | None:
+    def continue_value(self, text: str) -> CallArgs | None:
         """The event of more of a string, where nothing waits; None where it may be more."""
         if self._freeform is None and self._value.is_string:
-            return CallArgs(self.index, escape(text), text)
+            return CallArgs(self.index, escape_json(text), text)
         return None
 
     def end_value(self) -> bool:

@@ -25,8 +25,8 @@ class Family:
     reasoning_names: tuple[str, ...] = ()
     pairs_with: str | None = None
     models: Mapping[str, str | None] = field(default_factory=dict)
-    marks: tuple[str, ...] = ()
-    thought_marks: tuple[str, ...] = ()
+    template_markers: tuple[str, ...] = ()
+    reasoning_template_markers: tuple[str, ...] = ()
     unified: Callable[[Sequence[OutputBlock]], str] | None = field(default=None, repr=False)
     tools: ToolFormat | None = field(default=None, repr=False)
     reasoning: ReasoningFormat | None = field(default=None, repr=False)

@@ -32,10 +32,10 @@ class Channel(IntEnum):
     STRING = auto()  # its value, surely a string
     LITERAL = auto()  # its value, surely JSON
     BODY = auto()  # arguments or whole calls in a notation that ends by itself
-    LOST = auto()  # the rest of a broken call, kept only as raw text
+    DISCARDED = auto()  # the rest of a broken call, kept only as raw text
 
 
-class Act(Flag):
+class CallAction(Flag):
     """What crossing an edge does to the call."""
 
     NONE = 0
@@ -44,11 +44,11 @@ class Act(Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class To:
+class Edge:
     """An edge. `pad` is white space the format puts behind the marker; `peek` leaves it unread."""
 
     mode: str
-    act: Act = Act.NONE
+    action: CallAction = CallAction.NONE
     pad: str = ""
     peek: bool = False
 
@@ -64,17 +64,17 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Mode:
     channel: Channel
-    on: Mapping[str, To] = field(default_factory=dict)
-    tolerate: Mapping[str, To] = field(default_factory=dict)
-    otherwise: To | None = None  # GAP: where other text leads (default: it is plain text)
-    end: To | None = None  # BODY: where it leads when the notation has ended
+    on: Mapping[str, Edge] = field(default_factory=dict)
+    tolerate: Mapping[str, Edge] = field(default_factory=dict)
+    otherwise: Edge | None = None  # GAP: where other text leads (default: it is plain text)
+    end: Edge | None = None  # BODY: where it leads when the notation has ended
     body: Body | None = None  # BODY: the notation
     route: Callable[[str], Route] | None = None  # HEADER
     read: Callable[[str], tuple[str, str | None]] | None = None  # NAME, KEY: text -> it, own id
     spell: Callable[[str, int], str] | None = None  # the way back, with the call's index
 
     @property
-    def edges(self) -> dict[str, To]:
+    def edges(self) -> dict[str, Edge]:
         return {**self.tolerate, **self.on}
 
 
@@ -109,7 +109,7 @@ _SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
 _DELTAS: Mapping[Channel, Delta] = {Channel.TEXT: TextDelta, Channel.REASONING: ReasoningDelta}
 
 
-class State:
+class CompiledMode:
     """A mode made ready to run. `delta` is what its text becomes where that is prose."""
 
     __slots__ = ("channel", "delta", "edges", "in_head", "is_value", "mode", "name", "scanner")
@@ -135,8 +135,8 @@ class Grammar:
         self.tools = tools
         self.reasoning = reasoning
         self.entry = tools.entry if tools else "text"
-        modes = combine(tools, reasoning)
-        self.states = {name: State(name, modes) for name in modes}
+        modes = combine_formats(tools, reasoning)
+        self.states = {name: CompiledMode(name, modes) for name in modes}
         self.starts_inside = reasoning is not None and reasoning.starts_inside
         markers = {marker for state in self.states.values() for marker in state.edges}
         self.special = frozenset(filter(_SPECIAL.match, markers))
@@ -151,29 +151,29 @@ def _in_head(name: str, modes: Mapping[str, Mode]) -> bool:
         return mode.channel in (Channel.HEADER, Channel.NAME, Channel.ID, Channel.ATTRIBUTE)
     ways = [*mode.on.values(), *filter(None, [mode.otherwise])]
     return bool(ways) and all(
-        way.act & Act.OPEN or (way.mode != name and _in_head(way.mode, modes)) for way in ways
+        way.action & CallAction.OPEN or (way.mode != name and _in_head(way.mode, modes)) for way in ways
     )
 
 
-PLAIN: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
+PLAIN_TEXT_MODES: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
 
 
-def combine(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, Mode]:
+def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, Mode]:
     """One table. A well-formed call inside a thought ends the thought."""
-    modes = dict(tools.modes if tools else PLAIN)
+    modes = dict(tools.modes if tools else PLAIN_TEXT_MODES)
     entry = tools.entry if tools else "text"
-    orphans = {marker: To("text") for marker in (tools.orphans if tools else ())}
+    orphans = {marker: Edge("text") for marker in (tools.orphans if tools else ())}
     calls = dict(modes["text"].edges)
     modes["text"] = replace(modes["text"], tolerate={**orphans, **modes["text"].tolerate})
-    modes["lost"] = Mode(Channel.LOST, on={**_resumptions(modes, orphans), **calls})
+    modes["lost"] = Mode(Channel.DISCARDED, on={**_resumptions(modes, orphans), **calls})
     if reasoning is None:
         return modes
-    opens = {marker: To("reasoning") for marker in reasoning.openers}
-    closes = {marker: To(entry) for marker in reasoning.closers}
-    strays = closes if reasoning.orphans is None else dict.fromkeys(reasoning.orphans, To(entry))
-    frames = {marker: To("text") for marker in reasoning.frames}
+    opens = {marker: Edge("reasoning") for marker in reasoning.openers}
+    closes = {marker: Edge(entry) for marker in reasoning.closers}
+    strays = closes if reasoning.orphans is None else dict.fromkeys(reasoning.orphans, Edge(entry))
+    frames = {marker: Edge("text") for marker in reasoning.frames}
     into_calls = {marker: edge for marker, edge in calls.items() if edge.mode != "text"}
-    swallowed = {marker: To("reasoning") for marker in (*orphans, *opens)}
+    swallowed = {marker: Edge("reasoning") for marker in (*orphans, *opens)}
     modes["reasoning"] = Mode(
         Channel.REASONING, on=closes, tolerate={**swallowed, **frames, **into_calls}
     )
@@ -184,10 +184,10 @@ def combine(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict
     return modes
 
 
-def _resumptions(modes: Mapping[str, Mode], closers: Mapping[str, To]) -> dict[str, To]:
+def _resumptions(modes: Mapping[str, Mode], closers: Mapping[str, Edge]) -> dict[str, Edge]:
     """Where a broken call's closers lead: to where they lead a sound one, if it is known."""
     found = dict(closers)
     for mode in modes.values():
         if mode.channel is Channel.GAP:
-            found |= {m: To(edge.mode) for m, edge in mode.edges.items() if m in closers}
+            found |= {m: Edge(edge.mode) for m, edge in mode.edges.items() if m in closers}
     return found

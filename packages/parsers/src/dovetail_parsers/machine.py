@@ -14,25 +14,25 @@ from typing import ClassVar
 
 from dovetail_model import Event, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.body import Decoder, Progress
-from dovetail_parsers.call import Call
-from dovetail_parsers.grammar import Act, Channel, Grammar, State, To
-from dovetail_parsers.spans import Spans
+from dovetail_parsers.arguments.body import BodyDecoder, Progress
+from dovetail_parsers.call import CallBuilder
+from dovetail_parsers.grammar import CallAction, Channel, Grammar, CompiledMode, Edge
+from dovetail_parsers.spans import SpanBuilder
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
-_MOST_PARTS = 5  # of a header
+_MAX_HEADER_PARTS = 5  # of a header
 _KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # with markup in it, its end was lost
 _WORD = re.compile(r"(?s:.{0,600})")  # an id or an attribute
-_LONGEST_WORD = 1000  # longer than any that is allowed, with the marker behind it
-_LOOK_AHEAD = 256  # white space between a value's closer and what must follow it
-_PROSE = (Channel.TEXT, Channel.REASONING, Channel.LOST)
+_MAX_WORD_CHARS = 1000  # longer than any that is allowed, with the marker behind it
+_LOOK_AHEAD_CHARS = 256  # white space between a value's closer and what must follow it
+_PROSE = (Channel.TEXT, Channel.REASONING, Channel.DISCARDED)
 _LITERAL = schemas.ANY - schemas.STRING
 _ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
 
-class Machine:
+class StateMachine:
     """One stream of one family."""
 
     __slots__ = (
@@ -67,8 +67,8 @@ class Machine:
     ) -> None:
         self._grammar = grammar
         self._special = grammar.special if special is None else grammar.special & special
-        self._spans = Spans()
-        self._call = Call(self._spans, tools, grammar.name)
+        self._spans = SpanBuilder()
+        self._call = CallBuilder(self._spans, tools, grammar.name)
         inside = grammar.starts_inside if in_reasoning is None else in_reasoning
         start = "reasoning" if inside and "reasoning" in grammar.states else grammar.entry
         self._state = grammar.states[start]
@@ -78,7 +78,7 @@ class Machine:
         self._saw_plain = False  # the caller tells special tokens from plain text
         self._boundary = 0  # where held text ends in the buffer
         # The head that is open: where it came from, its first marker, where its raw text begins.
-        self._origin: State | None = None
+        self._origin: CompiledMode | None = None
         self._head_marker = ""
         self._head_at = 0
         self._rewind: str | None = None  # a head that was none, to be read again
@@ -86,7 +86,7 @@ class Machine:
         self._parts: list[str] = []  # of a header, before the word
         self._name = ""
         self._own_id: str | None = None
-        self._decoder: Decoder | None = None
+        self._decoder: BodyDecoder | None = None
 
     @property
     def thinking(self) -> bool:
@@ -103,7 +103,7 @@ class Machine:
         if held:
             text = held + text
         if not self._spans.raw:
-            event = self._goes_on(text)
+            event = self._continue_fast(text)
             if event is not None:
                 self._held = ""
                 return [event]
@@ -114,7 +114,7 @@ class Machine:
     def finish(self) -> list[Event]:
         self._plain, self._boundary = self._plain_held, 0
         self._run(self._held, final=True)
-        while self._origin is not None and not self._ends_in_a_header():
+        while self._origin is not None and not self._ends_in_header():
             self._call.diagnose("incomplete_head")
             self._revert()
             self._run(self._held, final=True)
@@ -127,7 +127,7 @@ class Machine:
         self._spans.finish()
         return self._spans.take_events()
 
-    def _goes_on(self, text: str) -> Event | None:
+    def _continue_fast(self, text: str) -> Event | None:
         """The event of text that surely is but more of what is open, as nearly all text is.
 
         Only where no raw text waits for its event. The readers below would say the same.
@@ -139,12 +139,12 @@ class Machine:
             return delta(text, text) if same and state.scanner.spot(text) is None else None
         if self._decoder is not None:
             json = self._decoder.verbatim
-            return self._call.goes_on(text) if json is not None and json.passes(text) else None
+            return self._call.continue_arguments(text) if json is not None and json.passes(text) else None
         if state.is_value and state.scanner.spot(text) is None:
-            return self._call.value_goes_on(text)
+            return self._call.continue_value(text)
         return None
 
-    def _ends_in_a_header(self) -> bool:
+    def _ends_in_header(self) -> bool:
         """Half a message header, begun by a token: nothing of it is content."""
         in_header = self._state.channel is Channel.HEADER
         return in_header and self._head_marker in self._special
@@ -177,7 +177,7 @@ class Machine:
         return head + buffer[at:], len(marker)
 
     def _write_prose(self, text: str) -> None:
-        if self._state.channel is Channel.LOST:
+        if self._state.channel is Channel.DISCARDED:
             self._spans.raw.append(text)
         elif self._state.channel is Channel.TEXT:
             self._spans.write("text", text)
@@ -198,7 +198,7 @@ class Machine:
             self._spans.write("reasoning", buffer[at:end])
         return self._leave(buffer, end, marker)
 
-    def _lost(self, buffer: str, at: int, final: bool) -> int:
+    def _discarded(self, buffer: str, at: int, final: bool) -> int:
         end, marker = self._find(buffer, at, final)
         self._spans.raw.append(buffer[at:end])
         return self._leave(buffer, end, marker)
@@ -215,7 +215,7 @@ class Machine:
         """The next marker. One that is a special token, spelled out in plain text, is prose."""
         scanner = self._state.scanner
         end, marker = scanner.search(buffer, at, final, within)
-        while marker is not None and not self._counts(marker, end):
+        while marker is not None and not self._is_marker(marker, end):
             end, marker = scanner.search(buffer, end + 1, final, within)
         return end, marker
 
@@ -228,7 +228,7 @@ class Machine:
             marker = buffer[end:]
         return end, marker
 
-    def _counts(self, marker: str, at: int) -> bool:
+    def _is_marker(self, marker: str, at: int) -> bool:
         plain = self._plain_held if at < self._boundary else self._plain
         return not plain or marker not in self._special
 
@@ -247,19 +247,19 @@ class Machine:
         elif marker not in state.mode.on and (from_prose or self._call.is_open):
             self._call.diagnose("stray_marker" if from_prose else "unexpected_marker")
         if not edge.peek:
-            self._spans.marker(marker)
+            self._spans.add_markup(marker)
         self._enter(edge)
         if to_prose:
-            self._settle(state, target, marker)
+            self._commit_edge(state, target, marker)
         return at if edge.peek else at + len(marker)
 
-    def _begin_head(self, state: State, target: State, marker: str) -> None:
+    def _begin_head(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
         """What may become a call begins. Until it is one, all of it can be given back."""
         if state.channel is Channel.REASONING:
             if target.channel is Channel.HEADER:
-                self._spans.close_thought()
+                self._spans.close_reasoning()
         elif state.channel is Channel.TEXT and target.channel is not Channel.HEADER:
-            self._spans.end_thought()
+            self._spans.end_reasoning()
         elif state.channel is not Channel.TEXT and state.name != self._grammar.entry:
             self._spans.end_frame()
         self._origin = state
@@ -267,21 +267,21 @@ class Machine:
         self._head_marker = marker
         self._head_at = len(self._spans.raw)
 
-    def _settle(self, state: State, target: State, marker: str) -> None:
+    def _commit_edge(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
         """Markup that leads into prose was read: whose raw text is it?"""
         if state.channel is Channel.REASONING:
             if target.channel is not Channel.REASONING:
-                self._spans.close_thought()
+                self._spans.close_reasoning()
         elif state.channel is Channel.TEXT:
             if target.channel is Channel.TEXT and marker in state.mode.on:
                 self._spans.end_text()
         elif self._call.index >= 0 and self._origin is None:
             self._spans.end_frame()
 
-    def _enter(self, edge: To) -> None:
-        if edge.act & Act.OPEN:
+    def _enter(self, edge: Edge) -> None:
+        if edge.action & CallAction.OPEN:
             self._open_call(self._name)
-        if edge.act & Act.CLOSE and self._call.is_open:
+        if edge.action & CallAction.CLOSE and self._call.is_open:
             self._call.close_tagged()
         self._state = self._grammar.states[edge.mode]
         self._word = ""
@@ -333,7 +333,7 @@ class Machine:
         if undecided:
             self._wait = True
             return end
-        if marker is not None and self._counts(marker, end):
+        if marker is not None and self._is_marker(marker, end):
             return self._cross(marker, end)
         return self._leave_gap(end)
 
@@ -346,7 +346,7 @@ class Machine:
                 return self._fail(at, "text_in_call")
             if not entry:
                 self._call.diagnose("text_in_calls")
-            otherwise = To("text")
+            otherwise = Edge("text")
         self._enter(otherwise)
         if self._state.channel is Channel.TEXT:
             self._origin = None
@@ -358,7 +358,7 @@ class Machine:
         self, buffer: str, at: int, final: bool, allowed: re.Pattern[str] = _WORD
     ) -> tuple[int, str | None, bool]:
         """Collects a word up to a marker. False where it ceases to be one."""
-        end, marker = self._find_markup(buffer, at, final, _LONGEST_WORD)
+        end, marker = self._find_markup(buffer, at, final, _MAX_WORD_CHARS)
         word = self._word + buffer[at:end]
         fits = allowed.match(word).end()  # type: ignore[union-attr]
         end -= len(word) - fits
@@ -376,26 +376,26 @@ class Machine:
             return end
         edge = self._state.edges[marker]
         if edge.mode == self._state.name:
-            if len(self._parts) == _MOST_PARTS:
+            if len(self._parts) == _MAX_HEADER_PARTS:
                 return self._fail(end, "malformed_header")
             self._parts.append(self._word)
             self._word = ""
-            self._spans.marker(marker)
+            self._spans.add_markup(marker)
             return end + len(marker)
         return self._leave_header(marker, edge, end)
 
-    def _leave_header(self, marker: str, edge: To, at: int) -> int:
+    def _leave_header(self, marker: str, edge: Edge, at: int) -> int:
         """The header is complete: it, or the marker behind it, says what follows."""
         target, name = edge.mode, None
         if self._state.mode.route is not None:
             route = self._state.mode.route(" ".join([*self._parts, self._word]))
             target, name = route.mode, route.name
-        self._spans.marker(marker)
+        self._spans.add_markup(marker)
         if name is not None:
             self._open_call(name)
         elif self._grammar.states[target].channel in _PROSE:
             self._origin = None
-        self._enter(To(target))
+        self._enter(Edge(target))
         return at + len(marker)
 
     def _name_of_tool(self, buffer: str, at: int, final: bool) -> int:
@@ -454,7 +454,7 @@ class Machine:
         if closes is None:
             self._wait = True
             return end
-        self._spans.marker(marker)
+        self._spans.add_markup(marker)
         if not self._call.end_value():
             return self._fail(end + len(marker), "malformed_value")
         self._enter(self._state.edges[marker])
@@ -465,7 +465,7 @@ class Machine:
         target = self._grammar.states[self._state.edges[marker].mode]
         start = at + len(marker)
         end = _SPACE.match(buffer, start).end()  # type: ignore[union-attr]
-        if end - start > _LOOK_AHEAD:
+        if end - start > _LOOK_AHEAD_CHARS:
             return False
         if end == len(buffer):
             return True if final else None
@@ -489,7 +489,7 @@ class Machine:
             return self._fail(at, "malformed_call")
         if progress is Progress.END:
             self._origin = None
-            self._enter(self._state.mode.end or To("text"))
+            self._enter(self._state.mode.end or Edge("text"))
         else:
             self._wait = at < len(buffer)
         return at
@@ -503,7 +503,7 @@ class Machine:
         undecided, marker = self._state.scanner.match(buffer, end)
         if undecided:
             self._wait = True
-        elif marker is not None and self._counts(marker, end):
+        elif marker is not None and self._is_marker(marker, end):
             return self._cross(marker, end)
         elif self._state.mode.body is not None:
             self._decoder = self._state.mode.body.decoder()
@@ -517,7 +517,7 @@ class Machine:
             self._held = ""
         elif self._state.channel is Channel.GAP and not self._call.awaits_value:
             ways = [edge for marker, edge in self._state.edges.items() if self._may_be(marker)]
-            complete = all(edge.act & Act.CLOSE for edge in ways)
+            complete = all(edge.action & CallAction.CLOSE for edge in ways)
             if complete:
                 self._call.close_tagged()
         self._call.diagnose("missing_end" if complete else "cut_call")
@@ -539,5 +539,5 @@ class Machine:
         Channel.STRING: _raw_value,
         Channel.LITERAL: _raw_value,
         Channel.BODY: _body,
-        Channel.LOST: _lost,
+        Channel.DISCARDED: _discarded,
     }

@@ -4,20 +4,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from dovetail_model import Event, Message, ToolSpec, fold
-from dovetail_parsers.machine import Machine
-from dovetail_parsers.plugin import plugged
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.machine import StateMachine
+from dovetail_parsers.plugin import find_plugin
+from dovetail_parsers.registry import load_grammar
 
 Tool = ToolSpec | Mapping[str, Any]
 
 
-class Feed(Protocol):
+class FeedFunction(Protocol):
     """Events that a piece of output completes."""
 
     def __call__(self, text: str, special: bool | None = None) -> list[Event]: ...
 
 
-class Stream(Protocol):
+class StreamParser(Protocol):
     """What a parser does with one output. Third parties' parsers do the same."""
 
     def feed(self, text: str, special: bool | None = None) -> list[Event]: ...
@@ -49,16 +49,16 @@ class Parser:
         in_reasoning: bool | None = None,
         special: frozenset[str] | None = None,
     ) -> None:
-        specs = tuple(map(tool_spec, tools))
-        factory = plugged(tool_parser) or plugged(reasoning_parser)
-        self._stream: Stream
+        specs = tuple(map(to_tool_spec, tools))
+        factory = find_plugin(tool_parser) or find_plugin(reasoning_parser)
+        self._stream: StreamParser
         if factory is not None:
             self._stream = factory(tools=specs, in_reasoning=in_reasoning)
         else:
             named = {spec.model_name: spec for spec in specs}
-            table = grammar(tool_parser, reasoning_parser)
-            self._stream = Machine(table, named, in_reasoning, special)
-        self.feed: Feed = self._stream.feed  # called for every token: nothing stands between
+            table = load_grammar(tool_parser, reasoning_parser)
+            self._stream = StateMachine(table, named, in_reasoning, special)
+        self.feed: FeedFunction = self._stream.feed  # called for every token: nothing stands between
 
     @property
     def thinking(self) -> bool:
@@ -88,24 +88,24 @@ def parse(
 
 def markers(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:
     """Every marker that this pair of parsers knows, as it is spelled in the output."""
-    if plugged(tool_parser) or plugged(reasoning_parser):
+    if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         return frozenset()
-    states = grammar(tool_parser, reasoning_parser).states.values()
+    states = load_grammar(tool_parser, reasoning_parser).states.values()
     return frozenset(marker for state in states for marker in state.edges)
 
 
-def opens_thought(
+def opens_reasoning(
     prompt_end: str, tool_parser: str | None = None, reasoning_parser: str | None = None
 ) -> bool:
     """Whether output that follows this end of a prompt begins inside an open thought."""
-    if plugged(tool_parser) or plugged(reasoning_parser):
+    if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         return False
-    machine = Machine(grammar(tool_parser, reasoning_parser), {}, in_reasoning=False)
+    machine = StateMachine(load_grammar(tool_parser, reasoning_parser), {}, in_reasoning=False)
     machine.feed(prompt_end)
     return machine.thinking
 
 
-def tool_spec(tool: Tool) -> ToolSpec:
+def to_tool_spec(tool: Tool) -> ToolSpec:
     """A tool as the model of Dovetail has it, from any of the shapes that APIs use."""
     if isinstance(tool, ToolSpec):
         return tool

@@ -7,15 +7,15 @@ from typing import Any
 
 from dovetail_parsers.registry import is_known
 
-GROUP = "dovetail.families"
+ENTRY_POINT_GROUP = "dovetail.families"
 
 
 @cache
-def plugged(name: str | None) -> Callable[..., Any] | None:
+def find_plugin(name: str | None) -> Callable[..., Any] | None:
     """The factory registered under this name, called with `tools` and `in_reasoning`."""
     if name is None:
         return None
-    found = [point for point in entry_points(group=GROUP) if point.name == name]
+    found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
     if not found:
         return None
     if is_known(name) or len(found) > 1:

@@ -16,7 +16,7 @@ def families() -> tuple[Family, ...]:
     return FAMILIES
 
 
-def resolve(query: str) -> Family | None:
+def resolve_family(query: str) -> Family | None:
     """The family that a parser name, a model id or the text of a chat template means.
 
     For a model id or a template the result's `reasoning_parser` is the one those models use.
@@ -28,16 +28,16 @@ def resolve(query: str) -> Family | None:
 
 def tool_family(name: str) -> Family:
     """The family that writes calls under this parser name."""
-    return _named(name, _tool_names(), "tool")
+    return _find_named(name, _tool_names(), "tool")
 
 
 def reasoning_family(name: str) -> Family:
     """The family that writes thoughts under this parser name."""
-    return _named(name, _reasoning_names(), "reasoning")
+    return _find_named(name, _reasoning_names(), "reasoning")
 
 
 @cache
-def grammar(tool: str | None, reasoning: str | None) -> Grammar:
+def load_grammar(tool: str | None, reasoning: str | None) -> Grammar:
     """The one table of a tool parser and a reasoning parser. Refuses pairs that do not fit."""
     tools = tool_family(tool) if tool else None
     thoughts = reasoning_family(reasoning) if reasoning else None
@@ -54,25 +54,25 @@ def grammar(tool: str | None, reasoning: str | None) -> Grammar:
     return Grammar(name, tools.tools if tools else None, thoughts.reasoning if thoughts else None)
 
 
-def key(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Names differ between projects in case and in hyphens only."""
     return name.strip().lower().replace("-", "_")
 
 
 @cache
 def _tool_names() -> Mapping[str, Family]:
-    return {key(name): family for family in FAMILIES for name in family.tool_names}
+    return {normalize_name(name): family for family in FAMILIES for name in family.tool_names}
 
 
 @cache
 def _reasoning_names() -> Mapping[str, Family]:
-    return {key(name): family for family in FAMILIES for name in family.reasoning_names}
+    return {normalize_name(name): family for family in FAMILIES for name in family.reasoning_names}
 
 
-def _named(name: str, names: Mapping[str, Family], kind: str) -> Family:
-    family = names.get(key(name))
+def _find_named(name: str, names: Mapping[str, Family], kind: str) -> Family:
+    family = names.get(normalize_name(name))
     if family is None:
-        close = difflib.get_close_matches(key(name), names, n=3)
+        close = difflib.get_close_matches(normalize_name(name), names, n=3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(
             f"no {kind} parser is named {name!r}.{hint} Known: {', '.join(sorted(names))}"
@@ -81,7 +81,7 @@ def _named(name: str, names: Mapping[str, Family], kind: str) -> Family:
 
 
 def _by_name(name: str) -> Family | None:
-    return _tool_names().get(key(name)) or _reasoning_names().get(key(name))
+    return _tool_names().get(normalize_name(name)) or _reasoning_names().get(normalize_name(name))
 
 
 def is_known(name: str) -> bool:
@@ -103,7 +103,7 @@ def _by_model(model: str) -> Family | None:
 def _by_template(template: str) -> Family | None:
     """By the markers that the template contains; of several, the family with the most of them."""
     tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
-    thinkers = [f for f in FAMILIES if f.reasoning_names and _all_in(f.thought_marks, template)]
+    thinkers = [f for f in FAMILIES if f.reasoning_names and _contains_all(f.reasoning_template_markers, template)]
     thoughts = _best_marked(template, thinkers)
     if tools is None or tools.unified is not None:
         return tools or thoughts
@@ -113,10 +113,10 @@ def _by_template(template: str) -> Family | None:
     return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
 
 
-def _all_in(marks: tuple[str, ...], template: str) -> bool:
+def _contains_all(marks: tuple[str, ...], template: str) -> bool:
     return all(mark in template for mark in marks)
 
 
 def _best_marked(template: str, candidates: list[Family]) -> Family | None:
-    marked = [f for f in candidates if f.marks and _all_in(f.marks, template)]
-    return max(marked, key=lambda f: sum(map(len, f.marks)), default=None)
+    marked = [f for f in candidates if f.template_markers and _contains_all(f.template_markers, template)]
+    return max(marked, key=lambda f: sum(map(len, f.template_markers)), default=None)

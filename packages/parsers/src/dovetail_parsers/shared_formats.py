@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail_parsers.arguments.envelope import Envelope
-from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
 
-_BOTH = Act.OPEN | Act.CLOSE
+_BOTH = CallAction.OPEN | CallAction.CLOSE
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedFormat:
     """Calls as tags: a name, then parameters with raw values.
 
         <section> <name>NAME</name-end> <key>KEY<value-begin>VALUE<value-end> ... <end> </section>
@@ -30,16 +30,16 @@ class Tagged:
     lead: str = "\n"
     strays: tuple[str, ...] = ()  # inner closers that could be nothing else
 
-    def format(self) -> ToolFormat:
+    def to_tool_format(self) -> ToolFormat:
         modes = {
-            "name": Mode(Channel.NAME, on={self.name[1]: To("head", pad=self.pad)}),
-            "head": self._parameters(Act.OPEN, _BOTH),
-            "args": self._parameters(Act.NONE, Act.CLOSE),
-            "key": Mode(Channel.KEY, on={mark: To(self._value_mode(mark)) for mark in self.values}),
+            "name": Mode(Channel.NAME, on={self.name[1]: Edge("head", pad=self.pad)}),
+            "head": self._parameters(CallAction.OPEN, _BOTH),
+            "args": self._parameters(CallAction.NONE, CallAction.CLOSE),
+            "key": Mode(Channel.KEY, on={mark: Edge(self._value_mode(mark)) for mark in self.values}),
         }
         for mark, (channel, closers) in self.values.items():
             modes[self._value_mode(mark)] = Mode(
-                channel, on={closer: To("args", pad=self.pad) for closer in closers}
+                channel, on={closer: Edge("args", pad=self.pad) for closer in closers}
             )
         return ToolFormat(
             modes=modes | self._outer(),
@@ -52,51 +52,51 @@ class Tagged:
         kinds = list(dict.fromkeys(self.values.values()))
         return f"value{kinds.index(self.values[mark])}"
 
-    def _parameters(self, opens: Act, closes: Act) -> Mode:
+    def _parameters(self, opens: CallAction, closes: CallAction) -> Mode:
         """Between parameters: the next one, or the end of the call. A missing end is forgiven."""
         after = "done" if self.section else "text"
         pad = self.pad if self.section else ""
-        missing = {self.section[1]: To("text", closes)} if self.section else {}
-        if closes is Act.CLOSE:  # the next call begins, and this one never ended
-            missing[self.name[0]] = To("name", closes)
+        missing = {self.section[1]: Edge("text", closes)} if self.section else {}
+        if closes is CallAction.CLOSE:  # the next call begins, and this one never ended
+            missing[self.name[0]] = Edge("name", closes)
             if self.section:
-                missing[self.section[0]] = To("section", closes)
+                missing[self.section[0]] = Edge("section", closes)
         return Mode(
             Channel.GAP,
-            on={self.key: To("key", opens), self.end: To(after, closes, pad=pad)},
+            on={self.key: Edge("key", opens), self.end: Edge(after, closes, pad=pad)},
             tolerate=missing,
         )
 
     def _outer(self) -> dict[str, Mode]:
         name = self.name[0]
         if self.section is None:
-            return {"text": Mode(Channel.TEXT, on={name: To("name")})}
+            return {"text": Mode(Channel.TEXT, on={name: Edge("name")})}
         begin, end = self.section
-        again = {name: To("name")}
+        again = {name: Edge("name")}
         return {
-            "text": Mode(Channel.TEXT, on={begin: To("section", pad=self.pad)}, tolerate=again),
+            "text": Mode(Channel.TEXT, on={begin: Edge("section", pad=self.pad)}, tolerate=again),
             "section": Mode(Channel.GAP, on=again),
             "done": Mode(
                 Channel.GAP,
-                on={**(again if self.many else {}), end: To("text")},
-                tolerate=again | {self.end: To("done")},
+                on={**(again if self.many else {}), end: Edge("text")},
+                tolerate=again | {self.end: Edge("done")},
             ),
         }
 
 
-def raw(*closers: str) -> tuple[Channel, tuple[str, ...]]:
+def raw_value(*closers: str) -> tuple[Channel, tuple[str, ...]]:
     """A value typed by the tool's schema, up to one of these closers."""
     return Channel.VALUE, closers
 
 
-def enveloped(
+def json_envelope_format(
     envelope: Envelope, wraps: Mapping[str, str], *, pad: str = "", lead: str = ""
 ) -> ToolFormat:
     """Calls as JSON between an opener and its closer ("" where the format has none)."""
-    closers = {closer: To("text") for closer in wraps.values() if closer}
-    end = To("done", pad=pad) if closers else To("text")
+    closers = {closer: Edge("text") for closer in wraps.values() if closer}
+    end = Edge("done", pad=pad) if closers else Edge("text")
     modes = {
-        "text": Mode(Channel.TEXT, on={opener: To("call", pad=pad) for opener in wraps}),
+        "text": Mode(Channel.TEXT, on={opener: Edge("call", pad=pad) for opener in wraps}),
         "call": Mode(Channel.BODY, body=envelope, end=end),
     }
     if closers:

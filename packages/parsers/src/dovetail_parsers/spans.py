@@ -15,23 +15,23 @@ Delta = type[TextDelta] | type[ReasoningDelta]
 _DELTAS: dict[Kind, Delta] = {"text": TextDelta, "reasoning": ReasoningDelta}
 
 
-class Spans:
+class SpanBuilder:
     """Turns plain text into deltas and ends, and keeps the account of raw text."""
 
-    __slots__ = ("_closed", "_end_raw", "_fresh", "_open", "_white", "delta", "events", "raw")
+    __slots__ = ("_closed", "_end_raw", "_only_whitespace", "_open", "_whitespace", "delta", "events", "raw")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.raw: list[str] = []  # read, and not yet part of an event
         self.delta: Delta | None = None  # what goes on with the open span, unless it was closed
         self._open: Kind | None = None
-        self._white: list[str] = []  # content if the same span goes on, else framing
+        self._whitespace: list[str] = []  # content if the same span goes on, else framing
         self._closed = False  # the open thought was closed, its end not told yet
         self._end_raw = ""  # raw text up to that closer
-        self._fresh = True  # nothing but white space so far
+        self._only_whitespace = True  # nothing but white space so far
 
     @property
-    def thinking(self) -> bool:
+    def in_reasoning(self) -> bool:
         """Whether a thought is open that nothing has closed."""
         return self._open == "reasoning" and not self._closed
 
@@ -44,10 +44,10 @@ class Spans:
         self.raw.clear()
         return raw
 
-    def marker(self, text: str) -> None:
+    def add_markup(self, text: str) -> None:
         """Markup was read."""
         self.raw.append(text)
-        self._fresh = False
+        self._only_whitespace = False
 
     def write(self, kind: Kind, text: str) -> None:
         """Plain text of a kind."""
@@ -64,13 +64,13 @@ class Spans:
             self._end_raw = self.take_raw()
             self.end()
 
-    def close_thought(self) -> None:
+    def close_reasoning(self) -> None:
         """A closing marker was read."""
-        if self.thinking:
+        if self.in_reasoning:
             self._closed, self.delta = True, None
             self._end_raw = self.take_raw()
 
-    def end_thought(self) -> None:
+    def end_reasoning(self) -> None:
         """What may be a call begins: call or text, a thought that was closed does not go on."""
         if self._closed:
             self.end()
@@ -81,23 +81,23 @@ class Spans:
             self.events.append(SpanEnd(self._open, self._end_raw))
         self._open, self._closed, self._end_raw = None, False, ""
         self.delta = None
-        self._white.clear()
-        self._fresh = False
+        self._whitespace.clear()
+        self._only_whitespace = False
 
     def end_frame(self) -> None:
         """Markup behind a call was read: it belongs to the call, if nothing was said since."""
         if self._open is None and any(self.raw):
             self.events.append(SpanEnd("frame", self.take_raw()))
-            self._white.clear()
+            self._whitespace.clear()
 
     def finish(self) -> None:
         """The output has ended. White space at the end of an unclosed span belongs to it."""
         if self._open is None:
             self.end_frame()
             return
-        if self._white and not self._closed:
+        if self._whitespace and not self._closed:
             delta = _DELTAS[self._open]
-            self.events.append(delta("".join(self._white), self.take_raw()))
+            self.events.append(delta("".join(self._whitespace), self.take_raw()))
         self._end_raw += self.take_raw()
         self.end()
 
@@ -112,9 +112,9 @@ class Spans:
             self.raw.insert(0, self._end_raw)
             self._closed, self._end_raw = False, ""
         else:
-            white = self._white.copy() if self._fresh and kind == "text" else []
+            white = self._whitespace.copy() if self._only_whitespace and kind == "text" else []
             self.end()
-            self._open, self._white = kind, white
+            self._open, self._whitespace = kind, white
         self.delta = _DELTAS[kind]
         self._continue(kind, body)
 
@@ -122,12 +122,12 @@ class Spans:
         body = text.rstrip()
         if body:
             self.raw.append(body)
-            self._white.append(body)
-            self.events.append(_DELTAS[kind]("".join(self._white), self.take_raw()))
-            self._white.clear()
+            self._whitespace.append(body)
+            self.events.append(_DELTAS[kind]("".join(self._whitespace), self.take_raw()))
+            self._whitespace.clear()
         self._hold(text[len(body) :])
 
-    def _hold(self, white: str) -> None:
-        if white:
-            self._white.append(white)
-            self.raw.append(white)
+    def _hold(self, whitespace: str) -> None:
+        if whitespace:
+            self._whitespace.append(whitespace)
+            self.raw.append(whitespace)

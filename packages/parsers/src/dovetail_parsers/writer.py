@@ -10,27 +10,27 @@ from itertools import groupby
 from typing import Any
 
 from dovetail_model import Message, OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
-from dovetail_parsers.arguments.notation import load, type_name, write_raw
+from dovetail_parsers.arguments.notation import load_arguments, loaded_type, write_raw
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Grammar, Mode, To
-from dovetail_parsers.registry import grammar, resolve
+from dovetail_parsers.grammar import CallAction, Channel, Grammar, Mode, Edge
+from dovetail_parsers.registry import load_grammar, resolve_family
 
 _PASSABLE = (Channel.GAP, Channel.ID, Channel.ATTRIBUTE, Channel.TEXT)
 _VALUES = (Channel.VALUE, Channel.STRING, Channel.LITERAL)
 
 
-def write(message: Message | Sequence[OutputBlock], family: str | Family) -> str:
+def write_message(message: Message | Sequence[OutputBlock], family: str | Family) -> str:
     """The raw text of a message in a family's format, thoughts in the format it pairs with."""
-    found = resolve(family) if isinstance(family, str) else family
+    found = resolve_family(family) if isinstance(family, str) else family
     if found is None:
         raise ValueError(f"no family is named {family!r}")
     blocks = message.blocks if isinstance(message, Message) else message
     if found.unified is not None:
-        return found.unified([_wrap(block) for block in blocks])
-    return _Writer(grammar(found.tool_parser, found.reasoning_parser)).write(blocks)
+        return found.unified([_wrap_custom_call(block) for block in blocks])
+    return _MessageWriter(load_grammar(found.tool_parser, found.reasoning_parser)).write(blocks)
 
 
-def _wrap(block: OutputBlock) -> OutputBlock:
+def _wrap_custom_call(block: OutputBlock) -> OutputBlock:
     """A custom tool's free text goes to the model, and comes from it, as one string."""
     if isinstance(block, ToolCallBlock) and block.custom:
         wrapped = json.dumps({"input": block.arguments}, ensure_ascii=False)
@@ -38,7 +38,7 @@ def _wrap(block: OutputBlock) -> OutputBlock:
     return block
 
 
-class _Writer:
+class _MessageWriter:
     def __init__(self, table: Grammar) -> None:
         self._modes = {name: state.mode for name, state in table.states.items()}
         self._table = table
@@ -53,14 +53,14 @@ class _Writer:
                     self._out.append(block.text)
                     self._at = "text"
                 elif isinstance(block, ReasoningBlock):
-                    self._thought(block)
+                    self._write_reasoning(block)
         self._end_calls()
         return "".join(self._out)
 
     def _leave_calls(self, kind: str, group: list[OutputBlock]) -> list[OutputBlock]:
         """Writes a group of calls; any other group is handed back, the section of calls closed."""
         if kind == "tool_call":
-            self._write_calls([b for b in map(_wrap, group) if isinstance(b, ToolCallBlock)])
+            self._write_calls([b for b in map(_wrap_custom_call, group) if isinstance(b, ToolCallBlock)])
             return []
         self._end_calls()
         return group
@@ -69,7 +69,7 @@ class _Writer:
         if self._at != self._table.entry:
             self._go(lambda mode: mode.channel is Channel.TEXT)
 
-    def _thought(self, block: ReasoningBlock) -> None:
+    def _write_reasoning(self, block: ReasoningBlock) -> None:
         form = self._table.reasoning
         if form is None:
             raise ValueError(f"{self._table.name} has no format for thoughts")
@@ -95,7 +95,7 @@ class _Writer:
 
     def _first_of_call(self) -> str:
         """The mode in which a call's name stands: its own, or a body that holds whole calls."""
-        way = self._way(
+        way = self._shortest_path(
             lambda mode: mode.channel is Channel.NAME or bool(mode.body and mode.body.holds_calls)
         )
         return way[-1][1].mode
@@ -104,26 +104,26 @@ class _Writer:
         mode = self._modes[self._at]
         assert mode.body is not None
         self._out.append(mode.body.write(calls))
-        self._follow("", mode.end or To("text"))
+        self._follow("", mode.end or Edge("text"))
 
     def _write_arguments(self, call: ToolCallBlock) -> None:
-        way = self._way(lambda mode: mode.channel in (Channel.BODY, Channel.KEY))
+        way = self._shortest_path(lambda mode: mode.channel in (Channel.BODY, Channel.KEY))
         if self._modes[way[-1][1].mode].channel is Channel.BODY:
             self._go(lambda mode: mode.channel is Channel.BODY)
             self._write_body([call])
             return
-        for key, value in load(call.arguments).items():
+        for key, value in load_arguments(call.arguments).items():
             self._go(lambda mode: mode.channel is Channel.KEY)
             spell = self._modes[self._at].spell
             self._out.append(spell(key, self._calls) if spell else key)
             self._go_to_value(value)
             self._out.append(write_raw(value))
             self._follow(*next(iter(self._modes[self._at].on.items())))
-        self._go(lambda mode: False, until=Act.CLOSE)
+        self._go(lambda mode: False, until=CallAction.CLOSE)
 
     def _go_to_value(self, value: Any) -> None:
         """From the key to its value: by the way that names the value's type, if there is one."""
-        edge = value_edge(self._modes, self._at, type_name(value))
+        edge = value_edge(self._modes, self._at, loaded_type(value))
         if edge is None:
             self._go(is_value)
         else:
@@ -133,12 +133,12 @@ class _Writer:
         self,
         goal: Callable[[Mode], bool],
         call: ToolCallBlock | None = None,
-        until: Act = Act.NONE,
+        until: CallAction = CallAction.NONE,
     ) -> None:
         """Writes the shortest way to a mode, or across an edge with an act."""
         if goal(self._modes[self._at]):
             return
-        for marker, edge in self._way(goal, until):
+        for marker, edge in self._shortest_path(goal, until):
             mode = self._modes[self._at]
             if mode.channel is Channel.TEXT:
                 self._write_lead()
@@ -153,28 +153,28 @@ class _Writer:
         if self._table.tools is not None and before and not before.endswith("\n"):
             self._out.append(self._table.tools.lead)
 
-    def _follow(self, marker: str, edge: To) -> None:
+    def _follow(self, marker: str, edge: Edge) -> None:
         self._out.append(edge.pad if edge.peek else marker + edge.pad)
         self._at = edge.mode
 
-    def _way(self, goal: Callable[[Mode], bool], until: Act = Act.NONE) -> list[tuple[str, To]]:
-        way = shortest_way(self._modes, self._at, goal, until)
+    def _shortest_path(self, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE) -> list[tuple[str, Edge]]:
+        way = shortest_path(self._modes, self._at, goal, until)
         if way is None:
             raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
         return way
 
 
-def shortest_way(
-    modes: Mapping[str, Mode], start: str, goal: Callable[[Mode], bool], until: Act = Act.NONE
-) -> list[tuple[str, To]] | None:
+def shortest_path(
+    modes: Mapping[str, Mode], start: str, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE
+) -> list[tuple[str, Edge]] | None:
     """The fewest prescribed edges to a mode, or across an edge with an act; None if none lead."""
-    ways: deque[tuple[str, list[tuple[str, To]]]] = deque([(start, [])])
+    ways: deque[tuple[str, list[tuple[str, Edge]]]] = deque([(start, [])])
     seen = {start}
     while ways:
         name, way = ways.popleft()
         for marker, edge in _edges(modes[name]):
             there = [*way, (marker, edge)]
-            if edge.act & until or (not until and goal(modes[edge.mode])):
+            if edge.action & until or (not until and goal(modes[edge.mode])):
                 return there
             if edge.mode not in seen and modes[edge.mode].channel in _PASSABLE:
                 seen.add(edge.mode)
@@ -187,7 +187,7 @@ def is_value(mode: Mode) -> bool:
     return mode.channel in _VALUES
 
 
-def value_edge(modes: Mapping[str, Mode], key: str, kind: str) -> tuple[str, To] | None:
+def value_edge(modes: Mapping[str, Mode], key: str, kind: str) -> tuple[str, Edge] | None:
     """The edge from a key to a value of this type: the one that names it, if there is one."""
     wrong = Channel.LITERAL if kind == "string" else Channel.STRING
     fitting = [
@@ -198,7 +198,7 @@ def value_edge(modes: Mapping[str, Mode], key: str, kind: str) -> tuple[str, To]
     return next(((m, e) for m, e in fitting if f'"{kind}"' in m), fitting[0] if fitting else None)
 
 
-def _edges(mode: Mode) -> list[tuple[str, To]]:
+def _edges(mode: Mode) -> list[tuple[str, Edge]]:
     edges = list(mode.on.items())
     if mode.otherwise is not None:
         edges.append(("", mode.otherwise))

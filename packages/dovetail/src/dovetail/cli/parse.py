@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from dovetail_model import Event, fold
-from dovetail_parsers import Parser, resolve
+from dovetail_parsers import Parser, resolve_family
 
 
 def parse(
@@ -54,7 +54,7 @@ def parse(
 
 
 def _resolve_parsers(tool: str | None, reasoning: str | None) -> tuple[str | None, str | None]:
-    family = resolve(tool) if tool else None
+    family = resolve_family(tool) if tool else None
     if family is None or reasoning is not None:
         return tool, None if reasoning == "none" else reasoning
     return family.tool_parser, family.reasoning_parser

@@ -25,7 +25,7 @@ from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import Sampling, Thinking
-from dovetail_parsers import markers, resolve
+from dovetail_parsers import markers, resolve_family
 from dovetail_tokenizers import Tokenizer, load
 
 
@@ -202,7 +202,7 @@ def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) 
     family, by = None, "nothing"
     queries = [*((id, "model id") for id in files.family_ids), (files.template_source.for_tools, "template")]
     for query, kind in queries:
-        found = resolve(query)
+        found = resolve_family(query)
         if found is not None and found.tool_parser is not None:
             family, by = found, kind
             break
@@ -219,7 +219,7 @@ def _matching_reasoning_parser(tool_parser: str, reasoning: str | None) -> str |
     try:
         markers(_none_if_disabled(tool_parser), reasoning)
     except ValueError:
-        family = resolve(tool_parser)
+        family = resolve_family(tool_parser)
         return family.reasoning_parser if family else None
     return reasoning
 

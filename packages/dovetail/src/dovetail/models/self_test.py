@@ -12,7 +12,7 @@ from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.tool_fallback import to_plain_messages, needs_fallback
 from dovetail_model import Message as Answer
-from dovetail_parsers import markers, opens_thought, parse
+from dovetail_parsers import markers, opens_reasoning, parse
 
 SelfTestMessage = dict[str, Any]
 
@@ -106,7 +106,7 @@ def _run_shape(pairing: TemplatePairing, shape: str, text: bool, calls: int) -> 
 
 
 def _compare(pairing: TemplatePairing, shape: str, prompt: str, output: str) -> SelfTestOutcome:
-    inside = opens_thought(prompt[-200:], pairing.tool_parser, pairing.reasoning_parser)
+    inside = opens_reasoning(prompt[-200:], pairing.tool_parser, pairing.reasoning_parser)
     answer = parse(
         output,
         tool_parser=pairing.tool_parser,
@@ -243,7 +243,7 @@ def _find_notes(pairing: TemplatePairing) -> tuple[str, ...]:
     opener = pairing.profile.opens_thought
     if opener and pairing.reasoning_parser is None:
         return ("the prompt opens a thought, but there is no reasoning parser: it will be text",)
-    if opener and not opens_thought(opener, pairing.tool_parser, pairing.reasoning_parser):
+    if opener and not opens_reasoning(opener, pairing.tool_parser, pairing.reasoning_parser):
         return (
             f"the reasoning parser does not know the thought that the prompt opens: {opener!r}",
         )

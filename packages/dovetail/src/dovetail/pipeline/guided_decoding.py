@@ -10,7 +10,7 @@ from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail_model import Unsupported
-from dovetail_parsers import guide
+from dovetail_parsers import build_guided_grammar
 
 #: How far an answer is when an engine takes it up: before all, inside its thought, behind it.
 OutputPhase = Literal["start", "thought", "answer"]
@@ -74,14 +74,14 @@ class ConstraintBuilder:
         # A schema alone cannot say what stands around the arguments of a call.
         written = [syntax for syntax in syntaxes if syntax != "json_schema"]
         try:
-            made = guide(
+            made = build_guided_grammar(
                 model.tool_parser,
                 model.reasoning_parser,
                 tools=request.tools,
                 choice=request.tool_choice,
                 output=request.output,
                 in_reasoning=in_reasoning,
-                thinks=may_reason,
+                allow_reasoning=may_reason,
                 syntax=written[0] if written else "gbnf",
                 tokens=model.tokenizer.controls,
             )

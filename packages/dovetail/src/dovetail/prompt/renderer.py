@@ -30,7 +30,7 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
-from dovetail_parsers import markers, opens_thought
+from dovetail_parsers import markers, opens_reasoning
 from dovetail_tokenizers import Guard, Tokenizer
 
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: what is larger is not remembered
@@ -63,7 +63,7 @@ class PromptRenderer:
             splicer=Splicer(template, profile, StopTokenMatcher(stops, controls, known), switches),
             partial_renderer=PartialRenderer(template, profile, switches),
             writer=TurnWriter(tool_parser, reasoning_parser),
-            opens_reasoning=lru_cache(256)(lambda end: opens_thought(end, tool_parser, reasoning_parser)),
+            opens_reasoning=lru_cache(256)(lambda end: opens_reasoning(end, tool_parser, reasoning_parser)),
             role_tokens=_compile_alternatives([c for c in controls if not any(c in marker for marker in known)]),
         )
         self._has_reasoning = reasoning_parser is not None

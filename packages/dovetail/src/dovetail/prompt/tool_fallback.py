@@ -17,7 +17,7 @@ from typing import Any
 
 from dovetail.prompt.facts import TemplateProfile
 from dovetail_model import ToolCallBlock
-from dovetail_parsers import write
+from dovetail_parsers import write_message
 
 PlainMessage = dict[str, Any]
 
@@ -56,7 +56,7 @@ def format_fallback_calls(calls: Sequence[tuple[str, object]], tool_parser: str 
         ToolCallBlock("", name, given if isinstance(given, str) else _dump_json(given))
         for name, given in calls
     ]
-    return write(blocks, tool_parser)
+    return write_message(blocks, tool_parser)
 
 
 def format_fallback_result(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.prompt.messages import ToolNames, TextEscaper, parse_arguments
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
-from dovetail_parsers import resolve, write
+from dovetail_parsers import resolve_family, write_message
 
 
 class TurnWriter:
@@ -20,7 +20,7 @@ class TurnWriter:
         self.tool_parser = tool_parser
         self._has_reasoning = reasoning_parser is not None
         name = tool_parser or reasoning_parser
-        family = resolve(name) if name else None
+        family = resolve_family(name) if name else None
         if family is not None and tool_parser and family.unified is None:
             family = replace(family, pairs_with=reasoning_parser)
         self._family = family
@@ -31,9 +31,9 @@ class TurnWriter:
         if self._family is None:
             return None if any(b.type != "text" for b in blocks) else _join_text(blocks)
         try:
-            text = write(blocks, self._family)
+            text = write_message(blocks, self._family)
             if self._has_reasoning and not (blocks and isinstance(blocks[0], ReasoningBlock)):
-                opened = write([ReasoningBlock(""), *blocks], self._family)
+                opened = write_message([ReasoningBlock(""), *blocks], self._family)
             else:
                 opened = text
         except ValueError:
@@ -57,7 +57,7 @@ class TurnWriter:
             return ""
         mark = "\N{NULL}"
         try:
-            return write([ReasoningBlock(mark)], self._family).partition(mark)[2]
+            return write_message([ReasoningBlock(mark)], self._family).partition(mark)[2]
         except ValueError:
             return ""
 

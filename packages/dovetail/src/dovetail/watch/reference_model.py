@@ -16,7 +16,7 @@ from dovetail.models.template_probe import probe_template
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import EngineError, Sampling
-from dovetail_parsers import markers, resolve
+from dovetail_parsers import markers, resolve_family
 from dovetail_tokenizers import ByteTokenizer
 
 BYTES_PER_TOKEN = 4
@@ -141,7 +141,7 @@ class ReferenceModels:
 
 def build_fallback(name: str = "") -> ReferenceModel:
     """A model of which nothing is known but perhaps its family, by its name."""
-    family = resolve(name) if name else None
+    family = resolve_family(name) if name else None
     known = markers("hermes", "qwen3")
     tokenizer = ByteTokenizer((*_CONTROL_TOKENS, *sorted(known)))
     template = ChatTemplate(_FALLBACK_TEMPLATE)

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.json_validator import JsonText
+from dovetail_parsers.arguments.json_validator import JsonValidator
 
 
 class Progress(Enum):
@@ -14,7 +14,7 @@ class Progress(Enum):
     FAIL = auto()  # it is malformed there
 
 
-class Sink(Protocol):
+class CallSink(Protocol):
     """Where a decoder reports. Each report says what raw text it accounts for."""
 
     def skip(self, raw: str) -> None: ...
@@ -22,24 +22,24 @@ class Sink(Protocol):
     def add_arguments(self, text: str, raw: str) -> None: ...
     def close_call(self) -> None: ...
     def diagnose(self, code: str) -> None: ...
-    def knows(self, name: str) -> bool: ...
+    def has_tool(self, name: str) -> bool: ...
     def schema(self) -> Mapping[str, Any]: ...
 
 
-class Decoder(Protocol):
+class BodyDecoder(Protocol):
     """Reads one body. Plain text may be fed in any pieces."""
 
     @property
-    def verbatim(self) -> JsonText | None:
+    def verbatim(self) -> JsonValidator | None:
         """The text being read whose output is the open call's arguments, as it stands.
 
         What passes through it unchanged need not be fed.
         """
         ...
 
-    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]: ...
+    def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]: ...
 
-    def finish(self, rest: str, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: CallSink) -> bool:
         """The output ends here, with `rest` to be accounted for.
 
         True if the call is complete enough to stand.
@@ -50,7 +50,7 @@ class Decoder(Protocol):
 class Body(Protocol):
     """A notation: it can be decoded, and written."""
 
-    def decoder(self) -> Decoder: ...
+    def decoder(self) -> BodyDecoder: ...
 
     def write(self, calls: Sequence[ToolCallBlock]) -> str:
         """The body of these calls: all that one body can hold."""

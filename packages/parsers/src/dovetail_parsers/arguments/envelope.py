@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, Sink
-from dovetail_parsers.arguments.json_body import JsonArguments, report
-from dovetail_parsers.arguments.json_validator import JsonText
+from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.json_body import JsonArgumentsDecoder, report_repairs
+from dovetail_parsers.arguments.json_validator import JsonValidator
 
 _SPACE = re.compile(r"\s*")
-_HEAD_LIMIT = 4096  # characters of an envelope before its arguments
+_MAX_HEAD_CHARS = 4096  # characters of an envelope before its arguments
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`=,;|]{1,200}\Z")
 
 
@@ -89,15 +89,15 @@ class _EnvelopeDecoder:
         self._key = ""
         self._capture: list[str] = []
         self._begun = False  # a key or value was begun
-        self._part = JsonText()
-        self._arguments: JsonArguments | None = None
-        self.verbatim: JsonText | None = None
+        self._part = JsonValidator()
+        self._arguments: JsonArgumentsDecoder | None = None
+        self.verbatim: JsonValidator | None = None
         self._buffer: list[str] = []  # arguments that came before the name
         self._opened = False
         self._depth = 1
         self._head = 0
 
-    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+    def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         at = start
         while True:
             if self._state == _ARGUMENTS:
@@ -115,7 +115,7 @@ class _EnvelopeDecoder:
             if progress is not Progress.MORE:
                 return progress, at
 
-    def finish(self, rest: str, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: CallSink) -> bool:
         """Arguments that are complete make a call, even if the envelope was never closed."""
         sink.skip(rest)
         if self._state == _ARGUMENTS and self._arguments is not None:
@@ -130,7 +130,7 @@ class _EnvelopeDecoder:
             self._complete(sink)
         return True
 
-    def _step(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _step(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         char = text[at]
         state = self._state
         if state in (_KEY, _VALUE):
@@ -144,7 +144,7 @@ class _EnvelopeDecoder:
             return self._after_value(char, at, sink)
         return self._between(char, at, sink)
 
-    def _between(self, char: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _between(self, char: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         """Outside an envelope: the list's brackets and commas, or the envelope's opening."""
         state = self._state
         if char == "{" and state in (_START, _ITEM):
@@ -165,7 +165,7 @@ class _EnvelopeDecoder:
         sink.skip(char)
         return Progress.MORE, at + 1
 
-    def _feed_part(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _feed_part(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         """A key, or a value that is not the arguments."""
         state = self._state
         if state == _KEY and not self._begun and text[at] == "}":
@@ -181,11 +181,11 @@ class _EnvelopeDecoder:
         self._capture.append(out)
         self._head += end - at
         sink.skip(text[at:end])
-        if self._part.failed or (self._head > _HEAD_LIMIT and not self._opened):
+        if self._part.failed or (self._head > _MAX_HEAD_CHARS and not self._opened):
             return Progress.FAIL, end
         if self._part.done:
             value = _scalar("".join(self._capture))
-            self._capture, self._part, self._begun = [], JsonText(), False
+            self._capture, self._part, self._begun = [], JsonValidator(), False
             return self._take(value, sink), end
         return Progress.MORE, end
 
@@ -193,7 +193,7 @@ class _EnvelopeDecoder:
         """`"function": {...}` holds the envelope itself, as in the API's own form."""
         return self._key == "function" and text[at] == "{"
 
-    def _take(self, value: object, sink: Sink) -> Progress:
+    def _take(self, value: object, sink: CallSink) -> Progress:
         if self._state == _KEY:
             if not isinstance(value, str):
                 return Progress.FAIL
@@ -215,7 +215,7 @@ class _EnvelopeDecoder:
         if not envelope.name:
             self._name, self._arguments = key, None
         if not envelope.name or (key in envelope.arguments and self._arguments is None):
-            self._arguments = JsonArguments()
+            self._arguments = JsonArgumentsDecoder()
             self._state = _ARGUMENTS
             return Progress.MORE if _NAME.match(self._name or "x") else Progress.FAIL
         known = key in envelope.name or key in envelope.id or key in ("type", "function")
@@ -224,7 +224,7 @@ class _EnvelopeDecoder:
         self._state = _VALUE
         return Progress.MORE
 
-    def _feed_arguments(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _feed_arguments(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         arguments = self._arguments
         assert arguments is not None
         out, end = arguments.feed(text, at)
@@ -233,7 +233,7 @@ class _EnvelopeDecoder:
         self.verbatim = arguments.verbatim if self._opened else None
         self._emit(out, text[at:end] if at or end < len(text) else text, sink)
         if arguments.repairs:
-            report(arguments.repairs, sink)
+            report_repairs(arguments.repairs, sink)
         if arguments.failed:
             return Progress.FAIL, end
         if arguments.done:
@@ -243,22 +243,22 @@ class _EnvelopeDecoder:
             return Progress.END, end
         return Progress.MORE, end
 
-    def _emit(self, out: str, raw: str, sink: Sink) -> None:
+    def _emit(self, out: str, raw: str, sink: CallSink) -> None:
         if self._opened:
             sink.add_arguments(out, raw)
         else:
             self._buffer.append(out)
             sink.skip(raw)
 
-    def _open(self, sink: Sink) -> bool:
+    def _open(self, sink: CallSink) -> bool:
         assert self._name is not None
-        if self._envelope.bare and not sink.knows(self._name):
+        if self._envelope.bare and not sink.has_tool(self._name):
             return False
         sink.open_call(self._name, self._id)
         self._opened = self._any = True
         return True
 
-    def _open_buffered(self, sink: Sink) -> Progress:
+    def _open_buffered(self, sink: CallSink) -> Progress:
         """The name has come; arguments that came before it can go out."""
         if self._arguments is None:
             return Progress.MORE
@@ -268,7 +268,7 @@ class _EnvelopeDecoder:
         sink.add_arguments("".join(self._buffer), "")
         return Progress.MORE
 
-    def _after_value(self, char: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _after_value(self, char: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         if char == ",":
             sink.skip(char)
             self._state = _KEY
@@ -297,7 +297,7 @@ class _EnvelopeDecoder:
         self._state = _NEXT
         return Progress.MORE, at + 1
 
-    def _complete(self, sink: Sink) -> None:
+    def _complete(self, sink: CallSink) -> None:
         sink.close_call()
         self._opened = False
 

@@ -6,22 +6,22 @@ text inside. Arguments of another shape pass as they are.
 
 import re
 
-from dovetail_parsers.arguments.json_string import JsonString
+from dovetail_parsers.arguments.json_string import JsonStringDecoder
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAY_BE_HEAD = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?\Z')
 
-_LONGEST_HEAD = 256
+_MAX_HEAD_CHARS = 256
 
 
-class Freeform:
+class FreeformDecoder:
     """JSON arguments in, free text out."""
 
     __slots__ = ("_head", "_string", "_verbatim")
 
     def __init__(self) -> None:
         self._head = ""
-        self._string: JsonString | None = None
+        self._string: JsonStringDecoder | None = None
         self._verbatim = False
 
     def feed(self, text: str) -> str:
@@ -32,9 +32,9 @@ class Freeform:
         self._head += text
         found = _HEAD.match(self._head)
         if found:
-            self._string = JsonString()
+            self._string = JsonStringDecoder()
             return self._string.feed(self._head, found.end())[0]
-        if len(self._head) < _LONGEST_HEAD and _MAY_BE_HEAD.match(self._head):
+        if len(self._head) < _MAX_HEAD_CHARS and _MAY_BE_HEAD.match(self._head):
             return ""
         self._verbatim = True
         return self._head

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, Sink
-from dovetail_parsers.arguments.json_string import JsonString
-from dovetail_parsers.arguments.json_validator import JSON, Dialect, JsonText
+from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.json_string import JsonStringDecoder
+from dovetail_parsers.arguments.json_validator import JSON, Dialect, JsonValidator
 from dovetail_parsers.arguments.notation import write_dialect
 
 
-class JsonArguments:
+class JsonArgumentsDecoder:
     """Reads a value that should be an object, and gives the object's JSON text.
 
     An object passes verbatim. A string is decoded and its text read as the object; null and the
@@ -31,14 +31,14 @@ class JsonArguments:
     )
 
     def __init__(self, dialect: Dialect = JSON) -> None:
-        self._json = JsonText(dialect)
+        self._json = JsonValidator(dialect)
         self._kind = ""  # the first character of the value
-        self._string = JsonString()
+        self._string = JsonStringDecoder()
         self._blank = True  # so far the string held nothing
         self._shape = ""  # the first character of what it held
         self._whole = True  # and nothing that does not belong to it
-        self._inner = JsonText()
-        self.verbatim: JsonText | None = None  # what reads the object, once it is known to be one
+        self._inner = JsonValidator()
+        self.verbatim: JsonValidator | None = None  # what reads the object, once it is known to be one
         self.done = False
         self.failed = False
 
@@ -116,16 +116,16 @@ class _JsonBodyDecoder:
     __slots__ = ("_arguments", "verbatim")
 
     def __init__(self, dialect: Dialect) -> None:
-        self._arguments = JsonArguments(dialect)
-        self.verbatim: JsonText | None = None
+        self._arguments = JsonArgumentsDecoder(dialect)
+        self.verbatim: JsonValidator | None = None
 
-    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+    def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         arguments = self._arguments
         out, at = arguments.feed(text, start)
         self.verbatim = arguments.verbatim
         sink.add_arguments(out, text[start:at] if start or at < len(text) else text)
         if arguments.repairs:
-            report(arguments.repairs, sink)
+            report_repairs(arguments.repairs, sink)
         if arguments.failed:
             return Progress.FAIL, at
         if arguments.done:
@@ -133,14 +133,14 @@ class _JsonBodyDecoder:
             return Progress.END, at
         return Progress.MORE, at
 
-    def finish(self, rest: str, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: CallSink) -> bool:
         sink.add_arguments(self._arguments.finish(), rest)
         if self._arguments.done:
             sink.close_call()
         return self._arguments.done
 
 
-def report(repairs: list[str], sink: Sink) -> None:
+def report_repairs(repairs: list[str], sink: CallSink) -> None:
     """Hands the repairs made so far to the sink, once."""
     for code in repairs:
         sink.diagnose(code)

@@ -6,7 +6,7 @@ _PLAIN = re.compile(r'[^"\\]*')
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-class JsonString:
+class JsonStringDecoder:
     """Feed it what follows the opening quote; `done` once the closing one was read."""
 
     __slots__ = ("_escape", "_high", "done")
@@ -55,13 +55,13 @@ class JsonString:
         if "\ud800" <= unit <= "\udbff":
             self._high = unit
             return before
-        return before + _lone(unit)
+        return before + _replace_surrogate(unit)
 
     def _take_high(self) -> str:
         high, self._high = self._high, ""
-        return _lone(high) if high else ""
+        return _replace_surrogate(high) if high else ""
 
 
-def _lone(unit: str) -> str:
+def _replace_surrogate(unit: str) -> str:
     """Half of a pair is no character: it must not reach an encoder."""
     return "\ufffd" if "\ud800" <= unit <= "\udfff" else unit

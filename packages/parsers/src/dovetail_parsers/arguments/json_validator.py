@@ -42,16 +42,16 @@ _PASSES = {
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSES = {"}": "{", "]": "["}
-_DEEPEST = 400  # brackets: deeper, no reader of ours or of a client would follow
-_LONGEST = 2000  # characters of a number, literal or bare key
+_MAX_DEPTH = 400  # brackets: deeper, no reader of ours or of a client would follow
+_MAX_SCALAR_CHARS = 2000  # characters of a number, literal or bare key
 
 
-def escape(text: str) -> str:
+def escape_json(text: str) -> str:
     """The text as it stands inside a JSON string."""
     return encode_basestring(text)[1:-1]
 
 
-class JsonText:
+class JsonValidator:
     """Reads one value. `done` when it is complete, `failed` when it cannot become valid."""
 
     __slots__ = (
@@ -131,18 +131,18 @@ class JsonText:
         else:
             if char != '"':
                 self.repairs.append("control_character_in_string")
-            out.append(escape(char))
+            out.append(escape_json(char))
         return end + 1
 
     def _in_raw_string(self, text: str, at: int, out: list[str]) -> int:
         """A string between delimiters of their own; one that is cut at the end waits."""
         end = text.find(self._quote, at)
         if end < 0:
-            end = len(text) - overlap(text, self._quote, at)
+            end = len(text) - overlap_length(text, self._quote, at)
             self._stalled = True
-            out.append(escape(text[at:end]))
+            out.append(escape_json(text[at:end]))
             return end
-        out.append(escape(text[at:end]))
+        out.append(escape_json(text[at:end]))
         self._end_string(out)
         return end + len(self._dialect.quote)
 
@@ -159,7 +159,7 @@ class JsonText:
                 if self._quote == '"':
                     self.repairs.append("invalid_escape")
             else:
-                out.append("\\\\" + escape(char))
+                out.append("\\\\" + escape_json(char))
                 self.repairs.append("invalid_escape")
             return at + 1
         if len(seen) > 2 and char not in _HEX:
@@ -204,21 +204,21 @@ class JsonText:
             if not self._scalar and self._expect in (_COLON, _AFTER):
                 self.failed = True
                 return at
-            self._scalar += token[: _LONGEST - len(self._scalar)]
-            if len(self._scalar) == _LONGEST:
+            self._scalar += token[: _MAX_SCALAR_CHARS - len(self._scalar)]
+            if len(self._scalar) == _MAX_SCALAR_CHARS:
                 self.failed = True
-            return min(found.end(), at + _LONGEST)
+            return min(found.end(), at + _MAX_SCALAR_CHARS)
         if self._scalar and (not self._end_scalar(out) or self.done):
             return at
         if kind == 1:
-            self._white(token, out)
+            self._whitespace(token, out)
         else:
             self._punctuation(token, out)
             if self.failed:
                 return at
         return found.end()
 
-    def _white(self, token: str, out: list[str]) -> None:
+    def _whitespace(self, token: str, out: list[str]) -> None:
         if self._comma:
             self._comma.append(token)
         elif self._stack:
@@ -309,7 +309,7 @@ class JsonText:
         out.append('"')
 
     def _open(self, token: str, out: list[str]) -> None:
-        if self._expect not in (_VALUE, _FIRST_ITEM) or len(self._stack) == _DEEPEST:
+        if self._expect not in (_VALUE, _FIRST_ITEM) or len(self._stack) == _MAX_DEPTH:
             self.failed = True
             return
         bracket = "[" if token == "(" else token
@@ -333,7 +333,7 @@ class JsonText:
         self._end_value()
 
 
-def overlap(text: str, marker: str, start: int = 0) -> int:
+def overlap_length(text: str, marker: str, start: int = 0) -> int:
     """How many characters at the end of `text[start:]` could be the beginning of `marker`."""
     at = text.find(marker[0], max(start, len(text) - len(marker) + 1))
     while at >= 0:

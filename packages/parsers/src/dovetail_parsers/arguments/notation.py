@@ -6,13 +6,13 @@ from typing import Any
 from dovetail_parsers.arguments.json_validator import Dialect
 
 
-class _Spelled(str):
+class _NumberText(str):
     """A number, kept as its text so that no digit is lost."""
 
 
-def load(arguments: str) -> dict[str, Any]:
+def load_arguments(arguments: str) -> dict[str, Any]:
     """The arguments as a mapping. Numbers stay text, marked as such."""
-    value = json.loads(arguments, parse_int=_Spelled, parse_float=_Spelled)
+    value = json.loads(arguments, parse_int=_NumberText, parse_float=_NumberText)
     if not isinstance(value, dict):
         raise ValueError("arguments are not a JSON object")
     return value
@@ -21,7 +21,7 @@ def load(arguments: str) -> dict[str, Any]:
 def write_json(value: Any) -> str:
     """JSON text, spaced as the templates of Hugging Face space it."""
     match value:
-        case _Spelled():
+        case _NumberText():
             return str(value)
         case dict():
             pairs = (
@@ -43,7 +43,7 @@ def write_raw(value: Any) -> str:
 
 def write_python(value: Any) -> str:
     match value:
-        case _Spelled():
+        case _NumberText():
             return str(value)
         case dict():
             return (
@@ -63,12 +63,12 @@ def write_dialect(arguments: str, dialect: Dialect) -> str:
     """The arguments object in a dialect of JSON; JSON itself passes verbatim."""
     if not dialect.quote:
         return arguments
-    return _delimited(load(arguments), dialect.quote)
+    return _delimited(load_arguments(arguments), dialect.quote)
 
 
 def _delimited(value: Any, quote: str) -> str:
     match value:
-        case _Spelled():
+        case _NumberText():
             return str(value)
         case dict():
             return "{" + ",".join(f"{k}:{_delimited(v, quote)}" for k, v in value.items()) + "}"
@@ -80,10 +80,10 @@ def _delimited(value: Any, quote: str) -> str:
             return json.dumps(value)
 
 
-def type_name(value: Any) -> str:
+def loaded_type(value: Any) -> str:
     """The JSON type of a loaded value."""
     match value:
-        case _Spelled():
+        case _NumberText():
             return "number"
         case bool():
             return "boolean"

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, Sink
-from dovetail_parsers.arguments.json_body import report
-from dovetail_parsers.arguments.json_validator import PYTHON, JsonText
-from dovetail_parsers.arguments.notation import load, write_python
+from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.json_body import report_repairs
+from dovetail_parsers.arguments.json_validator import PYTHON, JsonValidator
+from dovetail_parsers.arguments.notation import load_arguments, write_python
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _REST_OF_NAME = re.compile(r"[\w.\-]+")
-_TOO_LONG = 200
+_MAX_WORD_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Pythonic:
 
 
 def _write_one(call: ToolCallBlock) -> str:
-    pairs = (f"{key}={write_python(value)}" for key, value in load(call.arguments).items())
+    pairs = (f"{key}={write_python(value)}" for key, value in load_arguments(call.arguments).items())
     return f"{call.name}({', '.join(pairs)})"
 
 
-class _At(Enum):
+class _State(Enum):
     """What comes next."""
 
     START = auto()
@@ -71,18 +71,18 @@ class _PythonicDecoder:
     def __init__(self, body: Pythonic) -> None:
         self._bare = body.bare
         self._listed = body.brackets
-        self._state = _At.START if body.brackets else _At.NAME_OF_CALL
+        self._state = _State.START if body.brackets else _State.NAME_OF_CALL
         self._word = ""  # a name that may not be complete yet
         self._name = ""  # of the call being read
         self._opened = False
         self._empty = True  # the call has no parameter yet
-        self._value = JsonText(PYTHON)
-        self.verbatim: JsonText | None = None
+        self._value = JsonValidator(PYTHON)
+        self.verbatim: JsonValidator | None = None
 
-    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+    def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         at = start
         while at < len(text):
-            if self._state == _At.VALUE:
+            if self._state == _State.VALUE:
                 progress, at = self._feed_value(text, at, sink)
             else:
                 progress, at = self._feed_mark(text, at, sink)
@@ -90,24 +90,24 @@ class _PythonicDecoder:
                 return progress, at
         return Progress.MORE, at
 
-    def finish(self, rest: str, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: CallSink) -> bool:
         """A call is complete only with its closing parenthesis; a list may lack its bracket."""
         sink.skip(rest)
-        if self._state == _At.AFTER_CALL:
+        if self._state == _State.AFTER_CALL:
             return True
-        return self._state == _At.NAME_OF_CALL and not self._listed and not self._word
+        return self._state == _State.NAME_OF_CALL and not self._listed and not self._word
 
-    def _feed_value(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _feed_value(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         value = self._value
         out, end = value.feed(text, at)
         sink.add_arguments(out, text[at:end] if at or end < len(text) else text)
         if value.repairs:
-            report(value.repairs, sink)
+            report_repairs(value.repairs, sink)
         if value.done:
-            self._state = _At.AFTER_VALUE
+            self._state = _State.AFTER_VALUE
         return (Progress.FAIL if value.failed else Progress.MORE), end
 
-    def _feed_mark(self, text: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _feed_mark(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         """One name or mark of punctuation, with the white space before it."""
         end = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
@@ -115,7 +115,7 @@ class _PythonicDecoder:
                 self._end_word()
             sink.skip(text[at:end])
             return Progress.MORE, end
-        if self._state in (_At.NAME_OF_CALL, _At.NAME_OF_PARAMETER):
+        if self._state in (_State.NAME_OF_CALL, _State.NAME_OF_PARAMETER):
             found = (_REST_OF_NAME if self._word else _NAME).match(text, at)
             if found is not None:
                 return self._feed_word(found.group(), at, sink)
@@ -124,79 +124,79 @@ class _PythonicDecoder:
                 return Progress.MORE, at
         return self._punctuation(text[at], at, sink)
 
-    def _feed_word(self, grown: str, at: int, sink: Sink) -> tuple[Progress, int]:
-        if len(self._word) + len(grown) > _TOO_LONG:
+    def _feed_word(self, grown: str, at: int, sink: CallSink) -> tuple[Progress, int]:
+        if len(self._word) + len(grown) > _MAX_WORD_CHARS:
             return Progress.FAIL, at
         self._word += grown
         sink.skip(grown)
         return Progress.MORE, at + len(grown)
 
     def _end_word(self) -> None:
-        if self._state == _At.NAME_OF_CALL:
+        if self._state == _State.NAME_OF_CALL:
             self._name, self._word = self._word, ""
-            self._state = _At.PAREN
+            self._state = _State.PAREN
         else:
-            self._state = _At.EQUALS
+            self._state = _State.EQUALS
 
-    def _punctuation(self, char: str, at: int, sink: Sink) -> tuple[Progress, int]:
+    def _punctuation(self, char: str, at: int, sink: CallSink) -> tuple[Progress, int]:
         match self._state, char:
-            case (_At.EQUALS, "="):
+            case (_State.EQUALS, "="):
                 self._begin_value(sink)
                 return Progress.MORE, at + 1
-            case (_At.NAME_OF_PARAMETER | _At.AFTER_VALUE, ")") if self._may_close():
+            case (_State.NAME_OF_PARAMETER | _State.AFTER_VALUE, ")") if self._may_close():
                 self._close(sink)
                 return Progress.MORE, at + 1
-            case (_At.NAME_OF_CALL | _At.AFTER_CALL, "]") if self._listed and not (
+            case (_State.NAME_OF_CALL | _State.AFTER_CALL, "]") if self._listed and not (
                 self._bare and not self._name
             ):
                 sink.skip(char)
                 return Progress.END, at + 1
-            case (_At.NAME_OF_CALL, _) if not self._listed and self._name:
+            case (_State.NAME_OF_CALL, _) if not self._listed and self._name:
                 return Progress.END, at
-            case (_At.AFTER_CALL, other) if not self._listed and other not in ",;":
-                self._state = _At.NAME_OF_CALL
+            case (_State.AFTER_CALL, other) if not self._listed and other not in ",;":
+                self._state = _State.NAME_OF_CALL
                 return Progress.MORE, at
-        follows = _FOLLOWS.get((self._state, char))
-        if follows is None or (follows == _At.NAME_OF_PARAMETER and not self._accepts(sink)):
+        follows = _TRANSITIONS.get((self._state, char))
+        if follows is None or (follows == _State.NAME_OF_PARAMETER and not self._accepts(sink)):
             return Progress.FAIL, at
-        if self._state == _At.PAREN:
+        if self._state == _State.PAREN:
             self._opened, self._empty = False, True
         self._state = follows
         sink.skip(char)
         return Progress.MORE, at + 1
 
-    def _accepts(self, sink: Sink) -> bool:
-        return not self._bare or self._opened or sink.knows(self._name)
+    def _accepts(self, sink: CallSink) -> bool:
+        return not self._bare or self._opened or sink.has_tool(self._name)
 
     def _may_close(self) -> bool:
-        return self._state == _At.AFTER_VALUE or not self._word
+        return self._state == _State.AFTER_VALUE or not self._word
 
-    def _open(self, sink: Sink) -> None:
+    def _open(self, sink: CallSink) -> None:
         """A name, a parenthesis, and what must follow it: only now is it surely a call."""
         if not self._opened:
             sink.open_call(self._name, None)
             self._opened = True
 
-    def _begin_value(self, sink: Sink) -> None:
+    def _begin_value(self, sink: CallSink) -> None:
         self._open(sink)
         lead = "{" if self._empty else ", "
         sink.add_arguments(f'{lead}"{self._word}": ', "=")
         self._word, self._empty = "", False
-        self._value = self.verbatim = JsonText(PYTHON)
-        self._state = _At.VALUE
+        self._value = self.verbatim = JsonValidator(PYTHON)
+        self._state = _State.VALUE
 
-    def _close(self, sink: Sink) -> None:
+    def _close(self, sink: CallSink) -> None:
         self._open(sink)
         sink.add_arguments("{}" if self._empty else "}", ")")
         sink.close_call()
         self._word = ""
-        self._state = _At.AFTER_CALL
+        self._state = _State.AFTER_CALL
 
 
-_FOLLOWS = {
-    (_At.START, "["): _At.NAME_OF_CALL,
-    (_At.PAREN, "("): _At.NAME_OF_PARAMETER,
-    (_At.AFTER_VALUE, ","): _At.NAME_OF_PARAMETER,
-    (_At.AFTER_CALL, ","): _At.NAME_OF_CALL,
-    (_At.AFTER_CALL, ";"): _At.NAME_OF_CALL,
+_TRANSITIONS = {
+    (_State.START, "["): _State.NAME_OF_CALL,
+    (_State.PAREN, "("): _State.NAME_OF_PARAMETER,
+    (_State.AFTER_VALUE, ","): _State.NAME_OF_PARAMETER,
+    (_State.AFTER_CALL, ","): _State.NAME_OF_CALL,
+    (_State.AFTER_CALL, ";"): _State.NAME_OF_CALL,
 }

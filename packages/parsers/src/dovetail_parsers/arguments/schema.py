@@ -31,7 +31,7 @@ def item_schema(schema: Schema, root: Schema) -> Schema:
     return {}
 
 
-def types(schema: Schema, root: Schema) -> frozenset[str]:
+def allowed_types(schema: Schema, root: Schema) -> frozenset[str]:
     """The JSON types that a value may have. A schema that does not say allows any."""
     found: set[str] = set()
     for part in _parts(schema, root):
@@ -49,9 +49,9 @@ def _own_types(schema: Schema) -> set[str]:
     if not found:
         values = schema.get("enum")
         if isinstance(values, list | tuple):
-            found |= {type_of(value) for value in values}
+            found |= {json_type(value) for value in values}
         if "const" in schema:
-            found.add(type_of(schema["const"]))
+            found.add(json_type(schema["const"]))
         if isinstance(schema.get("properties"), Mapping):
             found.add("object")
     if found and schema.get("nullable") is True:
@@ -59,7 +59,7 @@ def _own_types(schema: Schema) -> set[str]:
     return found
 
 
-def type_of(value: object) -> str:
+def json_type(value: object) -> str:
     """The JSON type of a value."""
     match value:
         case bool():

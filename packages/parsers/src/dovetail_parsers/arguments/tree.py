@@ -11,20 +11,20 @@ from typing import Any
 
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.body import Progress, Sink
-from dovetail_parsers.arguments.json_validator import escape, overlap
-from dovetail_parsers.arguments.notation import load, write_raw
-from dovetail_parsers.arguments.value import Value
+from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.json_validator import escape_json, overlap_length
+from dovetail_parsers.arguments.notation import load_arguments, write_raw
+from dovetail_parsers.arguments.value import RawValueDecoder
 
 _TAG = re.compile(r"<(/?)([^<>/\s\"=]{1,200})>")
 _MAY_BE_TAG = re.compile(r"<(?:/?(?:[^<>/\s\"=]{1,200})?)?\Z")
 _SPACE = re.compile(r"\s*")
 _ITEM = "item"
-_LOOK_AHEAD = 256  # white space between a value's closer and the tag that must follow it
+_LOOK_AHEAD_CHARS = 256  # white space between a value's closer and the tag that must follow it
 
 
 @dataclass(frozen=True)
-class Tree:
+class TagTree:
     """`call` is the element whose closing tag ends the arguments, `section` the one around it."""
 
     token: str
@@ -37,7 +37,7 @@ class Tree:
         return _TreeDecoder(self)
 
     def write(self, calls: Sequence[ToolCallBlock]) -> str:
-        children = self._write_children(load(calls[0].arguments))
+        children = self._write_children(load_arguments(calls[0].arguments))
         return f"{children}{self.token}</{self.call}>"
 
     def _write_children(self, value: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ class _Node:
         self.schema = schema
         self.types = types
         self.brackets = ""  # "{}" or "[]" once it has a child
-        self.value: Value | None = None  # once it has text
+        self.value: RawValueDecoder | None = None  # once it has text
 
     def takes_children(self) -> bool:
         return self.value is None and bool(self.types & {"object", "array"})
@@ -76,7 +76,7 @@ class _Node:
             is_array = "array" in self.types and (not both or name == _ITEM)
             self.brackets = "[]" if is_array else "{}"
         lead = self.brackets[0] if first else ", "
-        return lead if self.brackets == "[]" else f'{lead}"{escape(name)}": '
+        return lead if self.brackets == "[]" else f'{lead}"{escape_json(name)}": '
 
     def end(self) -> str:
         if self.value is not None:
@@ -90,37 +90,37 @@ class _Node:
 
 
 class _TreeDecoder:
-    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_white", "verbatim")
+    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_whitespace", "verbatim")
 
-    def __init__(self, body: Tree) -> None:
+    def __init__(self, body: TagTree) -> None:
         self._token = body.token
         self._needle = body.token + "<"
         self._ends = (f"{body.token}</{body.call}>", f"{body.token}</{body.section}>")
         self._section = body.section
-        self._white: list[str] = []  # white space that is text only if text follows
+        self._whitespace: list[str] = []  # white space that is text only if text follows
         self._root: Mapping[str, Any] | None = None
         self._stack = [_Node(body.call, {}, frozenset({"object"}))]
         self.verbatim = None  # leaves are raw text
 
-    def feed(self, text: str, start: int, sink: Sink) -> tuple[Progress, int]:
+    def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         return self._read(text, start, sink, final=False)
 
-    def finish(self, rest: str, sink: Sink) -> bool:
+    def finish(self, rest: str, sink: CallSink) -> bool:
         """With every element closed only the call's own closing tag may be missing."""
         read = self._read(rest, 0, sink, final=True)[1]
         sink.skip(rest[read:])
         half = rest[read:].lstrip()
-        complete = len(self._stack) == 1 and (not half or self._is_half_an_end(half))
+        complete = len(self._stack) == 1 and (not half or self._is_partial_end(half))
         if complete:
             sink.add_arguments("}" if self._stack[0].brackets else "{}", "")
             sink.close_call()
         return complete
 
-    def _is_half_an_end(self, text: str) -> bool:
+    def _is_partial_end(self, text: str) -> bool:
         closing = len(self._token) + 1 < len(text)
         return closing and any(end.startswith(text) for end in self._ends)
 
-    def _read(self, text: str, start: int, sink: Sink, final: bool) -> tuple[Progress, int]:
+    def _read(self, text: str, start: int, sink: CallSink, final: bool) -> tuple[Progress, int]:
         if self._root is None:
             self._root = sink.schema()
             self._stack[0].schema = self._root
@@ -135,12 +135,12 @@ class _TreeDecoder:
         return progress, at
 
     def _step(
-        self, text: str, at: int, out: list[str], sink: Sink, final: bool
+        self, text: str, at: int, out: list[str], sink: CallSink, final: bool
     ) -> tuple[Progress, int]:
         """Reads up to a tag, or one tag; no progress means that a tag is not complete yet."""
         found = text.find(self._needle, at)
         if found < 0:
-            found = len(text) - overlap(text, self._needle, at)
+            found = len(text) - overlap_length(text, self._needle, at)
         if found > at:
             progress = self._text(text[at:found], out)
             return progress, found if progress is Progress.MORE else at
@@ -169,7 +169,7 @@ class _TreeDecoder:
         following = text[end : end + len(self._needle)]
         if following == self._needle:
             return True
-        if end - tag.end() > _LOOK_AHEAD or not self._needle.startswith(following):
+        if end - tag.end() > _LOOK_AHEAD_CHARS or not self._needle.startswith(following):
             return False
         return True if final else None
 
@@ -181,28 +181,28 @@ class _TreeDecoder:
         node = self._stack[-1]
         if node.value is None:
             if text.isspace() and node.types != schemas.STRING:
-                self._white.append(text)
+                self._whitespace.append(text)
                 return Progress.MORE
             if node.brackets or len(self._stack) == 1:
                 return Progress.FAIL
-            node.value = Value(node.types)
-            text = "".join(self._white) + text
-            self._white.clear()
+            node.value = RawValueDecoder(node.types)
+            text = "".join(self._whitespace) + text
+            self._whitespace.clear()
         out.append(node.value.feed(text))
         return Progress.MORE
 
-    def _tag(self, tag: re.Match[str], out: list[str], sink: Sink) -> Progress:
+    def _tag(self, tag: re.Match[str], out: list[str], sink: CallSink) -> Progress:
         node = self._stack[-1]
         if not tag[1]:
-            self._white.clear()
+            self._whitespace.clear()
             out.append(node.begin_child(tag[2]))
             self._stack.append(self._child(node, tag[2]))
             return Progress.MORE
         self._stack.pop()
-        if self._white and not node.brackets and "string" in node.types:
-            node.value = Value(schemas.STRING)
-            out.append(node.value.feed("".join(self._white)))
-        self._white.clear()
+        if self._whitespace and not node.brackets and "string" in node.types:
+            node.value = RawValueDecoder(schemas.STRING)
+            out.append(node.value.feed("".join(self._whitespace)))
+        self._whitespace.clear()
         if not self._stack:
             out.append("}" if node.brackets else "{}")
             return Progress.END
@@ -215,9 +215,9 @@ class _TreeDecoder:
             schema = schemas.item_schema(parent.schema, self._root)
         else:
             schema = schemas.property_schema(parent.schema, name, self._root)
-        return _Node(name, schema, schemas.types(schema, self._root))
+        return _Node(name, schema, schemas.allowed_types(schema, self._root))
 
-    def _check(self, value: Value | None, sink: Sink) -> Progress:
+    def _check(self, value: RawValueDecoder | None, sink: CallSink) -> Progress:
         if value is None:
             return Progress.MORE
         for code in value.diagnostics:

@@ -7,7 +7,7 @@ and arrays stream through the validator when nothing but them is allowed.
 
 import re
 
-from dovetail_parsers.arguments.json_validator import NUMBER, JsonText, escape
+from dovetail_parsers.arguments.json_validator import NUMBER, JsonValidator, escape_json
 
 _MAY_BE_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)?\Z")
 _NAMED = {
@@ -21,10 +21,10 @@ _NAMED = {
 _MAY_BE_NAMED = frozenset(name[:i] for name in _NAMED for i in range(len(name) + 1))
 _AS_JSON = {"True": "true", "False": "false", "None": "null"}
 _CONTAINERS = {"{": "object", "[": "array"}
-_LONG = 128  # longer than any number: stop asking, and decide at the end
+_MAX_NUMBER_CHARS = 128  # longer than any number: stop asking, and decide at the end
 
 
-class Value:
+class RawValueDecoder:
     """Feed it raw text, then end it; what comes out is one JSON value in fragments."""
 
     __slots__ = ("_held", "_json", "_types", "_waits", "diagnostics", "failed", "is_string")
@@ -34,18 +34,18 @@ class Value:
         self._held: list[str] = []
         self._waits = False  # only the end can tell what it is
         self.is_string = False  # surely, and its opening quote is out
-        self._json: JsonText | None = None
+        self._json: JsonValidator | None = None
         self.failed = False
         self.diagnostics: list[str] = []
 
     def feed(self, text: str) -> str:
         if self.is_string:
-            return escape(text)
+            return escape_json(text)
         if self._json is not None:
             return "" if self.failed else self._feed_json(text)
         if len(self._types) == 1 and "string" in self._types:
             self.is_string = True
-            return '"' + escape(text)
+            return '"' + escape_json(text)
         self._held.append(text)
         return "" if self._waits else self._decide("".join(self._held))
 
@@ -61,7 +61,7 @@ class Value:
             return literal
         if "string" not in self._types:
             self.diagnostics.append("type_mismatch")
-        return '"' + escape(text) + '"'
+        return '"' + escape_json(text) + '"'
 
     def _decide(self, text: str) -> str:
         """Stream now if the text can only be one thing, else keep holding it."""
@@ -69,19 +69,19 @@ class Value:
         kind = _CONTAINERS.get(body[:1])
         may_be_string = "string" in self._types
         if kind in self._types and not may_be_string:
-            self._json = JsonText()
+            self._json = JsonValidator()
             return self._feed_json(body)
         if kind in self._types or ((kind or body[:1] == '"') and not may_be_string):
             self._waits = True
             return ""
         if not body or self._may_be_scalar(body.rstrip()):
             self._held = [text]
-            self._waits = len(text) > _LONG
+            self._waits = len(text) > _MAX_NUMBER_CHARS
             return ""
         if not may_be_string:
             self.diagnostics.append("type_mismatch")
         self.is_string = True
-        return '"' + escape(text)
+        return '"' + escape_json(text)
 
     def _may_be_scalar(self, text: str) -> bool:
         if "string" not in self._types:
@@ -136,7 +136,7 @@ def _read_literal(text: str) -> tuple[str, str | None]:
     if text in _NAMED:
         return _NAMED[text], _AS_JSON.get(text, text)
     if text[:1] in ("{", "[", '"'):
-        whole = JsonText()
+        whole = JsonValidator()
         out, read = whole.feed(text)
         if whole.done and read == len(text):
             return _CONTAINERS.get(text[0], "string"), out

@@ -1,5 +1,5 @@
 """The family tables as grammars for guided decoding."""
 
-from dovetail_parsers.constraint.guided import Guide, guide
+from dovetail_parsers.constraint.guided import GuidedGrammar, build_guided_grammar
 
-__all__ = ["Guide", "guide"]
+__all__ = ["GuidedGrammar", "build_guided_grammar"]

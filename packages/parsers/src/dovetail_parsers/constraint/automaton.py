@@ -5,27 +5,27 @@ Each state is how much of a marker the text read so far could be the beginning o
 
 from dataclasses import dataclass
 
-from dovetail_parsers.constraint.nodes import Free
+from dovetail_parsers.constraint.nodes import FreeText
 
 
 @dataclass(frozen=True)
-class State:
+class AutomatonState:
     """`moves` leads on, character by character; every other character leads to the first state.
 
     A move to None ends the text: a stop is complete. A character in `dead` is not allowed.
     """
 
     moves: dict[str, int | None]
-    dead: frozenset[str]
+    forbidden: frozenset[str]
 
 
-def first_state(free: Free, state: State) -> State:
+def first_state(free: FreeText, state: AutomatonState) -> AutomatonState:
     """The first state as it is before anything was read."""
     moves = {char: to for char, to in state.moves.items() if char not in free.not_first}
-    return State(moves, state.dead | frozenset(free.not_first))
+    return AutomatonState(moves, state.forbidden | frozenset(free.not_first))
 
 
-def automaton(free: Free) -> list[State]:
+def build_automaton(free: FreeText) -> list[AutomatonState]:
     """The states, the first one first."""
     markers = [*free.stops, *free.never]
     numbers = {prefix: i for i, prefix in enumerate(_prefixes(markers))}
@@ -39,7 +39,7 @@ def _prefixes(markers: list[str]) -> list[str]:
     return [prefix for prefix in found if not any(marker in prefix for marker in markers)]
 
 
-def _state(prefix: str, alphabet: list[str], numbers: dict[str, int], free: Free) -> State:
+def _state(prefix: str, alphabet: list[str], numbers: dict[str, int], free: FreeText) -> AutomatonState:
     moves: dict[str, int | None] = {}
     dead: set[str] = set()
     for char in alphabet:
@@ -52,4 +52,4 @@ def _state(prefix: str, alphabet: list[str], numbers: dict[str, int], free: Free
             target = next(numbers[read[i:]] for i in range(len(read) + 1) if read[i:] in numbers)
             if target:
                 moves[char] = target
-    return State(moves, frozenset(dead))
+    return AutomatonState(moves, frozenset(dead))

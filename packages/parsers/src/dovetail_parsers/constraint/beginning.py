@@ -1,9 +1,9 @@
 """Free text that is not empty, where a notation can only say what free text does not hold."""
 
-from dovetail_parsers.constraint.nodes import Chars, Free, Node, any_of, choice, sequence
+from dovetail_parsers.constraint.nodes import Chars, FreeText, Node, any_of, choice, sequence
 
 
-def filled(never: tuple[str, ...], not_first: str = "") -> Node:
+def non_empty_text(never: tuple[str, ...], not_first: str = "") -> Node:
     """Some text that holds none of `never`, and begins with no character of `not_first`.
 
     Where it begins as something forbidden does, the second character settles that it is not.
@@ -12,7 +12,7 @@ def filled(never: tuple[str, ...], not_first: str = "") -> Node:
     seconds = "".join(dict.fromkeys(marker[1:2] for marker in never))
     ends = "".join(marker for marker in never if len(marker) == 1)
     risky = "".join(char for char in starts if char not in not_first + ends)
-    rest = Free(never=never)
+    rest = FreeText(never=never)
     plain = sequence(_none_of(not_first + starts), rest)
     if not risky:
         return plain

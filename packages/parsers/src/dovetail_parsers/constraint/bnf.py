@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
-    Form,
-    Free,
+    GrammarSpec,
+    FreeText,
     Node,
     Ref,
     Repeat,
@@ -24,9 +24,9 @@ _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t", '"': r"\"", "\\": "\\\\"}
 class RuleWriter(ABC):
     """Writes a form without markers. The notations differ in two things, `token` and `free`."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: GrammarSpec) -> None:
         self._rules = form.rules.nodes
-        self._free: dict[Free, str] = {}
+        self._free: dict[FreeText, str] = {}
         self._todo: list[str] = []
         self.lines: dict[str, str] = {"root": ""}
         self.lines["root"] = self.expression(form.root)
@@ -44,7 +44,7 @@ class RuleWriter(ABC):
     def token(self, token: Token) -> str: ...
 
     @abstractmethod
-    def free(self, name: str, free: Free) -> str:
+    def free(self, name: str, free: FreeText) -> str:
         """Adds the rules of a text, whose names begin with `name`; the one to refer to."""
 
     def expression(self, node: Node) -> str:
@@ -65,10 +65,10 @@ class RuleWriter(ABC):
             case Ref():
                 self._todo.append(node.rule)
                 return node.rule
-            case Free():
+            case FreeText():
                 return self._named(node)
             case Repeat():
-                return self._atom(node.part) + _times(node.least, node.most)
+                return self._atom(node.part) + _repetition(node.min_count, node.max_count)
             case Sequence(parts=()):
                 return '""'
             case _:
@@ -77,28 +77,28 @@ class RuleWriter(ABC):
     def _atom(self, node: Node) -> str:
         return f"({self._part(node)})" if isinstance(node, Repeat) else self._part(node)
 
-    def _named(self, free: Free) -> str:
+    def _named(self, free: FreeText) -> str:
         if free not in self._free:
             name = self._free[free] = f"free{len(self._free)}"
             self._free[free] = self.free(name, free)
         return self._free[free]
 
 
-def each(chars: str) -> tuple[tuple[str, str], ...]:
+def single_char_ranges(chars: str) -> tuple[tuple[str, str], ...]:
     return tuple((char, char) for char in chars)
 
 
-def _times(least: int, most: int | None) -> str:
-    match least, most:
+def _repetition(min_count: int, max_count: int | None) -> str:
+    match min_count, max_count:
         case 0, 1:
             return "?"
         case 0, None:
             return "*"
         case 1, None:
             return "+"
-    if least == most:
-        return f"{{{least}}}"
-    return f"{{{least},{'' if most is None else most}}}"
+    if min_count == max_count:
+        return f"{{{min_count}}}"
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"
 
 
 def quoted(text: str) -> str:

@@ -11,9 +11,9 @@ from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.arguments.tree import Tree
-from dovetail_parsers.constraint.custom_grammar import GRAMMAR
-from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.arguments.tree import TagTree
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR_KEYWORD
+from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Node,
@@ -21,48 +21,48 @@ from dovetail_parsers.constraint.nodes import (
     choice,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.constraint.notation import JSON, PYTHON, dialect_notation
-from dovetail_parsers.constraint.options import names_none, properties, required
-from dovetail_parsers.constraint.schema import Values
-from dovetail_parsers.constraint.tree import tree_arguments
-from dovetail_parsers.constraint.walk import COUNT
+from dovetail_parsers.constraint.options import has_open_keys, properties, required_keys
+from dovetail_parsers.constraint.schema import ValueGrammar
+from dovetail_parsers.constraint.tree import tree_arguments_grammar
+from dovetail_parsers.constraint.walk import CALL_COUNT
 
 _SPACE = optional(text(" "))
 _COLON = sequence(text(":"), _SPACE)
 _COMMA = sequence(text(","), _SPACE)
 _LETTERS = (("A", "Z"), ("_", "_"), ("a", "z"))
-_KEYWORD = sequence(Chars(_LETTERS), several(Chars((("0", "9"), *_LETTERS))))
+_KEYWORD = sequence(Chars(_LETTERS), repeat(Chars((("0", "9"), *_LETTERS))))
 
 
 @dataclass(frozen=True)
-class Tool:
+class GuidedTool:
     """A tool by the name that the model knows, and the schema of what it is shown."""
 
     name: str
     schema: Schema
 
 
-def tool_of(spec: ToolSpec) -> Tool:
+def to_guided_tool(spec: ToolSpec) -> GuidedTool:
     """A custom tool takes one string, with its grammar as a keyword of that string's schema."""
     schema = spec.model_parameters
     if spec.custom and spec.grammar is not None:
-        schema = {**schema, "properties": {"input": {"type": "string", GRAMMAR: spec.grammar}}}
-    return Tool(spec.model_name, schema)
+        schema = {**schema, "properties": {"input": {"type": "string", GRAMMAR_KEYWORD: spec.grammar}}}
+    return GuidedTool(spec.model_name, schema)
 
 
-def arguments_form(body: Body, tool: Tool, rules: Rules) -> Node:
+def arguments_grammar(body: Body, tool: GuidedTool, rules: Rules) -> Node:
     """The arguments of a call whose name stands before them."""
-    if isinstance(body, Tree):
-        return tree_arguments(body, tool.schema, rules)
+    if isinstance(body, TagTree):
+        return tree_arguments_grammar(body, tool.schema, rules)
     if isinstance(body, JsonBody):
-        return Values(tool.schema, dialect_notation(body.dialect), rules).arguments(tool.schema)
+        return ValueGrammar(tool.schema, dialect_notation(body.dialect), rules).arguments(tool.schema)
     raise Unsupported(f"no grammar for arguments written as {type(body).__name__}")
 
 
-def calls_form(body: Body, tools: Many[Tool], rules: Rules, parallel: bool) -> Node:
+def calls_grammar(body: Body, tools: Many[GuidedTool], rules: Rules, parallel: bool) -> Node:
     """All that one body may hold: a call of one of the tools, or several."""
     if isinstance(body, Envelope):
         one = rules.share("call", choice(*(_envelope(body, tool, rules) for tool in tools)))
@@ -73,18 +73,18 @@ def calls_form(body: Body, tools: Many[Tool], rules: Rules, parallel: bool) -> N
         comma = _COMMA if body.brackets else text("\n")
     else:
         raise Unsupported(f"no grammar for calls written as {type(body).__name__}")
-    more = several(sequence(comma, one)) if parallel and body.holds_many else text("")
+    more = repeat(sequence(comma, one)) if parallel and body.holds_many else text("")
     return sequence(text(brackets[0]), one, more, text(brackets[1]))
 
 
-def _envelope(body: Envelope, tool: Tool, rules: Rules) -> Node:
+def _envelope(body: Envelope, tool: GuidedTool, rules: Rules) -> Node:
     name = text(json.dumps(tool.name, ensure_ascii=False))
-    arguments = Values(tool.schema, JSON, rules).arguments(tool.schema)
+    arguments = ValueGrammar(tool.schema, JSON, rules).arguments(tool.schema)
     if not body.name:
         return sequence(text("{"), name, _COLON, arguments, text("}"))
     own_id = text("")
     if body.write_id:
-        own_id = sequence(_key(body.id[0]), text('"'), COUNT, text('"'), _COMMA)
+        own_id = sequence(_key(body.id[0]), text('"'), CALL_COUNT, text('"'), _COMMA)
     return sequence(
         text("{"),
         own_id,
@@ -101,24 +101,24 @@ def _key(name: str) -> Node:
     return sequence(text(f'"{name}"'), _COLON)
 
 
-def _python_call(tool: Tool, rules: Rules) -> Node:
-    values = Values(tool.schema, PYTHON, rules)
+def _python_call(tool: GuidedTool, rules: Rules) -> Node:
+    values = ValueGrammar(tool.schema, PYTHON, rules)
     lists: list[Node] = []
     for option in values.objects(tool.schema):
-        if names_none(option.schema):
+        if has_open_keys(option.schema):
             lists.append(_any_keywords(values, option.schema.get("additionalProperties")))
             continue
-        must = required(option.schema)
+        must = required_keys(option.schema)
         members = [
-            Member(sequence(text(f"{name}="), values.value(sub)), name in must)
+            ObjectMember(sequence(text(f"{name}="), values.value(sub)), name in must)
             for name, sub in properties(option.schema).items()
         ]
-        lists.append(ordered(members, Frame(between=_COMMA), rules))
+        lists.append(ordered_members(members, MemberDelimiters(between=_COMMA), rules))
     return sequence(text(f"{tool.name}("), choice(*lists), text(")"))
 
 
-def _any_keywords(values: Values, schema: object) -> Node:
+def _any_keywords(values: ValueGrammar, schema: object) -> Node:
     """Arguments of any name."""
-    value = values.value(schema) if isinstance(schema, Mapping) else values.anything()
+    value = values.value(schema) if isinstance(schema, Mapping) else values.any_value()
     one = sequence(_KEYWORD, text("="), value)
-    return optional(sequence(one, several(sequence(_COMMA, one))))
+    return optional(sequence(one, repeat(sequence(_COMMA, one))))

@@ -2,60 +2,60 @@
 
 from collections.abc import Sequence as Many
 
-from dovetail_parsers.constraint.bodies import Tool, arguments_form, calls_form
-from dovetail_parsers.constraint.nodes import NOTHING, Node, Rules, choice, sequence, several, text
-from dovetail_parsers.constraint.parameters import parameters_form
-from dovetail_parsers.constraint.walk import Walk, spelled
+from dovetail_parsers.constraint.bodies import GuidedTool, arguments_grammar, calls_grammar
+from dovetail_parsers.constraint.nodes import EMPTY, Node, Rules, choice, sequence, repeat, text
+from dovetail_parsers.constraint.parameters import parameters_grammar
+from dovetail_parsers.constraint.walk import TableWalk, spelled_grammar
 from dovetail_parsers.grammar import Channel, Mode, ToolFormat
 
 
-class Calls:
+class CallGrammar:
     """The calls of one table, from `entry` on."""
 
     __slots__ = ("_entry", "_rules", "_walk")
 
     def __init__(self, family: str, tools: ToolFormat, entry: str, rules: Rules) -> None:
-        self._walk = Walk(family, tools.modes, tools.lead)
+        self._walk = TableWalk(family, tools.modes, tools.lead)
         self._entry = entry
         self._rules = rules
 
-    def form(self, tools: Many[Tool], parallel: bool) -> Node:
+    def build(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         """One call of one of the tools, or several, with all that the format puts around them."""
-        head, first = self._walk.go(self._entry, _begins_call)
+        head, first = self._walk.path_to(self._entry, _begins_call)
         body = self._walk.modes[first].body
         if body is None:
             one, behind = self._named(first, tools)
         else:
-            one, behind = calls_form(body, tools, self._rules, parallel), self._behind(first)
+            one, behind = calls_grammar(body, tools, self._rules, parallel), self._behind(first)
             one = sequence(one, self._pad(first))
-        more: Node = NOTHING
+        more: Node = EMPTY
         if parallel and not (body is not None and body.holds_many):
             whole = self._walk.modes[first]
             one = self._rules.share("call", one)
-            more = several(sequence(self._walk.go(behind, lambda mode: mode is whole)[0], one))
+            more = repeat(sequence(self._walk.path_to(behind, lambda mode: mode is whole)[0], one))
         return sequence(head, one, more, self._leave(behind))
 
-    def _named(self, name_mode: str, tools: Many[Tool]) -> tuple[Node, str]:
+    def _named(self, name_mode: str, tools: Many[GuidedTool]) -> tuple[Node, str]:
         """From the name to the end of the call. Every tool's call ends in the same mode."""
         spell = self._walk.modes[name_mode].spell
         calls: list[Node] = []
         behind = ""
         for tool in tools:
             arguments, behind = self._arguments(name_mode, tool)
-            calls.append(sequence(spelled(spell, tool.name), arguments))
+            calls.append(sequence(spelled_grammar(spell, tool.name), arguments))
         return choice(*calls), behind
 
-    def _arguments(self, name_mode: str, tool: Tool) -> tuple[Node, str]:
-        before, at = self._walk.go(name_mode, _begins_arguments)
+    def _arguments(self, name_mode: str, tool: GuidedTool) -> tuple[Node, str]:
+        before, at = self._walk.path_to(name_mode, _begins_arguments)
         body = self._walk.modes[at].body
         if body is None:
-            return parameters_form(self._walk, name_mode, tool, self._rules)
-        form = sequence(before, arguments_form(body, tool, self._rules), self._pad(at))
+            return parameters_grammar(self._walk, name_mode, tool, self._rules)
+        form = sequence(before, arguments_grammar(body, tool, self._rules), self._pad(at))
         return form, self._behind(at)
 
     def _pad(self, body_mode: str) -> Node:
         end = self._walk.modes[body_mode].end
-        return text(end.pad) if end else NOTHING
+        return text(end.pad) if end else EMPTY
 
     def _behind(self, body_mode: str) -> str:
         end = self._walk.modes[body_mode].end
@@ -63,8 +63,8 @@ class Calls:
 
     def _leave(self, behind: str) -> Node:
         if self._walk.modes[behind].channel is Channel.TEXT:
-            return NOTHING
-        return self._walk.go(behind, lambda mode: mode.channel is Channel.TEXT)[0]
+            return EMPTY
+        return self._walk.path_to(behind, lambda mode: mode.channel is Channel.TEXT)[0]
 
 
 def _begins_call(mode: Mode) -> bool:

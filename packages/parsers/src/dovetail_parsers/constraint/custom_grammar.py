@@ -19,20 +19,20 @@ from dovetail_parsers.constraint.nodes import (
     Sequence,
     choice,
     sequence,
-    several,
+    repeat,
 )
-from dovetail_parsers.constraint.pattern import NotSimple, PatternReader, may_be_empty
-from dovetail_parsers.constraint.style import Style
+from dovetail_parsers.constraint.pattern import UnsupportedPattern, PatternReader, may_be_empty
+from dovetail_parsers.constraint.style import TextStyle
 
 #: The keyword of a string's schema that holds a grammar.
-GRAMMAR = "x-lark"
+GRAMMAR_KEYWORD = "x-lark"
 
-_LONGEST = 20_000
+_MAX_GRAMMAR_CHARS = 20_000
 _TOKEN = re.compile(
     r'\s*(?:(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<regex>/(?:[^/\\\n]|\\.)+/)|(?P<name>[a-zA-Z_]\w*)'
     r"|(?P<times>[?*+])|(?P<mark>[()|\[\]]))"
 )
-_COMMON = {
+_COMMON_TERMINALS = {
     "CR": r"\r",
     "LF": r"\n",
     "NEWLINE": r"(\r?\n)+",
@@ -47,13 +47,13 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _ANY = Chars((("\n", "\n"),), negated=True)
 
 
-def foreign(definition: object, style: Style, rules: Rules) -> Node | None:
+def parse_lark_grammar(definition: object, style: TextStyle, rules: Rules) -> Node | None:
     """What the grammar lets through; None, and a note, if it is beyond what is read here."""
     try:
-        if not isinstance(definition, str) or len(definition) > _LONGEST:
-            raise NotSimple
+        if not isinstance(definition, str) or len(definition) > _MAX_GRAMMAR_CHARS:
+            raise UnsupportedPattern
         return _Grammar(definition, style, rules).start()
-    except (NotSimple, RecursionError):
+    except (UnsupportedPattern, RecursionError):
         rules.note("the grammar of a custom tool is not enforced")
         return None
 
@@ -61,7 +61,7 @@ def foreign(definition: object, style: Style, rules: Rules) -> Node | None:
 class _Grammar:
     __slots__ = ("_definitions", "_names", "_nodes", "_rules", "_style", "_tokens")
 
-    def __init__(self, definition: str, style: Style, rules: Rules) -> None:
+    def __init__(self, definition: str, style: TextStyle, rules: Rules) -> None:
         self._definitions = dict(_definitions(definition))
         self._style = style
         self._rules = rules
@@ -73,18 +73,18 @@ class _Grammar:
         form = self._named("start")
         for name, node in self._nodes.items():
             if name in _firsts(node, self._nodes):
-                raise NotSimple
+                raise UnsupportedPattern
         return form
 
     def _named(self, name: str) -> Node:
         if name not in self._definitions:
-            raise NotSimple
+            raise UnsupportedPattern
         if name not in self._names:
             rule = self._names[name] = self._rules.reserve("lark")
             held, self._tokens = self._tokens, list(_tokens(self._definitions[name]))[::-1]
             node = self._options()
             if self._tokens:
-                raise NotSimple
+                raise UnsupportedPattern
             self._tokens = held
             self._nodes[rule] = node
             self._rules.define(rule, node)
@@ -104,8 +104,8 @@ class _Grammar:
             if self._tokens and self._tokens[-1][0] == "times":
                 least, most = {"?": (0, 1), "*": (0, None), "+": (1, None)}[self._tokens.pop()[1]]
                 if may_be_empty(part) and most is None:
-                    raise NotSimple
-                part = several(part, least, most)
+                    raise UnsupportedPattern
+                part = repeat(part, least, most)
             parts.append(part)
         return sequence(*parts)
 
@@ -119,9 +119,9 @@ class _Grammar:
         if kind == "mark" and token in "([":
             inner = self._options()
             if not self._tokens or self._tokens.pop() != ("mark", ")" if token == "(" else "]"):
-                raise NotSimple
-            return several(inner, 0, 1) if token == "[" else inner
-        raise NotSimple
+                raise UnsupportedPattern
+            return repeat(inner, 0, 1) if token == "[" else inner
+        raise UnsupportedPattern
 
 
 class _Regex(PatternReader):
@@ -129,7 +129,7 @@ class _Regex(PatternReader):
 
     __slots__ = ("_style",)
 
-    def __init__(self, pattern: str, style: Style) -> None:
+    def __init__(self, pattern: str, style: TextStyle) -> None:
         super().__init__(pattern)
         self._style = style
 
@@ -139,7 +139,7 @@ class _Regex(PatternReader):
             self._take()
             options.append(self._sequence())
         if self._peek():
-            raise NotSimple
+            raise UnsupportedPattern
         return choice(*options)
 
     def dot(self) -> Node:
@@ -158,10 +158,10 @@ class _Regex(PatternReader):
     def chars(self, ranges: tuple[tuple[str, str], ...], negated: bool) -> Node:
         return self._style.chars(Chars(ranges, negated))
 
-    def repeated(self, part: Node, least: int, most: int | None) -> Node:
-        if part is _ANY and most is None and least < 2:
-            return self._style.line(least)
-        return several(self._style.chars(_ANY) if part is _ANY else part, least, most)
+    def repeated(self, part: Node, min_count: int, max_count: int | None) -> Node:
+        if part is _ANY and max_count is None and min_count < 2:
+            return self._style.line(min_count)
+        return repeat(self._style.chars(_ANY) if part is _ANY else part, min_count, max_count)
 
 
 def _definitions(grammar: str) -> Iterator[tuple[str, str]]:
@@ -180,15 +180,15 @@ def _definitions(grammar: str) -> Iterator[tuple[str, str]]:
         elif line.startswith("|") and name:
             expression += " " + line
         else:
-            raise NotSimple
+            raise UnsupportedPattern
     yield name, expression
 
 
 def _imports(grammar: str) -> Iterator[tuple[str, str]]:
     for name in re.findall(r"^\s*%import common\.(\w+)\s*$", grammar, re.MULTILINE):
-        if name not in _COMMON:
-            raise NotSimple
-        yield name, _COMMON[name]
+        if name not in _COMMON_TERMINALS:
+            raise UnsupportedPattern
+        yield name, _COMMON_TERMINALS[name]
 
 
 def _tokens(expression: str) -> Iterator[tuple[str, str]]:
@@ -197,11 +197,11 @@ def _tokens(expression: str) -> Iterator[tuple[str, str]]:
     while at < len(expression):
         found = _TOKEN.match(expression, at)
         if found is None:
-            raise NotSimple
+            raise UnsupportedPattern
         at = found.end()
         assert found.lastgroup is not None
         if found.lastgroup in ("text", "regex") and expression[at : at + 1].isalpha():
-            raise NotSimple  # a flag
+            raise UnsupportedPattern  # a flag
         yield found.lastgroup, found[found.lastgroup]
 
 
@@ -209,7 +209,7 @@ def _unescaped(token: str) -> str:
     try:
         value = json.loads(token)
     except ValueError:
-        raise NotSimple from None
+        raise UnsupportedPattern from None
     return str(value)
 
 

@@ -3,12 +3,12 @@
 A token matches its characters there too, so that free text must not hold a marker's spelling.
 """
 
-from dovetail_parsers.constraint.beginning import filled
+from dovetail_parsers.constraint.beginning import non_empty_text
 from dovetail_parsers.constraint.bnf import RuleWriter, quoted
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
-    Form,
-    Free,
+    EMPTY,
+    GrammarSpec,
+    FreeText,
     Node,
     Token,
     choice,
@@ -17,11 +17,11 @@ from dovetail_parsers.constraint.nodes import (
 )
 
 
-def write_ebnf(form: Form) -> str:
-    return _Ebnf(form).text()
+def write_ebnf(form: GrammarSpec) -> str:
+    return _EbnfWriter(form).text()
 
 
-class _Ebnf(RuleWriter):
+class _EbnfWriter(RuleWriter):
     def token(self, token: Token) -> str:
         """A rule, with a second way that leads nowhere and spells the id.
 
@@ -33,10 +33,10 @@ class _Ebnf(RuleWriter):
         self.lines[name] = f'Token({token.id}) | Token({token.id}) never "{token.id}"'
         return name
 
-    def free(self, name: str, free: Free) -> str:
+    def free(self, name: str, free: FreeText) -> str:
         if free.stops or free.not_first:
             self.lines[name] = ""
-            self.lines[name] = self.expression(_in_parts(free))
+            self.lines[name] = self.expression(_split_at_stop(free))
         else:
             excludes = ", ".join(map(quoted, free.never))
             rest = f", excludes=({excludes})" if excludes else ""
@@ -44,16 +44,16 @@ class _Ebnf(RuleWriter):
         return name
 
 
-def _in_parts(free: Free) -> Node:
+def _split_at_stop(free: FreeText) -> Node:
     """Text that holds no stop, then a stop."""
-    never = dict.fromkeys((*map(_unbordered, free.stops), *free.never))
-    body: Node = Free(never=tuple(never))
+    never = dict.fromkeys((*map(_non_overlapping, free.stops), *free.never))
+    body: Node = FreeText(never=tuple(never))
     if free.not_first:
-        body = choice(NOTHING, filled(tuple(never), free.not_first))
+        body = choice(EMPTY, non_empty_text(tuple(never), free.not_first))
     return sequence(body, choice(*map(text, free.stops))) if free.stops else body
 
 
-def _unbordered(stop: str) -> str:
+def _non_overlapping(stop: str) -> str:
     """The stop, or its beginning if it ends as it begins: two may not overlap."""
     border = next((n for n in range(len(stop) - 1, 0, -1) if stop.endswith(stop[:n])), 0)
     return stop[: len(stop) - border]

@@ -7,22 +7,22 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from dovetail_model import InvalidRequest, OutputFormat, ToolChoice, ToolSpec, Unsupported
-from dovetail_parsers.constraint.bodies import tool_of
+from dovetail_parsers.constraint.bodies import to_guided_tool
 from dovetail_parsers.constraint.ebnf import write_ebnf
 from dovetail_parsers.constraint.gbnf import write_gbnf
 from dovetail_parsers.constraint.lark import write_lark
-from dovetail_parsers.constraint.layout import Layout, TableLayout
-from dovetail_parsers.constraint.messages import FORMATS, MessageLayout
-from dovetail_parsers.constraint.nodes import Form, Node, Rules, sequence
+from dovetail_parsers.constraint.layout import OutputLayout, TableLayout
+from dovetail_parsers.constraint.messages import MESSAGE_FORMATS, MessageLayout
+from dovetail_parsers.constraint.nodes import GrammarSpec, Node, Rules, sequence
 from dovetail_parsers.constraint.nodes import choice as one_of
 from dovetail_parsers.constraint.notation import JSON
-from dovetail_parsers.constraint.options import Typed
-from dovetail_parsers.constraint.schema import Values
+from dovetail_parsers.constraint.options import TypedOption
+from dovetail_parsers.constraint.schema import ValueGrammar
 from dovetail_parsers.constraint.structural_tag import write_structural_tag
-from dovetail_parsers.constraint.tokens import resolve
-from dovetail_parsers.parser import tool_spec
-from dovetail_parsers.plugin import plugged
-from dovetail_parsers.registry import grammar
+from dovetail_parsers.constraint.tokens import resolve_markers
+from dovetail_parsers.parser import to_tool_spec
+from dovetail_parsers.plugin import find_plugin
+from dovetail_parsers.registry import load_grammar
 
 _AUTO = ToolChoice()
 _TEXT = OutputFormat()
@@ -30,7 +30,7 @@ _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
 Syntax = Literal["gbnf", "ebnf", "lark", "structural_tag"]
 
-_WRITERS: Mapping[str, Callable[[Form], str]] = {
+_WRITERS: Mapping[str, Callable[[GrammarSpec], str]] = {
     "gbnf": write_gbnf,
     "ebnf": write_ebnf,
     "lark": write_lark,
@@ -39,7 +39,7 @@ _WRITERS: Mapping[str, Callable[[Form], str]] = {
 
 
 @dataclass(frozen=True)
-class Guide:
+class GuidedGrammar:
     """A grammar in a notation. `notes` say what it could not demand, for the client to see."""
 
     syntax: Syntax
@@ -47,7 +47,7 @@ class Guide:
     notes: tuple[str, ...] = ()
 
 
-def guide(  # noqa: PLR0913 - every fact of a request that shapes its output
+def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes its output
     tool_parser: str | None,
     reasoning_parser: str | None,
     *,
@@ -55,10 +55,10 @@ def guide(  # noqa: PLR0913 - every fact of a request that shapes its output
     choice: ToolChoice = _AUTO,
     output: OutputFormat = _TEXT,
     in_reasoning: bool,
-    thinks: bool = True,
+    allow_reasoning: bool = True,
     syntax: Syntax = "gbnf",
     tokens: Mapping[str, int] = _NO_TOKENS,
-) -> Guide | None:
+) -> GuidedGrammar | None:
     """The grammar that the output must follow, or None where nothing is demanded of it.
 
     `in_reasoning`: the prompt ended inside an open thought. `thinks`: the model may open one.
@@ -69,22 +69,22 @@ def guide(  # noqa: PLR0913 - every fact of a request that shapes its output
     """
     if syntax not in _WRITERS:
         raise Unsupported(f"no grammar can be written as {syntax!r}")
-    specs = _chosen(tuple(map(tool_spec, tools)), choice)
-    if not _demands(specs, choice, output):
+    specs = _callable_tools(tuple(map(to_tool_spec, tools)), choice)
+    if not _is_constrained(specs, choice, output):
         return None
-    if plugged(tool_parser) or plugged(reasoning_parser):
+    if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         raise Unsupported(f"the parser {tool_parser!r} has no grammar for guided decoding")
     rules = Rules()
-    table = grammar(tool_parser, reasoning_parser)
-    layout: Layout = (
-        MessageLayout(table, rules) if table.name in FORMATS else TableLayout(table, rules)
+    table = load_grammar(tool_parser, reasoning_parser)
+    layout: OutputLayout = (
+        MessageLayout(table, rules) if table.name in MESSAGE_FORMATS else TableLayout(table, rules)
     )
-    root = _Output(layout, rules, in_reasoning, thinks).root(specs, choice, output)
-    text = _WRITERS[syntax](resolve(Form(root, rules), tokens))
-    return Guide(syntax, text, tuple(rules.notes))
+    root = _OutputGrammar(layout, rules, in_reasoning, allow_reasoning).root(specs, choice, output)
+    text = _WRITERS[syntax](resolve_markers(GrammarSpec(root, rules), tokens))
+    return GuidedGrammar(syntax, text, tuple(rules.notes))
 
 
-def _chosen(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
+def _callable_tools(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
     """The tools that may be called."""
     if choice.mode == "named":
         named = tuple(spec for spec in specs if choice.name in (spec.name, spec.model_name))
@@ -96,7 +96,7 @@ def _chosen(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, 
     return specs
 
 
-def _demands(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: OutputFormat) -> bool:
+def _is_constrained(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: OutputFormat) -> bool:
     if output.kind != "text":
         return True
     if not specs:
@@ -105,32 +105,32 @@ def _demands(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: OutputForm
     return not free or any(spec.strict for spec in specs)
 
 
-class _Output:
+class _OutputGrammar:
     """Puts an output together out of the parts of a layout."""
 
-    __slots__ = ("_in_reasoning", "_layout", "_rules", "_thinks")
+    __slots__ = ("_in_reasoning", "_layout", "_rules", "_allow_reasoning")
 
-    def __init__(self, layout: Layout, rules: Rules, in_reasoning: bool, thinks: bool) -> None:
+    def __init__(self, layout: OutputLayout, rules: Rules, in_reasoning: bool, allow_reasoning: bool) -> None:
         self._layout = layout
         self._rules = rules
         self._in_reasoning = in_reasoning
-        self._thinks = thinks
+        self._allow_reasoning = allow_reasoning
 
-    def root(self, specs: tuple[ToolSpec, ...], wanted: ToolChoice, output: OutputFormat) -> Node:
-        tools = [tool_of(spec) for spec in specs] if wanted.mode != "none" else []
-        calls = self._layout.calls(tools, wanted.parallel) if tools else None
-        if calls is not None and wanted.mode in ("required", "named"):
-            return sequence(self._begin(), calls)
+    def root(self, specs: tuple[ToolSpec, ...], tool_choice: ToolChoice, output: OutputFormat) -> Node:
+        tools = [to_guided_tool(spec) for spec in specs] if tool_choice.mode != "none" else []
+        calls = self._layout.calls(tools, tool_choice.parallel) if tools else None
+        if calls is not None and tool_choice.mode in ("required", "named"):
+            return sequence(self._reasoning(), calls)
         if output.kind == "text":
-            return self._layout.prose(calls, wanted.parallel, self._in_reasoning, self._thinks)
+            return self._layout.prose(calls, tool_choice.parallel, self._in_reasoning, self._allow_reasoning)
         answer = self._layout.answer(self._json(output))
-        return sequence(self._begin(), answer if calls is None else one_of(calls, answer))
+        return sequence(self._reasoning(), answer if calls is None else one_of(calls, answer))
 
-    def _begin(self) -> Node:
-        return self._layout.begin(self._in_reasoning, self._thinks)
+    def _reasoning(self) -> Node:
+        return self._layout.reasoning(self._in_reasoning, self._allow_reasoning)
 
     def _json(self, output: OutputFormat) -> Node:
         """The visible answer as JSON: any object, or what the schema says."""
         if output.kind == "json_object" or output.schema is None:
-            return Values({}, JSON, self._rules).option(Typed("object", {}))
-        return Values(output.schema, JSON, self._rules).value(output.schema)
+            return ValueGrammar({}, JSON, self._rules).option(TypedOption("object", {}))
+        return ValueGrammar(output.schema, JSON, self._rules).value(output.schema)

@@ -4,10 +4,10 @@ from math import ceil, floor
 
 from dovetail_parsers.arguments.schema import Schema
 
-_LARGEST = 10**16  # all that is exact as a double; llguidance cannot read many digits more
+_MAX_BOUND = 10**16  # all that is exact as a double; llguidance cannot read many digits more
 
-_OF_ALL = ("not", "if", "dependentRequired", "dependentSchemas")
-_OF_KIND = {
+_UNENFORCED = ("not", "if", "dependentRequired", "dependentSchemas")
+_UNENFORCED_BY_TYPE = {
     "integer": ("multipleOf",),
     "number": ("multipleOf",),
     "array": ("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
@@ -22,64 +22,64 @@ _OF_KIND = {
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
-def not_expressed(kind: str, schema: Schema) -> list[str]:
+def unenforced_keywords(kind: str, schema: Schema) -> list[str]:
     """The keywords of a schema that its grammar leaves out."""
-    names = (*_OF_ALL, *_OF_KIND.get(kind, ()))
+    names = (*_UNENFORCED, *_UNENFORCED_BY_TYPE.get(kind, ()))
     return [name for name in names if schema.get(name) not in (None, False)]
 
 
-def stated(schema: Schema, *names: str) -> list[str]:
+def present_keywords(schema: Schema, *names: str) -> list[str]:
     return [name for name in names if name in schema]
 
 
 def integer_bounds(schema: Schema) -> tuple[int | None, int | None]:
     """The least and the greatest integer. Bounds that are no numbers, or huge, are none."""
-    low = _each(schema, "minimum", "exclusiveMinimum")
-    high = _each(schema, "maximum", "exclusiveMaximum")
+    low = _read_bounds(schema, "minimum", "exclusiveMinimum")
+    high = _read_bounds(schema, "maximum", "exclusiveMaximum")
     least = [floor(value) + 1 if strict else ceil(value) for value, strict in low]
     most = [ceil(value) - 1 if strict else floor(value) for value, strict in high]
     return max(least, default=None), min(most, default=None)
 
 
 def is_bounded(schema: Schema) -> bool:
-    return bool(stated(schema, *_BOUNDS))
+    return bool(present_keywords(schema, *_BOUNDS))
 
 
-def is_huge(schema: Schema) -> bool:
+def has_huge_bound(schema: Schema) -> bool:
     """Whether it names a bound that is too large to be enforced."""
     bounds = (schema.get(name) for name in _BOUNDS)
-    return any(isinstance(one, int | float) and abs(one) > _LARGEST for one in bounds)
+    return any(isinstance(one, int | float) and abs(one) > _MAX_BOUND for one in bounds)
 
 
-def is_positive(schema: Schema) -> bool:
+def is_non_negative(schema: Schema) -> bool:
     """Whether no number below zero will do."""
-    return any(value >= 0 for value, _ in _each(schema, "minimum", "exclusiveMinimum"))
+    return any(value >= 0 for value, _ in _read_bounds(schema, "minimum", "exclusiveMinimum"))
 
 
-def only_positive(schema: Schema) -> bool:
+def is_only_non_negative(schema: Schema) -> bool:
     """Whether that is all that is said of its size."""
-    return stated(schema, *_BOUNDS) == ["minimum"] and schema["minimum"] == 0
+    return present_keywords(schema, *_BOUNDS) == ["minimum"] and schema["minimum"] == 0
 
 
-def is_filled(schema: Schema) -> bool:
+def requires_non_empty(schema: Schema) -> bool:
     """Whether a string must not be empty."""
     least = schema.get("minLength")
     return isinstance(least, int) and least > 0
 
 
-def lengths_not_counted(schema: Schema) -> list[str]:
+def unenforced_lengths(schema: Schema) -> list[str]:
     """Counting the characters of a string costs an engine seconds: only one is asked for."""
     counted = schema.get("minLength") in (None, 0, 1)
-    return [*([] if counted else ["minLength"]), *stated(schema, "maxLength")]
+    return [*([] if counted else ["minLength"]), *present_keywords(schema, "maxLength")]
 
 
-def _each(schema: Schema, name: str, exclusive: str) -> list[tuple[float, bool]]:
+def _read_bounds(schema: Schema, name: str, exclusive: str) -> list[tuple[float, bool]]:
     """The bounds that a schema names, and whether each is excluded; old ones say so by a flag."""
     found: list[tuple[float, bool]] = []
     flag = schema.get(exclusive)
     for value, strict in ((schema.get(name), flag is True), (flag, True)):
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if abs(value) <= _LARGEST:
+        if abs(value) <= _MAX_BOUND:
             found.append((value, strict))
     return found

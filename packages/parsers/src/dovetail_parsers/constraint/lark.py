@@ -16,8 +16,8 @@ from itertools import groupby
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
-    Form,
-    Free,
+    GrammarSpec,
+    FreeText,
     Node,
     Ref,
     Repeat,
@@ -32,18 +32,18 @@ _ANY = "/(?s:.*)/"
 _SOME = "/(?s:.+)/"
 
 
-def write_lark(form: Form) -> str:
-    return _Writer(form).text()
+def write_lark(form: GrammarSpec) -> str:
+    return _LarkWriter(form).text()
 
 
-class _Writer:
+class _LarkWriter:
     __slots__ = ("_free", "_irregular", "_lazy", "_lines", "_rules", "_terminals", "_todo")
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: GrammarSpec) -> None:
         self._rules = form.rules.nodes
         self._lazy = any(_holds_token(node) for node in (form.root, *self._rules.values()))
         self._irregular = _irregular(self._rules, self._lazy)
-        self._free: dict[Free, str] = {}
+        self._free: dict[FreeText, str] = {}
         self._terminals: dict[Node, str] = {}
         self._todo: list[str] = []
         self._lines: dict[str, str] = {"start": ""}
@@ -69,13 +69,13 @@ class _Writer:
         match node:
             case Token():
                 return f"<[{node.id}]>"
-            case Free():
+            case FreeText():
                 return self._lazy_text(node)
             case Ref():
                 self._todo.append(node.rule)
                 return node.rule
             case Repeat():
-                return f"({self._rule(node.part)}){_times(node.least, node.most)}"
+                return f"({self._rule(node.part)}){_repetition(node.min_count, node.max_count)}"
             case Sequence():
                 return " ".join(map(self._rule, self._runs(node.parts)))
             case Choice():
@@ -98,7 +98,7 @@ class _Writer:
     # Terminals
 
     def _terminal(self, node: Node) -> str:
-        if isinstance(node, Ref | Free):
+        if isinstance(node, Ref | FreeText):
             return self._part(node)
         if node not in self._terminals:
             self._terminals[node] = f"T{len(self._terminals)}"
@@ -111,32 +111,32 @@ class _Writer:
                 return _quoted(node.text)
             case Chars():
                 return _class(node)
-            case Free():
+            case FreeText():
                 return self._free_text(node)
             case Ref():
                 self._todo.append(node.rule)
                 return node.rule.upper()
             case Repeat():
-                return f"({self._part(node.part)}){_times(node.least, node.most)}"
+                return f"({self._part(node.part)}){_repetition(node.min_count, node.max_count)}"
             case Sequence():
                 return f"({' '.join(map(self._part, node.parts))})" if node.parts else '""'
             case Choice():
                 return f"({' | '.join(map(self._part, node.options))})"
         raise AssertionError(node)
 
-    def _free_text(self, free: Free) -> str:
+    def _free_text(self, free: FreeText) -> str:
         if free not in self._free:
             name = self._free[free] = f"FREE{len(self._free)}"
             self._lines[name] = _free(free, lazy=self._lazy)
         return self._free[free]
 
-    def _lazy_text(self, free: Free) -> str:
+    def _lazy_text(self, free: FreeText) -> str:
         name = self._free_text(free)
         self._lines[f"{name.lower()}[lazy]"] = name
         return name.lower()
 
 
-def _free(free: Free, lazy: bool) -> str:
+def _free(free: FreeText, lazy: bool) -> str:
     """Text up to the first stop; a lazy terminal ends there by itself."""
     demands = [_ANY]
     if free.stops:
@@ -154,15 +154,15 @@ def _literals(texts: Iterable[str]) -> str:
     return f"({' | '.join(map(_quoted, texts))})"
 
 
-def _times(least: int, most: int | None) -> str:
-    match least, most:
+def _repetition(min_count: int, max_count: int | None) -> str:
+    match min_count, max_count:
         case 0, 1:
             return "?"
         case 0, None:
             return "*"
         case 1, None:
             return "+"
-    return f"{{{least},{'' if most is None else most}}}"
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"
 
 
 def _quoted(text: str) -> str:
@@ -218,7 +218,7 @@ def _holds(node: Node, rules: Iterable[str], lazy: bool) -> bool:
     match node:
         case Token():
             return True
-        case Free():
+        case FreeText():
             return lazy and bool(node.stops)
         case Ref():
             return node.rule in rules

@@ -4,11 +4,11 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from dovetail_model import Unsupported
-from dovetail_parsers.constraint.bodies import Tool
-from dovetail_parsers.constraint.calls import Calls
+from dovetail_parsers.constraint.bodies import GuidedTool
+from dovetail_parsers.constraint.calls import CallGrammar
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
-    Free,
+    EMPTY,
+    FreeText,
     Marker,
     Node,
     Rules,
@@ -17,29 +17,29 @@ from dovetail_parsers.constraint.nodes import (
     marker,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.grammar import Channel, Grammar
 
 #: Framing between a thought and what follows it. Bounded: models get lost in white space.
-GAP = several(text("\n"), 0, 2)
-_WHITE = " \t\r\n"
+GAP = repeat(text("\n"), 0, 2)
+_WHITESPACE = " \t\r\n"
 
 
-class Layout(Protocol):
+class OutputLayout(Protocol):
     """A family's output. `in_reasoning`: the prompt ended inside an open thought."""
 
-    def begin(self, in_reasoning: bool, thinks: bool) -> Node:
+    def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         """The thought before the answer, if the model thinks."""
 
-    def calls(self, tools: Many[Tool], parallel: bool) -> Node:
+    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         """One call, or several."""
 
     def answer(self, form: Node) -> Node:
         """A visible answer of this form."""
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, thinks: bool) -> Node:
+    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
         """Whatever the model likes, but calls only as given, or none."""
 
 
@@ -63,41 +63,41 @@ class TableLayout:
         # Where an answer may begin with a call that no marker announces: its first character.
         self._starts = "".join(dict.fromkeys(mark[0] for mark, edge in edges if edge.peek))
 
-    def begin(self, in_reasoning: bool, thinks: bool) -> Node:
+    def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         form = self._table.reasoning
-        if form is None or not (in_reasoning or thinks):
-            return NOTHING
+        if form is None or not (in_reasoning or allow_reasoning):
+            return EMPTY
         # a call or a frame inside a thought would end it, so the thought ends before
         others = (
             mark for mark in self._table.states["reasoning"].edges if mark not in form.closers
         )
-        thought = Free(stops=form.closers, never=tuple(others))
+        thought = FreeText(stops=form.closers, never=tuple(others))
         if in_reasoning:
             return sequence(thought, GAP)
         return optional(sequence(marker(form.openers[0]), thought, GAP))
 
-    def calls(self, tools: Many[Tool], parallel: bool) -> Node:
+    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         table = self._table
         if table.tools is None:
             raise Unsupported("guided tool calls need a tool parser, and this model has none")
-        return Calls(table.name, table.tools, table.entry, self._rules).form(tools, parallel)
+        return CallGrammar(table.name, table.tools, table.entry, self._rules).build(tools, parallel)
 
     def answer(self, form: Node) -> Node:
         reasoning = self._table.reasoning
         frames = [marker(mark) for mark in reasoning.frames] if reasoning else []
-        frame = optional(sequence(choice(*frames), GAP)) if frames else NOTHING
-        behind = optional(sequence(GAP, choice(*frames))) if frames else NOTHING
+        frame = optional(sequence(choice(*frames), GAP)) if frames else EMPTY
+        behind = optional(sequence(GAP, choice(*frames))) if frames else EMPTY
         return sequence(frame, form, behind)
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, thinks: bool) -> Node:
-        free = Free(never=self._openers)
+    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
+        free = FreeText(never=self._openers)
         if not self._starts:
             if calls is None:
                 return free
             said = sequence(*self._until(calls))
-            return sequence(several(said), free) if parallel else choice(said, free)
-        said = Free(never=self._openers, not_first=self._starts + _WHITE)
-        begin = self.begin(in_reasoning, thinks)
+            return sequence(repeat(said), free) if parallel else choice(said, free)
+        said = FreeText(never=self._openers, not_first=self._starts + _WHITESPACE)
+        begin = self.reasoning(in_reasoning, allow_reasoning)
         return sequence(begin, said if calls is None else choice(calls, said))
 
     def _until(self, calls: Node) -> tuple[Node, ...]:
@@ -105,6 +105,6 @@ class TableLayout:
         parts = calls.parts if isinstance(calls, Sequence) else (calls,)
         first = parts[0]
         if not isinstance(first, Marker):
-            return Free(never=self._openers), calls
+            return FreeText(never=self._openers), calls
         others = tuple(mark for mark in self._openers if not first.text.startswith(mark))
-        return Free(stops=(first.text,), never=others), *parts[1:]
+        return FreeText(stops=(first.text,), never=others), *parts[1:]

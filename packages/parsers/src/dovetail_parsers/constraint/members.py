@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
+    EMPTY,
     Node,
     Rules,
     choice,
@@ -13,22 +13,22 @@ from dovetail_parsers.constraint.nodes import (
 
 
 @dataclass(frozen=True)
-class Member:
+class ObjectMember:
     form: Node
     required: bool
 
 
 @dataclass(frozen=True)
-class Frame:
+class MemberDelimiters:
     """What stands around members: before the first, between two, behind the last, and alone."""
 
-    first: Node = NOTHING
-    between: Node = NOTHING
-    end: Node = NOTHING
-    empty: Node = NOTHING
+    first: Node = EMPTY
+    between: Node = EMPTY
+    end: Node = EMPTY
+    empty: Node = EMPTY
 
 
-def ordered(members: list[Member], frame: Frame, rules: Rules) -> Node:
+def ordered_members(members: list[ObjectMember], frame: MemberDelimiters, rules: Rules) -> Node:
     """The members in their order. The size grows with their number, not with its square."""
     starts: list[Node] = []
     must = next((i for i, member in enumerate(members) if member.required), len(members))
@@ -40,7 +40,7 @@ def ordered(members: list[Member], frame: Frame, rules: Rules) -> Node:
     return choice(*starts)
 
 
-def _rests(members: list[Member], frame: Frame, rules: Rules) -> list[Node]:
+def _rests(members: list[ObjectMember], frame: MemberDelimiters, rules: Rules) -> list[Node]:
     """For each place, what may follow from there on once something stands before it.
 
     The end is part of it: an engine that reads terminals must see it beside a member that may be

@@ -8,32 +8,32 @@ turn, which engines keep to themselves.
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from dovetail_parsers.constraint.bodies import Tool, arguments_form, calls_form
-from dovetail_parsers.constraint.calls import Calls
+from dovetail_parsers.constraint.bodies import GuidedTool, arguments_grammar, calls_grammar
+from dovetail_parsers.constraint.calls import CallGrammar
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
-    Free,
+    EMPTY,
+    FreeText,
     Node,
     Rules,
     choice,
     marker,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.grammar import Grammar
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageFormat:
     """How a family opens its messages. `call` holds the tool's name where `{}` stands.
 
     `end` closes a message, `join` leads to the next, `last` closes the turn; `call_end` a call.
     `mode` is where a call's own table begins, if it has one.
     """
 
-    thought: str
+    reasoning: str
     text: str
     call: str
     end: str
@@ -43,9 +43,9 @@ class Messages:
     mode: str
 
 
-FORMATS = {
-    "harmony": Messages(
-        thought="<|channel|>analysis<|message|>",
+MESSAGE_FORMATS = {
+    "harmony": MessageFormat(
+        reasoning="<|channel|>analysis<|message|>",
         text="<|channel|>final<|message|>",
         call="<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
         end="<|end|>",
@@ -54,8 +54,8 @@ FORMATS = {
         last="<|end|>",
         mode="call",
     ),
-    "inkling": Messages(
-        thought="<|message_model|><|content_thinking|>",
+    "inkling": MessageFormat(
+        reasoning="<|message_model|><|content_thinking|>",
         text="<|message_model|><|content_text|>",
         call="<|message_model|><|content_invoke_tool_json|>",
         end="<|end_message|>",
@@ -64,8 +64,8 @@ FORMATS = {
         last="<|end_message|>",
         mode="call",
     ),
-    "muse_glimmer": Messages(
-        thought=" to=self<|message|>",
+    "muse_glimmer": MessageFormat(
+        reasoning=" to=self<|message|>",
         text=" to=user<|message|>",
         call=" to={}<|message|><atem:function_calls>\n",
         end="<|eom|>",
@@ -83,38 +83,38 @@ class MessageLayout:
     def __init__(self, table: Grammar, rules: Rules) -> None:
         self._table = table
         self._rules = rules
-        self._format = FORMATS[table.name]
+        self._format = MESSAGE_FORMATS[table.name]
 
-    def begin(self, in_reasoning: bool, thinks: bool) -> Node:
+    def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         rest = sequence(self._body(), self._join())
         if in_reasoning:
             return rest
-        return optional(sequence(marker(self._format.thought), rest)) if thinks else NOTHING
+        return optional(sequence(marker(self._format.reasoning), rest)) if allow_reasoning else EMPTY
 
-    def calls(self, tools: Many[Tool], parallel: bool) -> Node:
+    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         one = self._rules.share("call", choice(*map(self._call, tools)))
         last = optional(choice(marker(self._format.call_end), marker(self._format.last)))
         if not parallel:
             return sequence(one, last)
         between = sequence(marker(self._format.call_end), self._join())
-        return sequence(one, several(sequence(between, one)), last)
+        return sequence(one, repeat(sequence(between, one)), last)
 
     def answer(self, form: Node) -> Node:
         return sequence(marker(self._format.text), form, self._last())
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, thinks: bool) -> Node:
+    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
         """Messages that are no calls, then the calls or a message that ends the turn."""
-        kinds = [self._format.text, *([self._format.thought] if thinks else [])]
+        kinds = [self._format.text, *([self._format.reasoning] if allow_reasoning else [])]
         message = sequence(choice(*map(marker, kinds)), self._body(), self._join())
-        unended = sequence(choice(*map(marker, kinds)), Free(never=self._markers()), self._last())
-        before = sequence(self._body(), self._join()) if in_reasoning else NOTHING
+        unended = sequence(choice(*map(marker, kinds)), FreeText(never=self._markers()), self._last())
+        before = sequence(self._body(), self._join()) if in_reasoning else EMPTY
         end = unended if calls is None else choice(calls, unended)
-        return sequence(before, several(message), optional(end))
+        return sequence(before, repeat(message), optional(end))
 
     def _body(self) -> Node:
         """A message's text and its end; no other message inside."""
         end = self._format.end
-        return Free(stops=(end,), never=tuple(m for m in self._markers() if m != end))
+        return FreeText(stops=(end,), never=tuple(m for m in self._markers() if m != end))
 
     def _markers(self) -> tuple[str, ...]:
         return tuple(self._table.states["text"].edges)
@@ -126,17 +126,17 @@ class MessageLayout:
         ends = dict.fromkeys((self._format.end, self._format.last))
         return optional(choice(*map(marker, ends)))
 
-    def _call(self, tool: Tool) -> Node:
+    def _call(self, tool: GuidedTool) -> Node:
         before, _, behind = self._format.call.partition("{}")
-        name = text(tool.name) if behind else NOTHING
+        name = text(tool.name) if behind else EMPTY
         return sequence(marker(before), name, marker(behind), self._arguments(tool))
 
-    def _arguments(self, tool: Tool) -> Node:
+    def _arguments(self, tool: GuidedTool) -> Node:
         assert self._table.tools is not None
         body = self._table.tools.modes[self._format.mode].body
         if body is None:
-            calls = Calls(self._table.name, self._table.tools, self._format.mode, self._rules)
-            return calls.form([tool], parallel=False)
+            calls = CallGrammar(self._table.name, self._table.tools, self._format.mode, self._rules)
+            return calls.build([tool], parallel=False)
         if body.holds_calls:
-            return calls_form(body, [tool], self._rules, parallel=False)
-        return arguments_form(body, tool, self._rules)
+            return calls_grammar(body, [tool], self._rules, parallel=False)
+        return arguments_grammar(body, tool, self._rules)

@@ -54,8 +54,8 @@ class Repeat:
     """`most` is None where there is no limit."""
 
     part: "Node"
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeText:
     """Any text up to and with the first of `stops`, none of `never` in it.
 
     Without `stops` it may end anywhere. It does not begin with a character of `not_first`.
@@ -77,13 +77,13 @@ class Free:
     not_first: str = ""
 
 
-Node = Text | Marker | Token | Chars | Sequence | Choice | Repeat | Ref | Free
+Node = Text | Marker | Token | Chars | Sequence | Choice | Repeat | Ref | FreeText
 
-NOTHING = Sequence(())
+EMPTY = Sequence(())
 
 
 @dataclass(frozen=True)
-class Form:
+class GrammarSpec:
     """A whole output: `root`, and the rules that it refers to."""
 
     root: Node
@@ -103,7 +103,7 @@ class Rules:
 
     def share(self, hint: str, node: Node) -> Node:
         """A reference to a rule with this content; small parts stay where they are."""
-        if isinstance(node, Text | Marker | Token | Chars | Ref) or node == NOTHING:
+        if isinstance(node, Text | Marker | Token | Chars | Ref) or node == EMPTY:
             return node
         name = self._names.get(node)
         if name is None:
@@ -117,27 +117,27 @@ class Rules:
     def reserve(self, hint: str) -> str:
         """A new name, for a rule that will refer to itself."""
         name = f"{hint}-{len(self.nodes)}"
-        self.nodes[name] = NOTHING
+        self.nodes[name] = EMPTY
         return name
 
     def define(self, name: str, node: Node) -> Node:
         self.nodes[name] = node
         return Ref(name)
 
-    def once(self, name: str, build: Callable[[], Node]) -> Node:
+    def define_once(self, name: str, build: Callable[[], Node]) -> Node:
         """The rule of this name, built when it is first asked for. It may refer to itself."""
         if name not in self.nodes:
-            self.nodes[name] = NOTHING
+            self.nodes[name] = EMPTY
             self.define(name, build())
         return Ref(name)
 
 
 def sequence(*parts: Node) -> Node:
-    flat = tuple(_flat(parts))
+    flat = tuple(_flatten(parts))
     return flat[0] if len(flat) == 1 else Sequence(flat)
 
 
-def _flat(parts: Iterable[Node]) -> Iterator[Node]:
+def _flatten(parts: Iterable[Node]) -> Iterator[Node]:
     for part in parts:
         if isinstance(part, Sequence):
             yield from part.parts
@@ -154,19 +154,19 @@ def choice(*options: Node) -> Node:
 
 
 def optional(part: Node) -> Node:
-    return part if part == NOTHING else Repeat(part, 0, 1)
+    return part if part == EMPTY else Repeat(part, 0, 1)
 
 
-def several(part: Node, least: int = 0, most: int | None = None) -> Node:
-    return Repeat(part, least, most)
+def repeat(part: Node, min_count: int = 0, max_count: int | None = None) -> Node:
+    return Repeat(part, min_count, max_count)
 
 
 def text(characters: str) -> Node:
-    return Text(characters) if characters else NOTHING
+    return Text(characters) if characters else EMPTY
 
 
 def marker(characters: str) -> Node:
-    return Marker(characters) if characters else NOTHING
+    return Marker(characters) if characters else EMPTY
 
 
 def any_of(characters: str) -> Chars:

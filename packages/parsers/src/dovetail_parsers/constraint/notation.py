@@ -9,22 +9,22 @@ from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.arguments.notation import write_dialect, write_python
 from dovetail_parsers.constraint.nodes import (
     Chars,
-    Free,
+    FreeText,
     Node,
     any_of,
     choice,
     marker,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
 
 # Bounded: models that lose their way repeat digits without end.
 _DIGIT = Chars((("0", "9"),))
-_COUNTING = sequence(Chars((("1", "9"),)), several(_DIGIT, 0, 39))
-_FRACTION = sequence(text("."), several(_DIGIT, 1, 39))
-_EXPONENT = sequence(any_of("eE"), optional(any_of("+-")), several(_DIGIT, 1, 4))
+_COUNTING = sequence(Chars((("1", "9"),)), repeat(_DIGIT, 0, 39))
+_FRACTION = sequence(text("."), repeat(_DIGIT, 1, 39))
+_EXPONENT = sequence(any_of("eE"), optional(any_of("+-")), repeat(_DIGIT, 1, 4))
 
 INTEGER = choice(text("0"), sequence(optional(text("-")), _COUNTING))
 POSITIVE = sequence(choice(text("0"), _COUNTING), optional(_FRACTION), optional(_EXPONENT))
@@ -32,16 +32,16 @@ NUMBER = sequence(optional(text("-")), POSITIVE)
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
 _ESCAPE = sequence(
-    text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), several(_HEX, 4, 4)))
+    text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), repeat(_HEX, 4, 4)))
 )
 #: A character of a JSON string that stands for itself.
 PLAIN = Chars((('"', '"'), ("\\", "\\"), ("\0", "\x1f")), negated=True)
 # Runs of plain characters, not characters that are plain or not: xgrammar needs 100 ms for a mask
 # of the latter, and 0.1 ms for one of the former.
-_PLAIN_RUN = several(PLAIN)
-_JSON_STRING = sequence(text('"'), _PLAIN_RUN, several(sequence(_ESCAPE, _PLAIN_RUN)), text('"'))
+_PLAIN_RUN = repeat(PLAIN)
+_JSON_STRING = sequence(text('"'), _PLAIN_RUN, repeat(sequence(_ESCAPE, _PLAIN_RUN)), text('"'))
 FILLED_STRING = sequence(
-    text('"'), choice(PLAIN, _ESCAPE), _PLAIN_RUN, several(sequence(_ESCAPE, _PLAIN_RUN)), text('"')
+    text('"'), choice(PLAIN, _ESCAPE), _PLAIN_RUN, repeat(sequence(_ESCAPE, _PLAIN_RUN)), text('"')
 )
 _BARE_KEY = Chars((("0", "9"), ("A", "Z"), ("a", "z"), *((c, c) for c in "_$.-/@")))
 
@@ -94,8 +94,8 @@ def dialect_notation(dialect: Dialect) -> Notation:
         return JSON
     return Notation(
         name="delimited",
-        string=sequence(marker(dialect.quote), Free(stops=(dialect.quote,))),
-        any_key=several(_BARE_KEY, 1),
+        string=sequence(marker(dialect.quote), FreeText(stops=(dialect.quote,))),
+        any_key=repeat(_BARE_KEY, 1),
         key=text,
         literal=lambda value: _delimited(value, dialect),
         space=text(""),

@@ -4,70 +4,70 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail_parsers.arguments.schema import ANY, Schema, resolve_reference, type_of
+from dovetail_parsers.arguments.schema import ANY, Schema, resolve_reference, json_type
 
 _COMBINED = ("anyOf", "oneOf")
-_SAYS_NOTHING = {"title", "description", "default", "examples", "deprecated", "$comment"}
-_MOST_STEPS = 20_000  # a few lines of references can describe more than any engine could hold
-_DEEPEST = 64
+_ANNOTATION_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
+_MAX_STEPS = 20_000  # a few lines of references can describe more than any engine could hold
+_MAX_DEPTH = 64
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantOption:
     value: Any
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedOption:
     """A schema of one type, references and combinations resolved. `any`: it does not say."""
 
     kind: str
     schema: Schema
 
 
-Option = Constant | Typed
+Option = ConstantOption | TypedOption
 
 
-class Reader:
+class SchemaReader:
     """Reads the schemas under one root, up to a limit: beyond it a schema says nothing."""
 
-    __slots__ = ("_left", "root")
+    __slots__ = ("_steps_left", "root")
 
     def __init__(self, root: Schema) -> None:
         self.root = root
-        self._left = _MOST_STEPS
+        self._steps_left = _MAX_STEPS
 
     @property
     def exhausted(self) -> bool:
         """Whether the limit was reached: some schema was not read."""
-        return self._left <= 0
+        return self._steps_left <= 0
 
     def options(self, schema: Schema) -> list[Option]:
         """Every way in which a value may satisfy the schema, as far as we can tell."""
-        return list(self._options(schema, ())) or [Typed("any", {})]
+        return list(self._options(schema, ())) or [TypedOption("any", {})]
 
     def _options(self, schema: Schema, around: tuple[int, ...]) -> Iterator[Option]:
         """`around` are the schemas of which this one is an alternative: no news if it is one."""
-        schema = self.plain(schema)
+        schema = self.resolve(schema)
         if id(schema) in around:
             return
-        if len(around) > _DEEPEST or self._left <= 0:
-            yield Typed("any", {})
+        if len(around) > _MAX_DEPTH or self._steps_left <= 0:
+            yield TypedOption("any", {})
             return
         for name in _COMBINED:
             combined = _schemas(schema.get(name))
             if combined:
                 rest = {key: value for key, value in schema.items() if key != name}
                 for part in combined:
-                    one = merge(rest, self.plain(part))
+                    one = merge_schemas(rest, self.resolve(part))
                     yield from self._options(one, (*around, id(schema)))
                 return
         yield from _simple(schema)
 
-    def plain(self, schema: Schema, depth: int = 0) -> Schema:
+    def resolve(self, schema: Schema, depth: int = 0) -> Schema:
         """The schema with what it refers to, and all that it must satisfy, merged into it."""
-        self._left -= 1
-        if depth > _DEEPEST or self._left <= 0:
+        self._steps_left -= 1
+        if depth > _MAX_DEPTH or self._steps_left <= 0:
             return {}
         if "$ref" not in schema and "allOf" not in schema:
             return schema
@@ -75,24 +75,24 @@ class Reader:
         parts = [*([target] if target is not None else []), *_schemas(schema.get("allOf"))]
         merged: Schema = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
         for part in parts:
-            merged = merge(merged, self.plain(part, depth + 1))
+            merged = merge_schemas(merged, self.resolve(part, depth + 1))
         return merged
 
 
-def merge(one: Schema, other: Schema) -> Schema:
+def merge_schemas(one: Schema, other: Schema) -> Schema:
     """Both at once: properties and required keys of both; else the first that says something.
 
     The other itself, where the first says nothing: a schema that refers to itself is then met
     again as the same object, and found to be so.
     """
-    if one.keys() <= _SAYS_NOTHING:
+    if one.keys() <= _ANNOTATION_KEYWORDS:
         return other
     merged = {**other, **one}
     if "properties" in one and "properties" in other:
         ours, theirs = properties(one), properties(other)
         merged["properties"] = {**ours, **theirs, **ours}
     if "required" in one and "required" in other:
-        merged["required"] = list(dict.fromkeys([*required(other), *required(one)]))
+        merged["required"] = list(dict.fromkeys([*required_keys(other), *required_keys(one)]))
     return merged
 
 
@@ -100,10 +100,10 @@ def properties(schema: Schema) -> Mapping[str, Any]:
     """The properties that a schema names, its required ones among them."""
     named = schema.get("properties")
     found = dict(named) if isinstance(named, Mapping) else {}
-    return found | {name: {} for name in required(schema) if name not in found}
+    return found | {name: {} for name in required_keys(schema) if name not in found}
 
 
-def names_none(schema: Schema) -> bool:
+def has_open_keys(schema: Schema) -> bool:
     """Whether an object's keys are left open: no property is named, and others are not forbidden.
 
     An empty list of properties that says nothing of others means an object without any.
@@ -114,7 +114,7 @@ def names_none(schema: Schema) -> bool:
     return not isinstance(schema.get("properties"), Mapping) or others not in (None, False)
 
 
-def required(schema: Schema) -> list[str]:
+def required_keys(schema: Schema) -> list[str]:
     names = schema.get("required")
     if not isinstance(names, list | tuple):
         return []
@@ -126,12 +126,12 @@ def _simple(schema: Schema) -> Iterator[Option]:
     constants = _constants(schema)
     if constants is not None:
         allowed = [value for value in constants if not kinds or _fits(value, kinds)]
-        yield from map(Constant, allowed or constants)
+        yield from map(ConstantOption, allowed or constants)
         if schema.get("nullable") is True and None not in constants:
-            yield Constant(None)
+            yield ConstantOption(None)
         return
     for kind in kinds or [_implied(schema)]:
-        yield Typed(kind, schema)
+        yield TypedOption(kind, schema)
 
 
 def _constants(schema: Schema) -> list[Any] | None:
@@ -142,7 +142,7 @@ def _constants(schema: Schema) -> list[Any] | None:
 
 
 def _fits(value: Any, kinds: list[str]) -> bool:
-    kind = type_of(value)
+    kind = json_type(value)
     return kind in kinds or (kind == "integer" and "number" in kinds)
 
 

@@ -2,89 +2,89 @@
 
 from collections.abc import Iterator, Mapping
 
-from dovetail_parsers.arguments.schema import Schema, type_of
-from dovetail_parsers.constraint.bodies import Tool
-from dovetail_parsers.constraint.members import Frame, Member, ordered
-from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, sequence, several, text
+from dovetail_parsers.arguments.schema import Schema, json_type
+from dovetail_parsers.constraint.bodies import GuidedTool
+from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
+from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, sequence, repeat, text
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import (
-    Constant,
+    ConstantOption,
     Option,
-    Typed,
-    names_none,
+    TypedOption,
+    has_open_keys,
     properties,
-    required,
+    required_keys,
 )
 from dovetail_parsers.constraint.raw_value import raw_value
-from dovetail_parsers.constraint.schema import Values
-from dovetail_parsers.constraint.walk import Walk, edge_form, spelled
-from dovetail_parsers.grammar import Act, Channel, Mode
+from dovetail_parsers.constraint.schema import ValueGrammar
+from dovetail_parsers.constraint.walk import TableWalk, edge_grammar, spelled_grammar
+from dovetail_parsers.grammar import CallAction, Channel, Mode
 from dovetail_parsers.writer import is_value, value_edge
 
 _KINDS = ("string", "number", "boolean", "null", "object", "array")
-_ANY_KEY = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1)
+_ANY_KEY = repeat(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1)
 
 
-def parameters_form(walk: Walk, name_mode: str, tool: Tool, rules: Rules) -> tuple[Node, str]:
+def parameters_grammar(walk: TableWalk, name_mode: str, tool: GuidedTool, rules: Rules) -> tuple[Node, str]:
     """All that follows a tool's name up to the end of the call, and where it leads."""
-    return _Parameters(walk, tool, rules).form(name_mode)
+    return _Parameters(walk, tool, rules).build(name_mode)
 
 
 class _Parameters:
     __slots__ = ("_key_mode", "_rules", "_tool", "_values", "_walk")
 
-    def __init__(self, walk: Walk, tool: Tool, rules: Rules) -> None:
+    def __init__(self, walk: TableWalk, tool: GuidedTool, rules: Rules) -> None:
         self._walk = walk
         self._tool = tool
         self._rules = rules
-        self._values = Values(tool.schema, JSON, rules)
+        self._values = ValueGrammar(tool.schema, JSON, rules)
         self._key_mode = ""
 
-    def form(self, name_mode: str) -> tuple[Node, str]:
-        first, self._key_mode = self._walk.go(name_mode, _is_key)
-        empty, behind = self._walk.go(name_mode, _never, Act.CLOSE)
+    def build(self, name_mode: str) -> tuple[Node, str]:
+        first, self._key_mode = self._walk.path_to(name_mode, _is_key)
+        empty, behind = self._walk.path_to(name_mode, _never, CallAction.CLOSE)
         args = self._behind_value()
-        frame = Frame(
+        frame = MemberDelimiters(
             first=first,
-            between=self._walk.go(args, _is_key)[0],
-            end=self._walk.go(args, _never, Act.CLOSE)[0],
+            between=self._walk.path_to(args, _is_key)[0],
+            end=self._walk.path_to(args, _never, CallAction.CLOSE)[0],
             empty=empty,
         )
         lists = [self._list(option, frame) for option in self._values.objects(self._tool.schema)]
         return choice(*lists), behind
 
-    def _list(self, option: Typed, frame: Frame) -> Node:
+    def _list(self, option: TypedOption, frame: MemberDelimiters) -> Node:
         """The parameters in the order of the schema; any, where it names none."""
         named = properties(option.schema)
-        if names_none(option.schema):
+        if has_open_keys(option.schema):
             others = option.schema.get("additionalProperties")
             one = self._rules.share("parameter", self._parameter(_ANY_KEY, others))
-            some = sequence(frame.first, one, several(sequence(frame.between, one)), frame.end)
+            some = sequence(frame.first, one, repeat(sequence(frame.between, one)), frame.end)
             return choice(some, frame.empty)
-        must = required(option.schema)
+        must = required_keys(option.schema)
         spell = self._walk.modes[self._key_mode].spell
         members = [
-            Member(self._parameter(spelled(spell, name), sub), name in must)
+            ObjectMember(self._parameter(spelled_grammar(spell, name), sub), name in must)
             for name, sub in named.items()
         ]
-        return ordered(members, frame, self._rules)
+        return ordered_members(members, frame, self._rules)
 
     def _parameter(self, key: Node, schema: object) -> Node:
         """A key and its value. Formats that say a value's type have a way for each."""
         groups: dict[tuple[Node, str], list[Option]] = {}
         options = self._values.options(schema if isinstance(schema, Mapping) else {})
         for option in _each_kind(options):
-            groups.setdefault(self._way_to_value(_kind(option)), []).append(option)
+            groups.setdefault(self._path_to_value(_kind(option)), []).append(option)
         ways = [
             sequence(before, self._value(mode, group)) for (before, mode), group in groups.items()
         ]
         return sequence(key, choice(*ways))
 
-    def _way_to_value(self, kind: str) -> tuple[Node, str]:
+    def _path_to_value(self, kind: str) -> tuple[Node, str]:
         found = value_edge(self._walk.modes, self._key_mode, kind)
         if found is None:
-            return self._walk.go(self._key_mode, is_value)
-        return edge_form(*found), found[1].mode
+            return self._walk.path_to(self._key_mode, is_value)
+        return edge_grammar(*found), found[1].mode
 
     def _value(self, mode: str, options: list[Option]) -> Node:
         edges = self._walk.modes[mode].on
@@ -101,7 +101,7 @@ class _Parameters:
             yield from filter(None, longer)
 
     def _behind_value(self) -> str:
-        mode = self._way_to_value("string")[1]
+        mode = self._path_to_value("string")[1]
         return next(iter(self._walk.modes[mode].on.values())).mode
 
 
@@ -110,8 +110,8 @@ def _each_kind(options: list[Option]) -> list[Option]:
     anything: Schema = {}
     found: list[Option] = []
     for option in options:
-        if isinstance(option, Typed) and option.kind == "any":
-            found += [Typed(kind, anything) for kind in _KINDS]
+        if isinstance(option, TypedOption) and option.kind == "any":
+            found += [TypedOption(kind, anything) for kind in _KINDS]
         else:
             found.append(option)
     return found
@@ -119,7 +119,7 @@ def _each_kind(options: list[Option]) -> list[Option]:
 
 def _kind(option: Option) -> str:
     """The type's name as the writer knows it."""
-    kind = type_of(option.value) if isinstance(option, Constant) else option.kind
+    kind = json_type(option.value) if isinstance(option, ConstantOption) else option.kind
     return "number" if kind == "integer" else kind
 
 

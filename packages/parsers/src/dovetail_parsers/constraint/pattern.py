@@ -8,13 +8,13 @@ from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
-    Free,
+    FreeText,
     Node,
     Repeat,
     Sequence,
     choice,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.constraint.notation import PLAIN
@@ -32,25 +32,25 @@ _CLASSES = {"d": (("0", "9"),), "w": _WORD}
 _ESCAPABLE = frozenset("\\/.*+?()[]{}|^$-")
 _SPECIAL = frozenset("\\*+?()[]{}|^$.")
 _NEVER_PLAIN = ('"', "\\")  # in a JSON string
-_MOST = 100  # repetitions that are counted
-_HEAVIEST = 1_000  # characters, repetitions written out: engines choke on many more
-_LONGEST = 400
+_MAX_REPETITIONS = 100  # repetitions that are counted
+_MAX_WEIGHT = 1_000  # characters, repetitions written out: engines choke on many more
+_MAX_PATTERN_CHARS = 400
 
 
-class NotSimple(Exception):
+class UnsupportedPattern(Exception):
     """The pattern is beyond what is read here."""
 
 
 def string_pattern(schema: Schema) -> Node | None:
     """The string, quotes and all, that the schema's pattern or format allows; None if any."""
     pattern = schema.get("pattern") or _FORMATS.get(str(schema.get("format")))
-    if not isinstance(pattern, str) or len(pattern) > _LONGEST:
+    if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS:
         return None
     if not pattern.startswith("^") or not pattern.endswith("$") or pattern.endswith("\\$"):
         return None
     try:
         return sequence(text('"'), PatternReader(pattern[1:-1]).whole(), text('"'))
-    except (NotSimple, RecursionError):
+    except (UnsupportedPattern, RecursionError):
         return None
 
 
@@ -67,7 +67,7 @@ class PatternReader:
         """One sequence: a bar outside a group would leave each side with one anchor only."""
         form = self._sequence()
         if self._at < len(self._pattern):
-            raise NotSimple
+            raise UnsupportedPattern
         return form
 
     def _peek(self) -> str:
@@ -76,7 +76,7 @@ class PatternReader:
     def _take(self) -> str:
         char = self._peek()
         if not char:
-            raise NotSimple
+            raise UnsupportedPattern
         self._at += 1
         return char
 
@@ -97,7 +97,7 @@ class PatternReader:
         if char == "\\":
             return self.chars(self._escaped(), negated=False)
         if char in _SPECIAL:
-            raise NotSimple
+            raise UnsupportedPattern
         return self.character(char)
 
     def dot(self) -> Node:
@@ -110,7 +110,7 @@ class PatternReader:
         if char in _CLASSES:
             return _CLASSES[char]
         if char not in _ESCAPABLE:
-            raise NotSimple
+            raise UnsupportedPattern
         return ((char, char),)
 
     def chars(self, ranges: tuple[tuple[str, str], ...], negated: bool) -> Node:
@@ -119,20 +119,20 @@ class PatternReader:
         if negated:
             return Chars((*ranges, *PLAIN.ranges), negated=True)
         if any(low < char < high for low, high in ranges for char in _NEVER_PLAIN):
-            raise NotSimple
+            raise UnsupportedPattern
         return Chars(ranges)
 
     def _group(self) -> Node:
         if self._peek() == "?":
             self._at += 1
             if self._take() != ":":
-                raise NotSimple
+                raise UnsupportedPattern
         options = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             options.append(self._sequence())
         if self._take() != ")":
-            raise NotSimple
+            raise UnsupportedPattern
         return choice(*options)
 
     def _class(self) -> Node:
@@ -148,7 +148,7 @@ class PatternReader:
             else:
                 ranges.append((char, char))
         if not ranges or any(low > high for low, high in ranges):
-            raise NotSimple
+            raise UnsupportedPattern
         return self.chars(tuple(ranges), negated)
 
     def _escaped(self) -> tuple[tuple[str, str], ...]:
@@ -162,23 +162,23 @@ class PatternReader:
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self._counts()
         lazy_or_twice = self._peek() and self._peek() in "?+*{"
         if lazy_or_twice or may_be_empty(part):  # engines refuse to repeat nothing
-            raise NotSimple
-        if max(least, most or 1) * _weight(part) > _HEAVIEST:
-            raise NotSimple
+            raise UnsupportedPattern
+        if max(least, most or 1) * _weight(part) > _MAX_WEIGHT:
+            raise UnsupportedPattern
         return self.repeated(part, least, most)
 
-    def repeated(self, part: Node, least: int, most: int | None) -> Node:
-        return several(part, least, most)
+    def repeated(self, part: Node, min_count: int, max_count: int | None) -> Node:
+        return repeat(part, min_count, max_count)
 
     def _counts(self) -> tuple[int, int | None]:
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at : max(end, self._at)].partition(",")
         if end < 0 or not low.isdigit() or not (high.isdigit() or not high):
-            raise NotSimple
+            raise UnsupportedPattern
         self._at = end + 1
         least, most = int(low), int(high) if high else None if comma else int(low)
-        if max(least, most or 0) > _MOST or (most is not None and most < least):
-            raise NotSimple
+        if max(least, most or 0) > _MAX_REPETITIONS or (most is not None and most < least):
+            raise UnsupportedPattern
         return least, most
 
 
@@ -189,8 +189,8 @@ def may_be_empty(node: Node) -> bool:
         case Choice():
             return any(map(may_be_empty, node.options))
         case Repeat():
-            return node.least == 0
-        case Free():
+            return node.min_count == 0
+        case FreeText():
             return not node.stops
     return False
 
@@ -203,12 +203,12 @@ def _weight(node: Node) -> int:
         case Choice():
             return sum(map(_weight, node.options))
         case Repeat():
-            return max(node.least, node.most or 1) * _weight(node.part)
+            return max(node.min_count, node.max_count or 1) * _weight(node.part)
     return 1
 
 
 def _plain(char: str) -> str:
     """A character that stands for itself in a JSON string."""
     if char in _NEVER_PLAIN or char < " ":
-        raise NotSimple
+        raise UnsupportedPattern
     return char

@@ -1,8 +1,8 @@
 """Whole numbers between bounds, digit by digit."""
 
-from dovetail_parsers.constraint.nodes import Chars, Node, choice, sequence, several, text
+from dovetail_parsers.constraint.nodes import Chars, Node, choice, sequence, repeat, text
 
-_MOST_DIGITS = 40  # of a number without an upper bound
+_MAX_DIGITS = 40  # of a number without an upper bound
 
 
 def integer_between(low: int | None, high: int | None) -> Node | None:
@@ -26,7 +26,7 @@ def _counting(low: int, high: int | None) -> Node:
     """From `low`, at least 1, to `high`."""
     first = len(str(low))
     if high is None:
-        more = several(_digits("0", "9"), first, _MOST_DIGITS - 1)
+        more = repeat(_digits("0", "9"), first, _MAX_DIGITS - 1)
         longer = sequence(_digits("1", "9"), more)
         return choice(_same_length(str(low), "9" * first), longer)
     ways = [
@@ -57,7 +57,7 @@ def _same_length(low: str, high: str) -> Node:
 
 
 def _any_digits(count: int) -> Node:
-    return several(_digits("0", "9"), count, count) if count else text("")
+    return repeat(_digits("0", "9"), count, count) if count else text("")
 
 
 def _digits(low: str, high: str) -> Node:

@@ -4,30 +4,30 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from dovetail_parsers.arguments.notation import write_json
-from dovetail_parsers.constraint.custom_grammar import GRAMMAR, foreign
-from dovetail_parsers.constraint.nodes import Free, Node, choice, marker, sequence, text
-from dovetail_parsers.constraint.options import Constant, Option, Typed
-from dovetail_parsers.constraint.schema import Values
-from dovetail_parsers.constraint.style import Raw
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR_KEYWORD, parse_lark_grammar
+from dovetail_parsers.constraint.nodes import FreeText, Node, choice, marker, sequence, text
+from dovetail_parsers.constraint.options import ConstantOption, Option, TypedOption
+from dovetail_parsers.constraint.schema import ValueGrammar
+from dovetail_parsers.constraint.style import RawStyle
 
 
 def raw_value(
-    options: Many[Option], closers: tuple[str, ...], values: Values, never: tuple[str, ...] = ()
+    options: Many[Option], closers: tuple[str, ...], values: ValueGrammar, never: tuple[str, ...] = ()
 ) -> Node:
     """One of these values and its closer. Free text ends at the first closer, whatever follows:
     a grammar cannot look ahead as the parser does. It holds none of `never`.
     """
-    texts = [o for o in options if isinstance(o, Typed) and o.kind in ("string", "any")]
-    if len(texts) == 1 and GRAMMAR in texts[0].schema:
-        form = foreign(texts[0].schema[GRAMMAR], Raw((*closers, *never)), values.rules)
+    texts = [o for o in options if isinstance(o, TypedOption) and o.kind in ("string", "any")]
+    if len(texts) == 1 and GRAMMAR_KEYWORD in texts[0].schema:
+        form = parse_lark_grammar(texts[0].schema[GRAMMAR_KEYWORD], RawStyle((*closers, *never)), values.rules)
         if form is not None:
             return sequence(form, choice(*map(marker, closers)))
     if texts:
         for option in texts:
             values.note_raw(option.schema)
-        return Free(stops=closers, never=tuple(mark for mark in never if mark not in closers))
+        return FreeText(stops=closers, never=tuple(mark for mark in never if mark not in closers))
     forms = [
-        text(_raw(option.value)) if isinstance(option, Constant) else values.option(option)
+        text(_raw(option.value)) if isinstance(option, ConstantOption) else values.option(option)
         for option in options
     ]
     return sequence(choice(*forms), marker(closers[0]))

@@ -8,64 +8,64 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.constraint.custom_grammar import GRAMMAR, foreign
+from dovetail_parsers.constraint.custom_grammar import GRAMMAR_KEYWORD, parse_lark_grammar
 from dovetail_parsers.constraint.keywords import (
     integer_bounds,
     is_bounded,
-    is_filled,
-    is_huge,
-    is_positive,
-    lengths_not_counted,
-    not_expressed,
-    only_positive,
-    stated,
+    requires_non_empty,
+    has_huge_bound,
+    is_non_negative,
+    unenforced_lengths,
+    unenforced_keywords,
+    is_only_non_negative,
+    present_keywords,
 )
-from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
+    EMPTY,
     Node,
     Rules,
     choice,
     marker,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.constraint.notation import FILLED_STRING, INTEGER, NUMBER, POSITIVE, Notation
 from dovetail_parsers.constraint.options import (
-    Constant,
+    ConstantOption,
     Option,
-    Reader,
-    Typed,
-    names_none,
+    SchemaReader,
+    TypedOption,
+    has_open_keys,
     properties,
-    required,
+    required_keys,
 )
 from dovetail_parsers.constraint.pattern import string_pattern
 from dovetail_parsers.constraint.ranges import integer_between
-from dovetail_parsers.constraint.schema_cache import Known
-from dovetail_parsers.constraint.style import Quoted, Raw
+from dovetail_parsers.constraint.schema_cache import SchemaFormCache
+from dovetail_parsers.constraint.style import JsonStringStyle, RawStyle
 
-_MOST_ITEMS = 100  # more are not counted: engines write repetitions out
+_MAX_ITEMS = 100  # more are not counted: engines write repetitions out
 # Schemas of one tool that are followed, and properties of one object: beyond, any value will do.
 # Each property is a rule within the rule before it, and llguidance dies of 1,500 such levels.
-MOST_VALUES = 1_000
-_MOST_PROPERTIES = 250
-DEEPEST = 32
-_OPEN = Typed("object", {})
+MAX_VALUES = 1_000
+_MAX_PROPERTIES = 250
+MAX_DEPTH = 32
+_OPEN = TypedOption("object", {})
 
 
-class Values:
+class ValueGrammar:
     """Forms of the values under one root schema, in one notation."""
 
-    __slots__ = ("_count", "_known", "_notation", "_reader", "rules")
+    __slots__ = ("_count", "_cache", "_notation", "_reader", "rules")
 
     def __init__(self, root: Schema, notation: Notation, rules: Rules) -> None:
-        self._reader = Reader(root)
+        self._reader = SchemaReader(root)
         self._notation = notation
         self.rules = rules
-        self._known = Known(rules)
+        self._cache = SchemaFormCache(rules)
         self._count = 0
 
     def options(self, schema: Schema) -> list[Option]:
@@ -76,9 +76,9 @@ class Values:
         return found
 
     def _within_limits(self, option: Option) -> Option:
-        if isinstance(option, Constant) or option.kind != "object":
+        if isinstance(option, ConstantOption) or option.kind != "object":
             return option
-        if len(properties(option.schema)) <= _MOST_PROPERTIES:
+        if len(properties(option.schema)) <= _MAX_PROPERTIES:
             return option
         self._note_size()
         return _OPEN
@@ -89,44 +89,44 @@ class Values:
     def value(self, schema: Schema, depth: int = 0) -> Node:
         """Any value that satisfies the schema."""
         self._count += 1
-        if self._count > MOST_VALUES or depth > DEEPEST:
+        if self._count > MAX_VALUES or depth > MAX_DEPTH:
             self._note_size()
-            return self.anything()
+            return self.any_value()
         return choice(*(self.option(option, depth) for option in self.options(schema)))
 
     def option(self, option: Option, depth: int = 0) -> Node:
-        if isinstance(option, Constant):
+        if isinstance(option, ConstantOption):
             return self._notation.literal(option.value)
         hint = f"{self._notation.name}-{option.kind}"
-        return self._known.form(hint, option.schema, lambda: self._typed(option, depth))
+        return self._cache.get_or_build(hint, option.schema, lambda: self._typed(option, depth))
 
     def arguments(self, schema: Schema) -> Node:
         """The arguments of a call: always an object."""
         return choice(*map(self.option, self.objects(schema)))
 
-    def objects(self, schema: Schema) -> list[Typed]:
+    def objects(self, schema: Schema) -> list[TypedOption]:
         """The objects that a schema allows; any, if it speaks of none."""
         found = [
             option
             for option in self.options(schema)
-            if isinstance(option, Typed) and option.kind == "object"
+            if isinstance(option, TypedOption) and option.kind == "object"
         ]
-        return found or [Typed("object", {})]
+        return found or [TypedOption("object", {})]
 
-    def anything(self) -> Node:
+    def any_value(self) -> Node:
         """Any value at all."""
-        return self.rules.once(f"{self._notation.name}-any", self._anything)
+        return self.rules.define_once(f"{self._notation.name}-any", self._any_value)
 
     def note_raw(self, schema: Schema) -> None:
         """A string that is written as it is: nothing is demanded of it."""
-        self._note(stated(schema, "pattern", "minLength", "maxLength"))
+        self._note(present_keywords(schema, "pattern", "minLength", "maxLength"))
 
     def _note(self, keywords: Iterable[str]) -> None:
         for keyword in keywords:
             self.rules.note(f"{keyword} is not enforced")
 
-    def _typed(self, option: Typed, depth: int) -> Node:
-        self._note(not_expressed(option.kind, option.schema))
+    def _typed(self, option: TypedOption, depth: int) -> Node:
+        self._note(unenforced_keywords(option.kind, option.schema))
         match option.kind:
             case "string":
                 return self._string(option.schema)
@@ -142,55 +142,55 @@ class Values:
                 return self._array(option.schema, depth)
             case "object":
                 return self._object(option.schema, depth)
-        return self.anything()
+        return self.any_value()
 
     def _integer(self, schema: Schema) -> Node:
         if not is_bounded(schema):
             return INTEGER
-        if is_huge(schema):
+        if has_huge_bound(schema):
             self.rules.note("minimum and maximum of huge integers are not enforced")
         form = integer_between(*integer_bounds(schema))
         return INTEGER if form is None else form
 
     def _number(self, schema: Schema) -> Node:
         """Of the bounds only that it is not negative."""
-        if is_bounded(schema) and not only_positive(schema):
+        if is_bounded(schema) and not is_only_non_negative(schema):
             self.rules.note("minimum and maximum of numbers are not enforced")
-        return POSITIVE if is_positive(schema) else NUMBER
+        return POSITIVE if is_non_negative(schema) else NUMBER
 
     def _string(self, schema: Schema) -> Node:
-        if GRAMMAR in schema:
-            return self._foreign(schema)
+        if GRAMMAR_KEYWORD in schema:
+            return self._custom_grammar(schema)
         if not self._notation.quoted:
             self.note_raw(schema)
             return self._notation.string
         pattern = string_pattern(schema)
         if pattern is not None:
-            self._note(stated(schema, "minLength", "maxLength"))
+            self._note(present_keywords(schema, "minLength", "maxLength"))
             return pattern
-        self._note([*stated(schema, "pattern"), *lengths_not_counted(schema)])
-        return FILLED_STRING if is_filled(schema) else self._notation.string
+        self._note([*present_keywords(schema, "pattern"), *unenforced_lengths(schema)])
+        return FILLED_STRING if requires_non_empty(schema) else self._notation.string
 
-    def _foreign(self, schema: Schema) -> Node:
+    def _custom_grammar(self, schema: Schema) -> Node:
         """A custom tool's text, in the notation's quotes."""
         quote = self._notation.quote
-        style = Quoted() if self._notation.quoted else Raw((quote,))
-        form = foreign(schema[GRAMMAR], style, self.rules)
+        style = JsonStringStyle() if self._notation.quoted else RawStyle((quote,))
+        form = parse_lark_grammar(schema[GRAMMAR_KEYWORD], style, self.rules)
         return (
             self._notation.string if form is None else sequence(marker(quote), form, marker(quote))
         )
 
     def _object(self, schema: Schema, depth: int) -> Node:
         named = properties(schema)
-        if names_none(schema):
+        if has_open_keys(schema):
             return self._map(schema.get("additionalProperties"), depth)
-        must = required(schema)
+        must = required_keys(schema)
         members = [
-            Member(sequence(self._key(name), self.value(_schema(sub), depth + 1)), name in must)
+            ObjectMember(sequence(self._key(name), self.value(_schema(sub), depth + 1)), name in must)
             for name, sub in named.items()
         ]
-        frame = Frame(between=self._comma())
-        return sequence(text("{"), ordered(members, frame, self.rules), text("}"))
+        frame = MemberDelimiters(between=self._comma())
+        return sequence(text("{"), ordered_members(members, frame, self.rules), text("}"))
 
     def _key(self, name: str) -> Node:
         return sequence(self._notation.key(name), text(":"), self._notation.space)
@@ -202,25 +202,25 @@ class Values:
         """An object with any keys."""
         if values is False:
             return text("{}")
-        value = self.value(values, depth + 1) if isinstance(values, Mapping) else self.anything()
+        value = self.value(values, depth + 1) if isinstance(values, Mapping) else self.any_value()
         key = self.rules.share(f"{self._notation.name}-key", self._notation.any_key)
         pair = sequence(key, text(":"), self._notation.space, value)
         return sequence(text("{"), self._list(pair, 0, None), text("}"))
 
-    def _list(self, item: Node, least: int, most: int | None) -> Node:
+    def _list(self, item: Node, min_count: int, max_count: int | None) -> Node:
         """Items between commas."""
-        if most == 0:
-            return NOTHING
-        rest = None if most is None else most - 1
-        more = several(sequence(self._comma(), item), max(least - 1, 0), rest)
-        return sequence(item, more) if least else optional(sequence(item, more))
+        if max_count == 0:
+            return EMPTY
+        rest = None if max_count is None else max_count - 1
+        more = repeat(sequence(self._comma(), item), max(min_count - 1, 0), rest)
+        return sequence(item, more) if min_count else optional(sequence(item, more))
 
     def _array(self, schema: Schema, depth: int) -> Node:
         first = schema.get("prefixItems")
         if isinstance(first, list | tuple) and first:
             return self._tuple(first, schema, depth)
         items = schema.get("items")
-        item = self.value(items, depth + 1) if isinstance(items, Mapping) else self.anything()
+        item = self.value(items, depth + 1) if isinstance(items, Mapping) else self.any_value()
         least, most = _limit(schema.get("minItems")) or 0, _limit(schema.get("maxItems"))
         if most is not None and most < least:
             most = None
@@ -235,16 +235,16 @@ class Values:
         items = schema.get("items")
         if isinstance(items, Mapping):
             more = sequence(self._comma(), self.value(items, depth + 1))
-            form = sequence(form, several(more))
+            form = sequence(form, repeat(more))
         return sequence(text("["), form, text("]"))
 
-    def _anything(self) -> Node:
+    def _any_value(self) -> Node:
         words = map(text, self._notation.words)
         hint = self._notation.name
         return choice(
             self.rules.share(f"{hint}-string", self._notation.string),
             self.rules.share(f"{hint}-number", NUMBER),
-            sequence(text("["), self._list(self.anything(), 0, None), text("]")),
+            sequence(text("["), self._list(self.any_value(), 0, None), text("]")),
             self._map(None, 0),
             *words,
         )
@@ -256,6 +256,6 @@ def _schema(value: object) -> Schema:
 
 def _limit(value: object) -> int | None:
     """A bound on the number of items, if it is one that can be written out."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_ITEMS:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ITEMS:
         return None
     return value

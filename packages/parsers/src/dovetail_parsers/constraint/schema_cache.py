@@ -6,7 +6,7 @@ from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.constraint.nodes import Node, Ref, Rules
 
 
-class Known:
+class SchemaFormCache:
     """Forms by their schema's identity. The schema is kept with its form, so that it stays one."""
 
     __slots__ = ("_forms", "_rules")
@@ -15,7 +15,7 @@ class Known:
         self._forms: dict[tuple[str, int], tuple[Schema, Node | None]] = {}
         self._rules = rules
 
-    def form(self, hint: str, schema: Schema, build: Callable[[], Node]) -> Node:
+    def get_or_build(self, hint: str, schema: Schema, build: Callable[[], Node]) -> Node:
         """What `build` makes of the schema, made once; a named rule where it refers to itself."""
         key = (hint, id(schema))
         if key in self._forms:

@@ -7,9 +7,9 @@ refuse before they have a tokenizer, and nest no deeper than those allow. The gr
 import json
 
 from dovetail_parsers.constraint.ebnf import write_ebnf
-from dovetail_parsers.constraint.nodes import Form
+from dovetail_parsers.constraint.nodes import GrammarSpec
 
 
-def write_structural_tag(form: Form) -> str:
+def write_structural_tag(form: GrammarSpec) -> str:
     grammar = {"type": "grammar", "grammar": write_ebnf(form)}
     return json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)

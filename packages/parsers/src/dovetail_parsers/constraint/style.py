@@ -3,33 +3,33 @@
 import json
 from typing import Protocol
 
-from dovetail_parsers.constraint.beginning import filled
+from dovetail_parsers.constraint.beginning import non_empty_text
 from dovetail_parsers.constraint.nodes import (
     Chars,
-    Free,
+    FreeText,
     Node,
     any_of,
     choice,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.constraint.notation import PLAIN
-from dovetail_parsers.constraint.pattern import NotSimple
+from dovetail_parsers.constraint.pattern import UnsupportedPattern
 
 
-class Style(Protocol):
+class TextStyle(Protocol):
     """How the characters of a text are written."""
 
     def literal(self, characters: str) -> Node: ...
 
     def chars(self, chars: Chars) -> Node: ...
 
-    def line(self, least: int) -> Node:
+    def line(self, min_count: int) -> Node:
         """Any text in one line."""
 
 
-class Raw:
+class RawStyle:
     """As they are; none of the closers among them."""
 
     def __init__(self, closers: tuple[str, ...]) -> None:
@@ -41,11 +41,11 @@ class Raw:
     def chars(self, chars: Chars) -> Node:
         return chars
 
-    def line(self, least: int) -> Node:
-        return filled(self._never) if least else Free(never=self._never)
+    def line(self, min_count: int) -> Node:
+        return non_empty_text(self._never) if min_count else FreeText(never=self._never)
 
 
-class Quoted:
+class JsonStringStyle:
     """As in a JSON string, without its quotes."""
 
     def literal(self, characters: str) -> Node:
@@ -56,17 +56,17 @@ class Quoted:
         if chars.negated:
             plain = Chars((*chars.ranges, *PLAIN.ranges), negated=True)
         elif any(low < c < high for low, high in chars.ranges for c in '"\\\x1f'):
-            raise NotSimple
+            raise UnsupportedPattern
         else:
             kept = tuple(pair for pair in chars.ranges if pair[0] >= " " and pair[0] not in '"\\')
             plain = Chars(kept)
         ways = [*([plain] if plain.ranges else []), *map(self.literal, escaped)]
         return choice(*ways)
 
-    def line(self, least: int) -> Node:
-        run = several(PLAIN)
-        more = several(sequence(_LINE_ESCAPE, run))
-        return sequence(choice(PLAIN, _LINE_ESCAPE), run, more) if least else sequence(run, more)
+    def line(self, min_count: int) -> Node:
+        run = repeat(PLAIN)
+        more = repeat(sequence(_LINE_ESCAPE, run))
+        return sequence(choice(PLAIN, _LINE_ESCAPE), run, more) if min_count else sequence(run, more)
 
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))

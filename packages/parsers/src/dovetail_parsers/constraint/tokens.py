@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
+    EMPTY,
     Choice,
-    Form,
-    Free,
+    GrammarSpec,
+    FreeText,
     Marker,
     Node,
     Repeat,
@@ -26,16 +26,16 @@ from dovetail_parsers.constraint.nodes import (
 )
 
 
-def resolve(form: Form, tokens: Mapping[str, int]) -> Form:
+def resolve_markers(form: GrammarSpec, tokens: Mapping[str, int]) -> GrammarSpec:
     """The form without markers: tokens where they are any, else characters."""
-    resolver = _Resolver(tokens)
+    resolver = _MarkerResolver(tokens)
     rules = Rules(
         {name: resolver.node(node) for name, node in form.rules.nodes.items()}, form.rules.notes
     )
-    return Form(resolver.node(form.root), rules)
+    return GrammarSpec(resolver.node(form.root), rules)
 
 
-class _Resolver:
+class _MarkerResolver:
     __slots__ = ("_known", "_tokens")
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -51,8 +51,8 @@ class _Resolver:
             case Choice():
                 return choice(*map(self.node, node.options))
             case Repeat():
-                return Repeat(self.node(node.part), node.least, node.most)
-            case Free():
+                return Repeat(self.node(node.part), node.min_count, node.max_count)
+            case FreeText():
                 return self._free(node)
         return node
 
@@ -67,17 +67,17 @@ class _Resolver:
             )
         return self._known[marker]
 
-    def _free(self, free: Free) -> Node:
+    def _free(self, free: FreeText) -> Node:
         """A text that ends with a token: the text without it, then the token."""
         plain = tuple(stop for stop in free.stops if self._is_plain(stop))
         if len(plain) == len(free.stops):
-            return Free(plain, self._signs(free.never), free.not_first)
+            return FreeText(plain, self._signs(free.never), free.not_first)
         others = tuple(stop for stop in free.stops if stop not in plain)
-        before = Free((), self._signs((*free.stops, *free.never)), free.not_first)
+        before = FreeText((), self._signs((*free.stops, *free.never)), free.not_first)
         form = sequence(before, choice(*(sequence(*self._pieces(stop)) for stop in others)))
         if not plain:
             return form
-        return choice(form, Free(plain, self._signs((*others, *free.never)), free.not_first))
+        return choice(form, FreeText(plain, self._signs((*others, *free.never)), free.not_first))
 
     def _is_plain(self, marker: str) -> bool:
         return not any(isinstance(piece, Token) for piece in self._pieces(marker))
@@ -96,7 +96,7 @@ def _joined(parts: Iterable[Node]) -> Node:
     joined: list[Node] = []
     flat = sequence(*parts)
     for part in flat.parts if isinstance(flat, Sequence) else (flat,):
-        last = joined[-1] if joined else NOTHING
+        last = joined[-1] if joined else EMPTY
         if isinstance(part, Text) and isinstance(last, Text):
             joined[-1] = Text(last.text + part.text)
         else:

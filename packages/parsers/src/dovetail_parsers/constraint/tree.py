@@ -3,65 +3,65 @@
 from collections.abc import Mapping
 
 from dovetail_parsers.arguments.schema import Schema
-from dovetail_parsers.arguments.tree import Tree
-from dovetail_parsers.constraint.members import Frame, Member, ordered
+from dovetail_parsers.arguments.tree import TagTree
+from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
 from dovetail_parsers.constraint.nodes import (
-    Free,
+    FreeText,
     Node,
     Rules,
     choice,
     marker,
     sequence,
-    several,
+    repeat,
     text,
 )
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import (
-    Constant,
+    ConstantOption,
     Option,
-    Typed,
-    names_none,
+    TypedOption,
+    has_open_keys,
     properties,
-    required,
+    required_keys,
 )
 from dovetail_parsers.constraint.raw_value import raw_value
-from dovetail_parsers.constraint.schema import DEEPEST, MOST_VALUES, Values
-from dovetail_parsers.constraint.schema_cache import Known
+from dovetail_parsers.constraint.schema import MAX_DEPTH, MAX_VALUES, ValueGrammar
+from dovetail_parsers.constraint.schema_cache import SchemaFormCache
 
 
-def tree_arguments(body: Tree, schema: Schema, rules: Rules) -> Node:
+def tree_arguments_grammar(body: TagTree, schema: Schema, rules: Rules) -> Node:
     """The parameters' tags, and the tag that closes the call."""
-    form = _TreeForm(body, schema, rules)
+    form = _TreeGrammar(body, schema, rules)
     end = marker(f"{body.token}</{body.call}>")
     return sequence(form.children(form.values.objects(schema)), end)
 
 
-class _TreeForm:
+class _TreeGrammar:
     __slots__ = ("_count", "_depth", "_known", "_rules", "_token", "values")
 
-    def __init__(self, body: Tree, root: Schema, rules: Rules) -> None:
-        self.values = Values(root, JSON, rules)
-        self._known = Known(rules)
+    def __init__(self, body: TagTree, root: Schema, rules: Rules) -> None:
+        self.values = ValueGrammar(root, JSON, rules)
+        self._known = SchemaFormCache(rules)
         self._rules = rules
         self._token = body.token
         self._count = self._depth = 0
 
-    def children(self, objects: list[Typed]) -> Node:
+    def children(self, objects: list[TypedOption]) -> Node:
         return choice(*map(self._children, objects))
 
-    def _children(self, option: Typed) -> Node:
-        return self._known.form("tree", option.schema, lambda: self._object(option.schema))
+    def _children(self, option: TypedOption) -> Node:
+        return self._known.get_or_build("tree", option.schema, lambda: self._object(option.schema))
 
     def _object(self, schema: Schema) -> Node:
-        must = required(schema)
+        must = required_keys(schema)
         members = []
         for name, sub in properties(schema).items():
             options = [o for o in self.values.options(_schema(sub)) if not _is_null(o)]
             # a null is written by leaving the tag out
             needed = name in must and len(options) == len(self.values.options(_schema(sub)))
             if options:
-                members.append(Member(self._tag(name, options), needed))
-        return ordered(members, Frame(), self._rules)
+                members.append(ObjectMember(self._tag(name, options), needed))
+        return ordered_members(members, MemberDelimiters(), self._rules)
 
     def _tag(self, name: str, options: list[Option]) -> Node:
         opener = sequence(marker(self._token), text(f"<{name}>"))
@@ -74,11 +74,11 @@ class _TreeForm:
         """What the tag holds, with its closer."""
         closer = sequence(marker(self._token), text(f"</{name}>"))
         self._count += 1
-        spell_out = self._count < MOST_VALUES and self._depth < DEEPEST
+        spell_out = self._count < MAX_VALUES and self._depth < MAX_DEPTH
         leaves: list[Option] = []
         forms: list[Node] = []
         for option in options:
-            if not spell_out or not isinstance(option, Typed):
+            if not spell_out or not isinstance(option, TypedOption):
                 leaves.append(option)
             elif option.kind == "array":
                 forms.append(sequence(self._items(option), closer))
@@ -93,26 +93,26 @@ class _TreeForm:
     def _leaf(self, name: str, options: list[Option]) -> Node:
         closer = f"{self._token}</{name}>"
         form = raw_value(options, (closer,), self.values)
-        if isinstance(form, Free) and self._token:
+        if isinstance(form, FreeText) and self._token:
             # the token is in no data, so that one automaton does for all tags
-            return sequence(Free(stops=(f"{self._token}</",)), text(f"{name}>"))
+            return sequence(FreeText(stops=(f"{self._token}</",)), text(f"{name}>"))
         return form
 
-    def _items(self, option: Typed) -> Node:
+    def _items(self, option: TypedOption) -> Node:
         items = _schema(option.schema.get("items"))
 
         def tag() -> Node:
             return self._tag("item", self.values.options(items))
 
-        return several(self._known.form("tree-item", items, tag))
+        return repeat(self._known.get_or_build("tree-item", items, tag))
 
 
-def _named(option: Typed) -> bool:
-    return not names_none(option.schema)
+def _named(option: TypedOption) -> bool:
+    return not has_open_keys(option.schema)
 
 
 def _is_null(option: Option) -> bool:
-    if isinstance(option, Constant):
+    if isinstance(option, ConstantOption):
         return option.value is None
     return option.kind == "null"
 

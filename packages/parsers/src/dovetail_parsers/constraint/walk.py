@@ -4,48 +4,48 @@ from collections.abc import Callable, Mapping
 
 from dovetail_model import Unsupported
 from dovetail_parsers.constraint.nodes import (
-    NOTHING,
+    EMPTY,
     Chars,
     Node,
     marker,
     optional,
     sequence,
-    several,
+    repeat,
     text,
 )
-from dovetail_parsers.grammar import Act, Channel, Mode, To
-from dovetail_parsers.writer import shortest_way
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge
+from dovetail_parsers.writer import shortest_path
 
 Spell = Callable[[str, int], str]
 
 _DIGIT = Chars((("0", "9"),))
-_OWN_ID = several(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "-"))))
+_OWN_ID = repeat(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "-"))))
 
 #: A number that only the model can know: how many calls it has made.
-COUNT = several(_DIGIT, 1, 4)
+CALL_COUNT = repeat(_DIGIT, 1, 4)
 
 
-class Walk:
+class TableWalk:
     """The modes of one table. `lead` is the white space before a call that follows another."""
 
     __slots__ = ("_family", "_lead", "modes")
 
     def __init__(self, family: str, modes: Mapping[str, Mode], lead: str) -> None:
         self._family = family
-        self._lead = optional(text(lead)) if lead else NOTHING
+        self._lead = optional(text(lead)) if lead else EMPTY
         self.modes = modes
 
-    def go(
-        self, start: str, goal: Callable[[Mode], bool], until: Act = Act.NONE
+    def path_to(
+        self, start: str, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE
     ) -> tuple[Node, str]:
         """The shortest way to a mode, or across an edge with an act, and where it leads."""
-        way = shortest_way(self.modes, start, goal, until)
+        way = shortest_path(self.modes, start, goal, until)
         if way is None:
             raise Unsupported(f"no grammar for calls of {self._family}: {start} leads nowhere")
         parts: list[Node] = []
         at = start
         for mark, edge in way:
-            parts += [self._before(at), edge_form(mark, edge)]
+            parts += [self._before(at), edge_grammar(mark, edge)]
             at = edge.mode
         return sequence(*parts), at
 
@@ -57,16 +57,16 @@ class Walk:
         if mode.channel is Channel.ID:
             return _OWN_ID
         if mode.channel is Channel.ATTRIBUTE and mode.spell is not None:
-            return spelled(mode.spell, "")
-        return NOTHING
+            return spelled_grammar(mode.spell, "")
+        return EMPTY
 
 
-def edge_form(mark: str, edge: To) -> Node:
+def edge_grammar(mark: str, edge: Edge) -> Node:
     """An edge as it is written: its marker, unless the next mode reads that, and its pad."""
-    return sequence(NOTHING if edge.peek else marker(mark), text(edge.pad))
+    return sequence(EMPTY if edge.peek else marker(mark), text(edge.pad))
 
 
-def spelled(spell: Spell | None, word: str) -> Node:
+def spelled_grammar(spell: Spell | None, word: str) -> Node:
     """A word as its mode spells it, with any number where the writer counts calls."""
     if spell is None:
         return text(word)
@@ -74,4 +74,4 @@ def spelled(spell: Spell | None, word: str) -> Node:
     if one == two:
         return text(one)
     at = next(i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
-    return sequence(text(one[:at]), COUNT, text(one[at + 1 :]))
+    return sequence(text(one[:at]), CALL_COUNT, text(one[at + 1 :]))

@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="apertus",
@@ -12,7 +12,7 @@ FAMILY = Family(
     reasoning_names=("apertus2509", "apertus"),
     pairs_with="apertus2509",
     models={"*apertus*": "apertus2509"},
-    marks=("<|tools_prefix|>",),
-    tools=enveloped(Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}),
+    template_markers=("<|tools_prefix|>",),
+    tools=json_envelope_format(Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}),
     reasoning=ReasoningFormat(openers=("<|inner_prefix|>",), closers=("<|inner_suffix|>",)),
 )

@@ -10,7 +10,7 @@ FAMILY = Family(
         "[BEGIN FINAL RESPONSE]\nIt is sunny."
     ),
     reasoning_names=("apriel",),
-    marks=("[BEGIN FINAL RESPONSE]",),
+    template_markers=("[BEGIN FINAL RESPONSE]",),
     reasoning=ReasoningFormat(
         openers=("Here are my reasoning steps:",),
         closers=("[BEGIN FINAL RESPONSE]",),

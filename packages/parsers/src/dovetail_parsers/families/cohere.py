@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 _FRAMES = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
@@ -17,10 +17,10 @@ FAMILY = Family(
     reasoning_names=("cohere_command3", "cohere_command4"),
     pairs_with="cohere_command3",
     models={"*command-a*": "cohere_command3", "*command-r7b*": "cohere_command3"},
-    marks=("<|START_ACTION|>",),
+    template_markers=("<|START_ACTION|>",),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={"<|START_ACTION|>": To("calls")}),
+            "text": Mode(Channel.TEXT, on={"<|START_ACTION|>": Edge("calls")}),
             "calls": Mode(
                 Channel.BODY,
                 body=Envelope(
@@ -30,9 +30,9 @@ FAMILY = Family(
                     many=True,
                     write_id=True,
                 ),
-                end=To("done"),
+                end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={"<|END_ACTION|>": To("text")}),
+            "done": Mode(Channel.GAP, on={"<|END_ACTION|>": Edge("text")}),
         },
         orphans=("<|END_ACTION|>", *_FRAMES),
     ),

@@ -2,26 +2,26 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
 TOOLS = ToolFormat(
     modes={
-        "text": Mode(Channel.TEXT, on={_BEGIN: To("section")}, tolerate={_CALL: To("kind")}),
-        "section": Mode(Channel.GAP, on={_CALL: To("kind")}),
-        "kind": Mode(Channel.GAP, on={"function<｜tool▁sep｜>": To("name")}),
-        "name": Mode(Channel.NAME, on={"\n```json": To("args", Act.OPEN, pad="\n")}),
+        "text": Mode(Channel.TEXT, on={_BEGIN: Edge("section")}, tolerate={_CALL: Edge("kind")}),
+        "section": Mode(Channel.GAP, on={_CALL: Edge("kind")}),
+        "kind": Mode(Channel.GAP, on={"function<｜tool▁sep｜>": Edge("name")}),
+        "name": Mode(Channel.NAME, on={"\n```json": Edge("args", CallAction.OPEN, pad="\n")}),
         "args": Mode(
             Channel.BODY,
             body=JsonBody(),
-            tolerate={"```": To("end", Act.CLOSE)},
-            end=To("fence", pad="\n"),
+            tolerate={"```": Edge("end", CallAction.CLOSE)},
+            end=Edge("fence", pad="\n"),
         ),
-        "fence": Mode(Channel.GAP, on={"```": To("end")}, tolerate={_CALL_END: To("done")}),
-        "end": Mode(Channel.GAP, on={_CALL_END: To("done")}),
-        "done": Mode(Channel.GAP, on={_CALL: To("kind"), _END: To("text")}),
+        "fence": Mode(Channel.GAP, on={"```": Edge("end")}, tolerate={_CALL_END: Edge("done")}),
+        "end": Mode(Channel.GAP, on={_CALL_END: Edge("done")}),
+        "done": Mode(Channel.GAP, on={_CALL: Edge("kind"), _END: Edge("text")}),
     },
     orphans=(_END, _CALL_END),
 )
@@ -35,6 +35,6 @@ FAMILY = Family(
     tool_names=("deepseek_v3", "deepseekv3"),
     pairs_with="deepseek_r1",
     models={"*deepseek-v3*": None, "*deepseek-r1*": "deepseek_r1"},
-    marks=("<｜tool▁calls▁begin｜>", "```json"),
+    template_markers=("<｜tool▁calls▁begin｜>", "```json"),
     tools=TOOLS,
 )

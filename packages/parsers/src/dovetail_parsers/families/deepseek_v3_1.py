@@ -2,28 +2,28 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
 TOOLS = ToolFormat(
     modes={
-        "text": Mode(Channel.TEXT, on={_BEGIN: To("section")}, tolerate={_CALL: To("name")}),
-        "section": Mode(Channel.GAP, on={_CALL: To("name")}),
-        "name": Mode(Channel.NAME, on={"<｜tool▁sep｜>": To("args", Act.OPEN)}),
+        "text": Mode(Channel.TEXT, on={_BEGIN: Edge("section")}, tolerate={_CALL: Edge("name")}),
+        "section": Mode(Channel.GAP, on={_CALL: Edge("name")}),
+        "name": Mode(Channel.NAME, on={"<｜tool▁sep｜>": Edge("args", CallAction.OPEN)}),
         "args": Mode(
             Channel.BODY,
             body=JsonBody(),
-            tolerate={_CALL_END: To("done", Act.CLOSE)},
-            end=To("end"),
+            tolerate={_CALL_END: Edge("done", CallAction.CLOSE)},
+            end=Edge("end"),
         ),
         "end": Mode(
             Channel.GAP,
-            on={_CALL_END: To("done")},
-            tolerate={_CALL: To("name"), _END: To("text")},
+            on={_CALL_END: Edge("done")},
+            tolerate={_CALL: Edge("name"), _END: Edge("text")},
         ),
-        "done": Mode(Channel.GAP, on={_CALL: To("name"), _END: To("text")}),
+        "done": Mode(Channel.GAP, on={_CALL: Edge("name"), _END: Edge("text")}),
     },
     orphans=(_END, _CALL_END),
 )
@@ -37,6 +37,6 @@ FAMILY = Family(
     tool_names=("deepseek_v3_1", "deepseek_v31", "deepseekv31"),
     pairs_with="deepseek_v3_1",
     models={"*deepseek-v3.1*": "deepseek_v3_1"},
-    marks=("<｜tool▁calls▁begin｜>",),
+    template_markers=("<｜tool▁calls▁begin｜>",),
     tools=TOOLS,
 )

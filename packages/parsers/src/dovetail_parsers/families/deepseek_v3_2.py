@@ -2,14 +2,14 @@
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, ToolFormat
-from dovetail_parsers.shared_formats import Tagged
+from dovetail_parsers.shared_formats import TaggedFormat
 
 _CLOSER = ("</｜DSML｜parameter>",)
 
 
-def dsml(section: str) -> ToolFormat:
+def dsml_format(section: str) -> ToolFormat:
     """The format of the DSML models, which name their section differently."""
-    return Tagged(
+    return TaggedFormat(
         section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
         name=('<｜DSML｜invoke name="', '">'),
         key='<｜DSML｜parameter name="',
@@ -22,7 +22,7 @@ def dsml(section: str) -> ToolFormat:
         many=True,
         lead="\n\n",
         strays=("</｜DSML｜invoke>", *_CLOSER),
-    ).format()
+    ).to_tool_format()
 
 
 FAMILY = Family(
@@ -35,6 +35,6 @@ FAMILY = Family(
     tool_names=("deepseek_v3_2", "deepseek_v32", "deepseekv32"),
     pairs_with="deepseek_v3_2",
     models={"*deepseek-v3.2*": "deepseek_v3_2"},
-    marks=("DSML｜", "function_calls"),
-    tools=dsml("function_calls"),
+    template_markers=("DSML｜", "function_calls"),
+    tools=dsml_format("function_calls"),
 )

@@ -1,6 +1,6 @@
 """DeepSeek-V4: the DSML of V3.2 in a section of another name."""
 
-from dovetail_parsers.families.deepseek_v3_2 import dsml
+from dovetail_parsers.families.deepseek_v3_2 import dsml_format
 from dovetail_parsers.family import Family
 
 FAMILY = Family(
@@ -13,6 +13,6 @@ FAMILY = Family(
     tool_names=("deepseek_v4", "deepseekv4"),
     pairs_with="deepseek_v4",
     models={"*deepseek-v4*": "deepseek_v4"},
-    marks=("DSML｜", "tool_calls>"),
-    tools=dsml("tool_calls"),
+    template_markers=("DSML｜", "tool_calls>"),
+    tools=dsml_format("tool_calls"),
 )

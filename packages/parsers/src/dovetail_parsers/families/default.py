@@ -2,13 +2,13 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _MARKED = {
-    "<TOOLCALL>": To("calls"),
-    "<|python_tag|>": To("calls"),
-    "<tool_call>": To("calls"),
-    "[TOOL_CALLS]": To("calls"),
+    "<TOOLCALL>": Edge("calls"),
+    "<|python_tag|>": Edge("calls"),
+    "<tool_call>": Edge("calls"),
+    "[TOOL_CALLS]": Edge("calls"),
 }
 
 FAMILY = Family(
@@ -21,18 +21,18 @@ FAMILY = Family(
             "start": Mode(
                 Channel.GAP,
                 on=_MARKED,
-                tolerate={"{": To("bare", peek=True), "[": To("bare", peek=True)},
+                tolerate={"{": Edge("bare", peek=True), "[": Edge("bare", peek=True)},
             ),
             "text": Mode(Channel.TEXT, on=_MARKED),
-            "bare": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=To("done")),
-            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+            "bare": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=Edge("done")),
+            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                on={"</TOOLCALL>": To("text"), "</tool_call>": To("text")},
-                tolerate={";": To("more")},
-                otherwise=To("text"),
+                on={"</TOOLCALL>": Edge("text"), "</tool_call>": Edge("text")},
+                tolerate={";": Edge("more")},
+                otherwise=Edge("text"),
             ),
-            "more": Mode(Channel.GAP, on={"{": To("calls", peek=True)}),
+            "more": Mode(Channel.GAP, on={"{": Edge("calls", peek=True)}),
         },
         orphans=("</TOOLCALL>", "</tool_call>"),
     ),

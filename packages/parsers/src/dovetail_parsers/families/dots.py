@@ -1,7 +1,7 @@
 """Dots: MiniMax-M2's form under its own section tags."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 FAMILY = Family(
     name="dots",
@@ -12,13 +12,13 @@ FAMILY = Family(
     tool_names=("dots",),
     pairs_with="dots",
     models={"*dots*llm*": "dots", "*dots.*": "dots"},
-    marks=("<dots_function_call>",),
-    tools=Tagged(
+    template_markers=("<dots_function_call>",),
+    tools=TaggedFormat(
         section=("<dots_function_call>", "</dots_function_call>"),
         name=('<invoke name="', '">'),
         key='<parameter name="',
-        values={'">': raw("</parameter>")},
+        values={'">': raw_value("</parameter>")},
         end="</invoke>",
         many=True,
-    ).format(),
+    ).to_tool_format(),
 )

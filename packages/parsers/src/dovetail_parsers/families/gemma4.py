@@ -3,22 +3,22 @@
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 
-def braced(opener: str, closer: str, quote: str) -> ToolFormat:
+def braced_format(opener: str, closer: str, quote: str) -> ToolFormat:
     """`OPENER call:NAME{key:QUOTEtextQUOTE,n:1}CLOSER`"""
     return ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={opener: To("head")}),
-            "head": Mode(Channel.GAP, on={"call:": To("name")}),
-            "name": Mode(Channel.NAME, on={"{": To("args", Act.OPEN, peek=True)}),
+            "text": Mode(Channel.TEXT, on={opener: Edge("head")}),
+            "head": Mode(Channel.GAP, on={"call:": Edge("name")}),
+            "name": Mode(Channel.NAME, on={"{": Edge("args", CallAction.OPEN, peek=True)}),
             "args": Mode(
                 Channel.BODY,
                 body=JsonBody(Dialect(quote=quote, bare_keys=True)),
-                end=To("done"),
+                end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={closer: To("text")}),
+            "done": Mode(Channel.GAP, on={closer: Edge("text")}),
         },
         orphans=(closer,),
     )
@@ -31,8 +31,8 @@ FAMILY = Family(
     reasoning_names=("gemma4",),
     pairs_with="gemma4",
     models={"*gemma-4*": "gemma4"},
-    marks=("<|tool_call>call:",),
-    tools=braced("<|tool_call>", "<tool_call|>", '<|"|>'),
+    template_markers=("<|tool_call>call:",),
+    tools=braced_format("<|tool_call>", "<tool_call|>", '<|"|>'),
     reasoning=ReasoningFormat(
         openers=("<|channel>thought\n", "<|channel>thought"),
         closers=("<channel|>",),

@@ -2,27 +2,27 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 FAMILY = Family(
     name="gigachat3",
     sample='<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}',
     tool_names=("gigachat3",),
     models={"*gigachat3*": None, "*gigachat-3*": None},
-    marks=("<|role_sep|>", "<|message_sep|>"),
+    template_markers=("<|role_sep|>", "<|message_sep|>"),
     tools=ToolFormat(
         modes={
             "text": Mode(
                 Channel.TEXT,
-                on={"<|function_call|>": To("call")},
-                tolerate={"function call<|role_sep|>": To("call")},
+                on={"<|function_call|>": Edge("call")},
+                tolerate={"function call<|role_sep|>": Edge("call")},
             ),
-            "call": Mode(Channel.BODY, body=Envelope(), end=To("done")),
+            "call": Mode(Channel.BODY, body=Envelope(), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                on={"<|function_call|>": To("call")},
-                tolerate={"<|message_sep|>": To("text")},
-                otherwise=To("text"),
+                on={"<|function_call|>": Edge("call")},
+                tolerate={"<|message_sep|>": Edge("text")},
+                otherwise=Edge("text"),
             ),
         },
         orphans=("<|message_sep|>",),

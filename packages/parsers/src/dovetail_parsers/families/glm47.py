@@ -1,25 +1,25 @@
 """GLM-4.5 to GLM-5, Ling 3, Poolside Laguna: the name, then pairs of key and value."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
 
 TOOLS = ToolFormat(
     modes={
-        "text": Mode(Channel.TEXT, on={"<tool_call>": To("name")}),
+        "text": Mode(Channel.TEXT, on={"<tool_call>": Edge("name")}),
         "name": Mode(
             Channel.NAME,
             on={
-                "<arg_key>": To("key", Act.OPEN),
-                "</tool_call>": To("text", Act.OPEN | Act.CLOSE),
+                "<arg_key>": Edge("key", CallAction.OPEN),
+                "</tool_call>": Edge("text", CallAction.OPEN | CallAction.CLOSE),
             },
         ),
-        "key": Mode(Channel.KEY, on={"</arg_key>": To("between")}),
-        "between": Mode(Channel.GAP, on={"<arg_value>": To("value")}),
-        "value": Mode(Channel.VALUE, on={"</arg_value>": To("args")}),
+        "key": Mode(Channel.KEY, on={"</arg_key>": Edge("between")}),
+        "between": Mode(Channel.GAP, on={"<arg_value>": Edge("value")}),
+        "value": Mode(Channel.VALUE, on={"</arg_value>": Edge("args")}),
         "args": Mode(
             Channel.GAP,
-            on={"<arg_key>": To("key"), "</tool_call>": To("text", Act.CLOSE)},
-            tolerate={"<tool_call>": To("name", Act.CLOSE)},
+            on={"<arg_key>": Edge("key"), "</tool_call>": Edge("text", CallAction.CLOSE)},
+            tolerate={"<tool_call>": Edge("name", CallAction.CLOSE)},
         ),
     },
     orphans=("</tool_call>",),
@@ -41,6 +41,6 @@ FAMILY = Family(
         "*laguna*": "poolside_v1",
         "*poolside*": "poolside_v1",
     },
-    marks=("<arg_key>", "<arg_value>"),
+    template_markers=("<arg_key>", "<arg_value>"),
     tools=TOOLS,
 )

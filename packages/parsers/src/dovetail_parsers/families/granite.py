@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="granite",
@@ -12,8 +12,8 @@ FAMILY = Family(
     reasoning_names=("granite",),
     pairs_with="granite",
     models={"*granite-3*": "granite"},
-    marks=("<|tool_call|>", "granite"),
-    tools=enveloped(Envelope(many=True), {"<|tool_call|>": "", "<tool_call>": ""}),
+    template_markers=("<|tool_call|>", "granite"),
+    tools=json_envelope_format(Envelope(many=True), {"<|tool_call|>": "", "<tool_call>": ""}),
     reasoning=ReasoningFormat(
         openers=("Here's my thought process:", "Here is my thought process:", "<think>"),
         closers=("Here's my response:", "Here is my response:", "</think>"),

@@ -2,13 +2,13 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="granite-20b-fc",
     sample='<function_call>{"name": "get_weather", "arguments": {"city": "Paris"}}',
     tool_names=("granite-20b-fc",),
     models={"*granite-20b*": None},
-    marks=("<function_call>",),
-    tools=enveloped(Envelope(), {"<function_call>": ""}),
+    template_markers=("<function_call>",),
+    tools=json_envelope_format(Envelope(), {"<function_call>": ""}),
 )

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, Route, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Route, Edge, ToolFormat
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<>{}\"'=,;|]+)")
-_HEADER = {"<|start|>": To("header"), "<|channel|>": To("header")}
-_ENDS = {marker: To("text") for marker in ("<|end|>", "<|return|>", "<|call|>")}
-_STRAY = {marker: To("text") for marker in ("<|message|>", "<|constrain|>")}
+_HEADER = {"<|start|>": Edge("header"), "<|channel|>": Edge("header")}
+_ENDS = {marker: Edge("text") for marker in ("<|end|>", "<|return|>", "<|call|>")}
+_STRAY = {marker: Edge("text") for marker in ("<|message|>", "<|constrain|>")}
 
 
 def route(header: str) -> Route:
@@ -48,32 +48,32 @@ FAMILY = Family(
     reasoning_names=("gpt_oss", "openai_gptoss", "gpt-oss"),
     pairs_with="gpt_oss",
     models={"*gpt-oss*": "gpt_oss"},
-    marks=("<|channel|>", "<|message|>"),
+    template_markers=("<|channel|>", "<|message|>"),
     unified=write,
     tools=ToolFormat(
         entry="start",
         modes={
             # the prompt ends with `<|start|>assistant`, so a recipient may come first
-            "start": Mode(Channel.GAP, on=_HEADER, tolerate={"to=": To("header", peek=True)}),
+            "start": Mode(Channel.GAP, on=_HEADER, tolerate={"to=": Edge("header", peek=True)}),
             "text": Mode(Channel.TEXT, on=_HEADER | _ENDS, tolerate=_STRAY),
             "header": Mode(
                 Channel.HEADER,
                 on={
-                    "<|channel|>": To("header"),
-                    "<|constrain|>": To("header"),
-                    "<|message|>": To("text"),
+                    "<|channel|>": Edge("header"),
+                    "<|constrain|>": Edge("header"),
+                    "<|message|>": Edge("text"),
                 },
-                tolerate={"<|start|>": To("header")},
+                tolerate={"<|start|>": Edge("header")},
                 route=route,
             ),
             "reasoning": Mode(Channel.REASONING, on=_HEADER | _ENDS),
             "call": Mode(
                 Channel.BODY,
                 body=JsonBody(),
-                tolerate={"<|call|>": To("text", Act.CLOSE), "<|end|>": To("text", Act.CLOSE)},
-                end=To("done"),
+                tolerate={"<|call|>": Edge("text", CallAction.CLOSE), "<|end|>": Edge("text", CallAction.CLOSE)},
+                end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_HEADER, otherwise=To("text")),
+            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_HEADER, otherwise=Edge("text")),
         },
     ),
 )

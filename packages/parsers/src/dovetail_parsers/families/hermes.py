@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="hermes",
@@ -24,6 +24,6 @@ FAMILY = Family(
         "*smollm*": None,
         "*trinity*": "deepseek_r1",
     },
-    marks=("<tool_call>",),
-    tools=enveloped(Envelope(), {"<tool_call>": "</tool_call>"}, pad="\n", lead="\n"),
+    template_markers=("<tool_call>",),
+    tools=json_envelope_format(Envelope(), {"<tool_call>": "</tool_call>"}, pad="\n", lead="\n"),
 )

@@ -6,21 +6,21 @@ section is the older models' form. Both are read, neither is written.
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 SUFFIX = ":opensource"
 
 
-def _mode(channel: Channel, edges: dict[str, To]) -> Mode:
+def _mode(channel: Channel, edges: dict[str, Edge]) -> Mode:
     """A mode with these edges, and the same with suffixed tags."""
     suffixed = {marker[:-1] + SUFFIX + ">": edge for marker, edge in edges.items()}
     return Mode(channel, on=edges, tolerate=suffixed)
 
 
-def _parameters(opens: Act, closes: Act) -> Mode:
+def _parameters(opens: CallAction, closes: CallAction) -> Mode:
     return _mode(
         Channel.GAP,
-        {"<arg_key>": To("key", opens), "</tool_call>": To("done", closes, pad="\n")},
+        {"<arg_key>": Edge("key", opens), "</tool_call>": Edge("done", closes, pad="\n")},
     )
 
 
@@ -28,26 +28,26 @@ TOOLS = ToolFormat(
     modes={
         "text": Mode(
             Channel.TEXT,
-            on={"<tool_calls>": To("section", pad="\n")},
+            on={"<tool_calls>": Edge("section", pad="\n")},
             tolerate={
-                f"<tool_calls{SUFFIX}>": To("section"),
-                "<tool_call>": To("name"),
-                f"<tool_call{SUFFIX}>": To("name"),
+                f"<tool_calls{SUFFIX}>": Edge("section"),
+                "<tool_call>": Edge("name"),
+                f"<tool_call{SUFFIX}>": Edge("name"),
             },
         ),
         "section": Mode(
             Channel.GAP,
-            on={"<tool_call>": To("name")},
-            tolerate={f"<tool_call{SUFFIX}>": To("name"), "[": To("list", peek=True)},
+            on={"<tool_call>": Edge("name")},
+            tolerate={f"<tool_call{SUFFIX}>": Edge("name"), "[": Edge("list", peek=True)},
         ),
-        "name": _mode(Channel.NAME, {"<tool_sep>": To("head", pad="\n")}),
-        "head": _parameters(Act.OPEN, Act.OPEN | Act.CLOSE),
-        "args": _parameters(Act.NONE, Act.CLOSE),
-        "key": _mode(Channel.KEY, {"</arg_key>": To("between", pad="\n")}),
-        "between": _mode(Channel.GAP, {"<arg_value>": To("value")}),
-        "value": _mode(Channel.VALUE, {"</arg_value>": To("args", pad="\n")}),
-        "list": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
-        "done": _mode(Channel.GAP, {"<tool_call>": To("name"), "</tool_calls>": To("text")}),
+        "name": _mode(Channel.NAME, {"<tool_sep>": Edge("head", pad="\n")}),
+        "head": _parameters(CallAction.OPEN, CallAction.OPEN | CallAction.CLOSE),
+        "args": _parameters(CallAction.NONE, CallAction.CLOSE),
+        "key": _mode(Channel.KEY, {"</arg_key>": Edge("between", pad="\n")}),
+        "between": _mode(Channel.GAP, {"<arg_value>": Edge("value")}),
+        "value": _mode(Channel.VALUE, {"</arg_value>": Edge("args", pad="\n")}),
+        "list": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
+        "done": _mode(Channel.GAP, {"<tool_call>": Edge("name"), "</tool_calls>": Edge("text")}),
     },
     orphans=("</tool_calls>", f"</tool_calls{SUFFIX}>"),
 )
@@ -62,7 +62,7 @@ FAMILY = Family(
     reasoning_names=("hy_v3", "hunyuan"),
     pairs_with="hy_v3",
     models={"*hy3*": "hy_v3", "*hunyuan-3*": "hy_v3"},
-    marks=("tool_sep",),
+    template_markers=("tool_sep",),
     tools=TOOLS,
     reasoning=ReasoningFormat(
         openers=("<think>", f"<think{SUFFIX}>"), closers=("</think>", f"</think{SUFFIX}>")

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _ENVELOPE = Envelope(arguments=("args", "arguments"))
 _KINDS = {
-    "<|content_thinking|>": To("reasoning"),
-    "<|content_text|>": To("text"),
-    "<|content_invoke_tool_json|>": To("call"),
+    "<|content_thinking|>": Edge("reasoning"),
+    "<|content_text|>": Edge("text"),
+    "<|content_invoke_tool_json|>": Edge("call"),
 }
-_MESSAGE = {"<|message_model|>": To("header")}
-_ENDS = {"<|end_message|>": To("text"), "<|content_model_end_sampling|>": To("text")}
+_MESSAGE = {"<|message_model|>": Edge("header")}
+_ENDS = {"<|end_message|>": Edge("text"), "<|content_model_end_sampling|>": Edge("text")}
 
 
 def write(blocks: Sequence[OutputBlock]) -> str:
@@ -42,15 +42,15 @@ FAMILY = Family(
     reasoning_names=("inkling",),
     pairs_with="inkling",
     models={"*inkling*": "inkling"},
-    marks=("<|message_model|>",),
+    template_markers=("<|message_model|>",),
     unified=write,
     tools=ToolFormat(
         modes={
             "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS, tolerate=_KINDS),
             "header": Mode(Channel.HEADER, on=_KINDS, tolerate=_ENDS),
             "reasoning": Mode(Channel.REASONING, on=_ENDS, tolerate=_MESSAGE | _KINDS),
-            "call": Mode(Channel.BODY, body=_ENVELOPE, end=To("done")),
-            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_MESSAGE, otherwise=To("text")),
+            "call": Mode(Channel.BODY, body=_ENVELOPE, end=Edge("done")),
+            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_MESSAGE, otherwise=Edge("text")),
         },
     ),
 )

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 FAMILY = Family(
     name="internlm",
@@ -13,17 +13,17 @@ FAMILY = Family(
     tool_names=("internlm", "interns1"),
     pairs_with="interns1",
     models={"*internlm*": None, "*intern-s1*": "interns1"},
-    marks=("<|action_start|>",),
+    template_markers=("<|action_start|>",),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={"<|action_start|>": To("action")}),
-            "action": Mode(Channel.GAP, on={"<|plugin|>": To("call")}),
+            "text": Mode(Channel.TEXT, on={"<|action_start|>": Edge("action")}),
+            "action": Mode(Channel.GAP, on={"<|plugin|>": Edge("call")}),
             "call": Mode(
                 Channel.BODY,
                 body=Envelope(arguments=("parameters", "arguments")),
-                end=To("done"),
+                end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={"<|action_end|>": To("text")}),
+            "done": Mode(Channel.GAP, on={"<|action_end|>": Edge("text")}),
         },
         orphans=("<|action_end|>",),
     ),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 FAMILY = Family(
     name="jamba",
@@ -14,15 +14,15 @@ FAMILY = Family(
         "*apriel*": "apriel",
         "*minimax-m1*": "qwen3",
     },
-    marks=("<tool_calls>",),
+    template_markers=("<tool_calls>",),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={"<tool_calls>": To("calls")}),
-            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+            "text": Mode(Channel.TEXT, on={"<tool_calls>": Edge("calls")}),
+            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                on={"</tool_calls>": To("text")},
-                tolerate={"{": To("calls", peek=True)},
+                on={"</tool_calls>": Edge("text")},
+                tolerate={"{": Edge("calls", peek=True)},
             ),
         },
         orphans=("</tool_calls>",),

@@ -8,6 +8,6 @@ FAMILY = Family(
     sample="◁think▷The user wants the weather.◁/think▷It is sunny.",
     reasoning_names=("kimi",),
     models={"*kimi-vl*": "kimi"},
-    marks=("◁think▷",),
+    template_markers=("◁think▷",),
     reasoning=ReasoningFormat(openers=("◁think▷",), closers=("◁/think▷",)),
 )

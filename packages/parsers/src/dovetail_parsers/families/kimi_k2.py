@@ -7,17 +7,17 @@ import re
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
 
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?\Z")
 
 
-def read_id(text: str) -> tuple[str, str | None]:
+def parse_call_id(text: str) -> tuple[str, str | None]:
     found = _ID.match(text)
     return (found[1] if found else text), text
 
 
-def spell_id(name: str, index: int) -> str:
+def format_call_id(name: str, index: int) -> str:
     return f"functions.{name}:{index}"
 
 
@@ -25,42 +25,42 @@ TOOLS = ToolFormat(
     modes={
         "text": Mode(
             Channel.TEXT,
-            on={"<|tool_calls_section_begin|>": To("section")},
+            on={"<|tool_calls_section_begin|>": Edge("section")},
             tolerate={
-                "<|tool_call_section_begin|>": To("section"),
-                "<|tool_call_begin|>": To("name"),
+                "<|tool_call_section_begin|>": Edge("section"),
+                "<|tool_call_begin|>": Edge("name"),
             },
         ),
-        "section": Mode(Channel.GAP, on={"<|tool_call_begin|>": To("name")}),
+        "section": Mode(Channel.GAP, on={"<|tool_call_begin|>": Edge("name")}),
         "name": Mode(
             Channel.NAME,
-            on={"<|tool_call_argument_begin|>": To("args", Act.OPEN)},
-            read=read_id,
-            spell=spell_id,
+            on={"<|tool_call_argument_begin|>": Edge("args", CallAction.OPEN)},
+            read=parse_call_id,
+            spell=format_call_id,
         ),
         "args": Mode(
             Channel.BODY,
             body=JsonBody(),
-            tolerate={"<|tool_call_end|>": To("done", Act.CLOSE)},
-            end=To("end"),
+            tolerate={"<|tool_call_end|>": Edge("done", CallAction.CLOSE)},
+            end=Edge("end"),
         ),
         "end": Mode(
             Channel.GAP,
-            on={"<|tool_call_end|>": To("done")},
+            on={"<|tool_call_end|>": Edge("done")},
             tolerate={
-                "<|tool_call_begin|>": To("name"),
-                "<|tool_calls_section_end|>": To("text"),
+                "<|tool_call_begin|>": Edge("name"),
+                "<|tool_calls_section_end|>": Edge("text"),
             },
         ),
         "done": Mode(
             Channel.GAP,
             on={
-                "<|tool_call_begin|>": To("name"),
-                "<|tool_calls_section_end|>": To("text"),
+                "<|tool_call_begin|>": Edge("name"),
+                "<|tool_calls_section_end|>": Edge("text"),
             },
             tolerate={
-                "<|tool_call_section_end|>": To("text"),
-                "<|tool_call_end|>": To("done"),
+                "<|tool_call_section_end|>": Edge("text"),
+                "<|tool_call_end|>": Edge("done"),
             },
         ),
     },
@@ -82,6 +82,6 @@ FAMILY = Family(
         "*kimi-k2.5*": "kimi_k25",
         "*kimi-k2.6*": "kimi_k25",
     },
-    marks=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    template_markers=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
     tools=TOOLS,
 )

@@ -5,7 +5,7 @@ A call may instead hold one JSON object, in an element `json`.
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _END_OF_MESSAGE = (f"{_CLOSE}message{_SEP}", "<|end_of_msg|>")
@@ -25,10 +25,10 @@ def _spell(value: str, _: int) -> str:
     return value.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def _parameters(opens: Act, closes: Act) -> dict[str, To]:
+def _parameters(opens: CallAction, closes: CallAction) -> dict[str, Edge]:
     return {
-        f'{_OPEN}argument key="': To("key", opens),
-        f"{_CLOSE}call{_SEP}": To("done", closes),
+        f'{_OPEN}argument key="': Edge("key", opens),
+        f"{_CLOSE}call{_SEP}": Edge("done", closes),
     }
 
 
@@ -36,45 +36,45 @@ TOOLS = ToolFormat(
     modes={
         "text": Mode(
             Channel.TEXT,
-            on={f"{_OPEN}tools{_SEP}": To("section")},
-            tolerate={f'{_OPEN}call tool="': To("name")},
+            on={f"{_OPEN}tools{_SEP}": Edge("section")},
+            tolerate={f'{_OPEN}call tool="': Edge("name")},
         ),
-        "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': To("name")}),
+        "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': Edge("name")}),
         "name": Mode(
             Channel.NAME,
-            on={'" index="': To("index")},
-            tolerate={f'"{_SEP}': To("head")},
+            on={'" index="': Edge("index")},
+            tolerate={f'"{_SEP}': Edge("head")},
             read=_read,
             spell=_spell,
         ),
-        "index": Mode(Channel.ATTRIBUTE, on={f'"{_SEP}': To("head")}, spell=_number),
+        "index": Mode(Channel.ATTRIBUTE, on={f'"{_SEP}': Edge("head")}, spell=_number),
         "head": Mode(
             Channel.GAP,
-            on=_parameters(Act.OPEN, Act.OPEN | Act.CLOSE),
-            tolerate={f'{_OPEN}json type="object"{_SEP}': To("json", Act.OPEN)},
+            on=_parameters(CallAction.OPEN, CallAction.OPEN | CallAction.CLOSE),
+            tolerate={f'{_OPEN}json type="object"{_SEP}': Edge("json", CallAction.OPEN)},
         ),
-        "args": Mode(Channel.GAP, on=_parameters(Act.NONE, Act.CLOSE)),
+        "args": Mode(Channel.GAP, on=_parameters(CallAction.NONE, CallAction.CLOSE)),
         "key": Mode(
             Channel.KEY,
             on={
-                f'" type="string"{_SEP}': To("string"),
-                **{f'" type="{kind}"{_SEP}': To("literal") for kind in _TYPES},
+                f'" type="string"{_SEP}': Edge("string"),
+                **{f'" type="{kind}"{_SEP}': Edge("literal") for kind in _TYPES},
             },
-            tolerate={f'"{_SEP}': To("value")},
+            tolerate={f'"{_SEP}': Edge("value")},
             read=_read,
             spell=_spell,
         ),
-        "string": Mode(Channel.STRING, on={f"{_CLOSE}argument{_SEP}": To("args")}),
-        "literal": Mode(Channel.LITERAL, on={f"{_CLOSE}argument{_SEP}": To("args")}),
-        "value": Mode(Channel.VALUE, on={f"{_CLOSE}argument{_SEP}": To("args")}),
-        "json": Mode(Channel.BODY, body=JsonBody(), end=To("json_end")),
+        "string": Mode(Channel.STRING, on={f"{_CLOSE}argument{_SEP}": Edge("args")}),
+        "literal": Mode(Channel.LITERAL, on={f"{_CLOSE}argument{_SEP}": Edge("args")}),
+        "value": Mode(Channel.VALUE, on={f"{_CLOSE}argument{_SEP}": Edge("args")}),
+        "json": Mode(Channel.BODY, body=JsonBody(), end=Edge("json_end")),
         "json_end": Mode(
-            Channel.GAP, on={f"{_CLOSE}json{_SEP}": To("done"), f"{_CLOSE}call{_SEP}": To("done")}
+            Channel.GAP, on={f"{_CLOSE}json{_SEP}": Edge("done"), f"{_CLOSE}call{_SEP}": Edge("done")}
         ),
         "done": Mode(
             Channel.GAP,
-            on={f'{_OPEN}call tool="': To("name"), f"{_CLOSE}tools{_SEP}": To("text")},
-            tolerate={f"{_CLOSE}call{_SEP}": To("done")},
+            on={f'{_OPEN}call tool="': Edge("name"), f"{_CLOSE}tools{_SEP}": Edge("text")},
+            tolerate={f"{_CLOSE}call{_SEP}": Edge("done")},
         ),
     },
     orphans=(f"{_CLOSE}tools{_SEP}", f"{_CLOSE}call{_SEP}", *_END_OF_MESSAGE),
@@ -91,7 +91,7 @@ FAMILY = Family(
     reasoning_names=("kimi_k3",),
     pairs_with="kimi_k3",
     models={"*kimi-k3*": "kimi_k3"},
-    marks=("<|open|>", "<|sep|>"),
+    template_markers=("<|open|>", "<|sep|>"),
     tools=TOOLS,
     reasoning=ReasoningFormat(
         openers=(f"{_OPEN}think{_SEP}",),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 
@@ -12,12 +12,12 @@ FAMILY = Family(
     tool_names=("lfm2",),
     pairs_with="qwen3",
     models={"*lfm2*": None, "*lfm2.5*": "qwen3"},
-    marks=(_BEGIN,),
+    template_markers=(_BEGIN,),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={_BEGIN: To("calls")}),
-            "calls": Mode(Channel.BODY, body=Pythonic(), end=To("done")),
-            "done": Mode(Channel.GAP, on={_END: To("text")}),
+            "text": Mode(Channel.TEXT, on={_BEGIN: Edge("calls")}),
+            "calls": Mode(Channel.BODY, body=Pythonic(), end=Edge("done")),
+            "done": Mode(Channel.GAP, on={_END: Edge("text")}),
         },
         orphans=(_END,),
     ),

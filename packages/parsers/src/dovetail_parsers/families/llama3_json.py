@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _KEYS = ("parameters", "arguments")
 
@@ -11,27 +11,27 @@ FAMILY = Family(
     sample='<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
     tool_names=("llama3_json", "llama3", "llama4_json"),
     models={"*llama-3*": None, "*llama3*": None},
-    marks=('{"name": function name, "parameters"',),
+    template_markers=('{"name": function name, "parameters"',),
     tools=ToolFormat(
         entry="start",
         modes={
             "start": Mode(
                 Channel.GAP,
-                on={"<|python_tag|>": To("call"), "{": To("bare", peek=True)},
+                on={"<|python_tag|>": Edge("call"), "{": Edge("bare", peek=True)},
             ),
-            "text": Mode(Channel.TEXT, on={"<|python_tag|>": To("call")}),
-            "call": Mode(Channel.BODY, body=Envelope(arguments=_KEYS), end=To("done")),
-            "bare": Mode(Channel.BODY, body=Envelope(arguments=_KEYS, bare=True), end=To("done")),
+            "text": Mode(Channel.TEXT, on={"<|python_tag|>": Edge("call")}),
+            "call": Mode(Channel.BODY, body=Envelope(arguments=_KEYS), end=Edge("done")),
+            "bare": Mode(Channel.BODY, body=Envelope(arguments=_KEYS, bare=True), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                on={";": To("more", pad=" ")},
-                tolerate={"{": To("bare", peek=True), "<|python_tag|>": To("call")},
-                otherwise=To("text"),
+                on={";": Edge("more", pad=" ")},
+                tolerate={"{": Edge("bare", peek=True), "<|python_tag|>": Edge("call")},
+                otherwise=Edge("text"),
             ),
             "more": Mode(
                 Channel.GAP,
-                on={"{": To("call", peek=True)},
-                tolerate={"<|python_tag|>": To("call")},
+                on={"{": Edge("call", peek=True)},
+                tolerate={"<|python_tag|>": Edge("call")},
             ),
         },
     ),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 
@@ -11,17 +11,17 @@ FAMILY = Family(
     sample='<|python_start|>[get_weather(city="Paris")]<|python_end|>',
     tool_names=("llama4_pythonic",),
     models={"*llama-4*": None},
-    marks=(_BEGIN,),
+    template_markers=(_BEGIN,),
     tools=ToolFormat(
         entry="start",
         modes={
             "start": Mode(
-                Channel.GAP, on={_BEGIN: To("calls")}, tolerate={"[": To("bare", peek=True)}
+                Channel.GAP, on={_BEGIN: Edge("calls")}, tolerate={"[": Edge("bare", peek=True)}
             ),
-            "text": Mode(Channel.TEXT, on={_BEGIN: To("calls")}),
-            "calls": Mode(Channel.BODY, body=Pythonic(), end=To("done")),
-            "bare": Mode(Channel.BODY, body=Pythonic(bare=True), end=To("done")),
-            "done": Mode(Channel.GAP, on={_END: To("text")}, otherwise=To("text")),
+            "text": Mode(Channel.TEXT, on={_BEGIN: Edge("calls")}),
+            "calls": Mode(Channel.BODY, body=Pythonic(), end=Edge("done")),
+            "bare": Mode(Channel.BODY, body=Pythonic(bare=True), end=Edge("done")),
+            "done": Mode(Channel.GAP, on={_END: Edge("text")}, otherwise=Edge("text")),
         },
         orphans=(_END,),
     ),

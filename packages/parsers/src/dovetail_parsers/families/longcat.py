@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="longcat",
@@ -10,8 +10,8 @@ FAMILY = Family(
     "</longcat_tool_call>",
     tool_names=("longcat",),
     models={"*longcat*": None},
-    marks=("<longcat_tool_call>",),
-    tools=enveloped(
+    template_markers=("<longcat_tool_call>",),
+    tools=json_envelope_format(
         Envelope(), {"<longcat_tool_call>": "</longcat_tool_call>"}, pad="\n", lead="\n"
     ),
 )

@@ -1,7 +1,7 @@
 """MiniCPM5: one element for each call; a value may stand in a CDATA section."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 FAMILY = Family(
     name="minicpm5",
@@ -9,16 +9,16 @@ FAMILY = Family(
     tool_names=("minicpm5",),
     pairs_with="qwen3",
     models={"*minicpm5*": "qwen3"},
-    marks=("<function name=", "<param name="),
-    tools=Tagged(
+    template_markers=("<function name=", "<param name="),
+    tools=TaggedFormat(
         name=('<function name="', '">'),
         key='<param name="',
         values={
-            '">': raw("</param>"),
-            '"><![CDATA[': raw("]]></param>"),
-            '">\n<![CDATA[': raw("]]>\n</param>", "]]></param>"),
+            '">': raw_value("</param>"),
+            '"><![CDATA[': raw_value("]]></param>"),
+            '">\n<![CDATA[': raw_value("]]>\n</param>", "]]></param>"),
         },
         end="</function>",
         pad="",
-    ).format(),
+    ).to_tool_format(),
 )

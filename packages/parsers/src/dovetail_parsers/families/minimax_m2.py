@@ -1,7 +1,7 @@
 """MiniMax-M2: one section of invocations with named parameters."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 FAMILY = Family(
     name="minimax_m2",
@@ -12,13 +12,13 @@ FAMILY = Family(
     tool_names=("minimax_m2", "minimax-m2"),
     pairs_with="minimax_m2",
     models={"*minimax-m2*": "minimax_m2"},
-    marks=("<minimax:tool_call>",),
-    tools=Tagged(
+    template_markers=("<minimax:tool_call>",),
+    tools=TaggedFormat(
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
         name=('<invoke name="', '">'),
         key='<parameter name="',
-        values={'">': raw("</parameter>")},
+        values={'">': raw_value("</parameter>")},
         end="</invoke>",
         many=True,
-    ).format(),
+    ).to_tool_format(),
 )

@@ -1,8 +1,8 @@
 """MiniMax-M3: a token before every tag; parameters are tags, nested ones included."""
 
-from dovetail_parsers.arguments.tree import Tree
+from dovetail_parsers.arguments.tree import TagTree
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 TOKEN = "]<]minimax[>["
 
@@ -14,20 +14,20 @@ def tree_format(token: str) -> ToolFormat:
     return ToolFormat(
         modes={
             "text": Mode(
-                Channel.TEXT, on={begin: To("section", pad="\n")}, tolerate={invoke: To("name")}
+                Channel.TEXT, on={begin: Edge("section", pad="\n")}, tolerate={invoke: Edge("name")}
             ),
-            "section": Mode(Channel.GAP, on={invoke: To("name")}),
-            "name": Mode(Channel.NAME, on={'">': To("head")}),
-            "head": Mode(Channel.GAP, on={f"{token}<": To("args", Act.OPEN, peek=True)}),
+            "section": Mode(Channel.GAP, on={invoke: Edge("name")}),
+            "name": Mode(Channel.NAME, on={'">': Edge("head")}),
+            "head": Mode(Channel.GAP, on={f"{token}<": Edge("args", CallAction.OPEN, peek=True)}),
             "args": Mode(
                 Channel.BODY,
-                body=Tree(token, call="invoke", section="tool_call"),
-                end=To("done", pad="\n"),
+                body=TagTree(token, call="invoke", section="tool_call"),
+                end=Edge("done", pad="\n"),
             ),
             "done": Mode(
                 Channel.GAP,
-                on={invoke: To("name"), end: To("text")},
-                tolerate={f"{token}</invoke>": To("done")},
+                on={invoke: Edge("name"), end: Edge("text")},
+                tolerate={f"{token}</invoke>": Edge("done")},
             ),
         },
         orphans=(end, f"{token}</invoke>"),
@@ -45,7 +45,7 @@ FAMILY = Family(
     reasoning_names=("minimax_m3",),
     pairs_with="minimax_m3",
     models={"*minimax-m3*": "minimax_m3"},
-    marks=(TOKEN, "<mm:think>"),
+    template_markers=(TOKEN, "<mm:think>"),
     tools=tree_format(TOKEN),
     reasoning=ReasoningFormat(openers=("<mm:think>",), closers=("</mm:think>",)),
 )

@@ -3,30 +3,30 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 TOOLS = ToolFormat(
     modes={
-        "text": Mode(Channel.TEXT, on={"[TOOL_CALLS]": To("head")}),
+        "text": Mode(Channel.TEXT, on={"[TOOL_CALLS]": Edge("head")}),
         "head": Mode(
             Channel.GAP,
-            tolerate={"[": To("list", peek=True), "{": To("list", peek=True)},
-            otherwise=To("name"),
+            tolerate={"[": Edge("list", peek=True), "{": Edge("list", peek=True)},
+            otherwise=Edge("name"),
         ),
         "name": Mode(
             Channel.NAME,
-            on={"[ARGS]": To("args", Act.OPEN)},
-            tolerate={"[CALL_ID]": To("id"), "{": To("args", Act.OPEN, peek=True)},
+            on={"[ARGS]": Edge("args", CallAction.OPEN)},
+            tolerate={"[CALL_ID]": Edge("id"), "{": Edge("args", CallAction.OPEN, peek=True)},
         ),
-        "id": Mode(Channel.ID, on={"[ARGS]": To("args", Act.OPEN)}),
+        "id": Mode(Channel.ID, on={"[ARGS]": Edge("args", CallAction.OPEN)}),
         "args": Mode(
             Channel.BODY,
             body=JsonBody(),
-            tolerate={"[TOOL_CALLS]": To("head", Act.CLOSE)},
-            end=To("done"),
+            tolerate={"[TOOL_CALLS]": Edge("head", CallAction.CLOSE)},
+            end=Edge("done"),
         ),
-        "list": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
-        "done": Mode(Channel.GAP, on={"[TOOL_CALLS]": To("head")}, otherwise=To("text")),
+        "list": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
+        "done": Mode(Channel.GAP, on={"[TOOL_CALLS]": Edge("head")}, otherwise=Edge("text")),
     },
 )
 
@@ -43,8 +43,8 @@ FAMILY = Family(
         "*magistral*": "mistral",
         "*ministral*reasoning*": "mistral",
     },
-    marks=("[TOOL_CALLS]",),
-    thought_marks=("[THINK]",),
+    template_markers=("[TOOL_CALLS]",),
+    reasoning_template_markers=("[THINK]",),
     tools=TOOLS,
     reasoning=ReasoningFormat(openers=("[THINK]",), closers=("[/THINK]",), starts_inside=True),
 )

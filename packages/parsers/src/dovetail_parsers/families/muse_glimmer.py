@@ -6,23 +6,23 @@ import re
 from collections.abc import Sequence
 
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
-from dovetail_parsers.arguments.notation import load, write_raw
+from dovetail_parsers.arguments.notation import load_arguments, write_raw
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Route, To, ToolFormat
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.grammar import Channel, Mode, Route, Edge, ToolFormat
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 _RECIPIENT = re.compile(r"\bto=([^\s<>{}\"'=,;|]+)")
-_MESSAGE = {"<|start|>": To("header")}
-_ENDS = {"<|eom|>": To("text"), "<|eot|>": To("text")}
+_MESSAGE = {"<|start|>": Edge("header")}
+_ENDS = {"<|eom|>": Edge("text"), "<|eot|>": Edge("text")}
 
-_INVOKE = Tagged(
+_INVOKE = TaggedFormat(
     section=("<atem:function_calls>", "</atem:function_calls>"),
     name=('<atem:invoke name="', '">'),
     key='<atem:parameter name="',
-    values={'">': raw("</atem:parameter>")},
+    values={'">': raw_value("</atem:parameter>")},
     end="</atem:invoke>",
     many=True,
-).format()
+).to_tool_format()
 
 
 def route(header: str) -> Route:
@@ -46,7 +46,7 @@ def _write_one(block: OutputBlock) -> str:
 def _write_call(call: ToolCallBlock) -> str:
     parameters = "".join(
         f'<atem:parameter name="{key}">{write_raw(value)}</atem:parameter>\n'
-        for key, value in load(call.arguments).items()
+        for key, value in load_arguments(call.arguments).items()
     )
     invoke = f'<atem:invoke name="{call.name}">\n{parameters}</atem:invoke>'
     return f"<atem:function_calls>\n{invoke}\n</atem:function_calls>"
@@ -64,7 +64,7 @@ FAMILY = Family(
     reasoning_names=("muse_glimmer",),
     pairs_with="muse_glimmer",
     models={"*muse*": "muse_glimmer"},
-    marks=("<atem:invoke",),
+    template_markers=("<atem:invoke",),
     unified=write,
     tools=ToolFormat(
         entry="start",
@@ -74,16 +74,16 @@ FAMILY = Family(
             "start": Mode(
                 Channel.GAP,
                 on=_MESSAGE,
-                tolerate={"to=": To("header", peek=True), "<|message|>": To("text")},
+                tolerate={"to=": Edge("header", peek=True), "<|message|>": Edge("text")},
             ),
             "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS),
-            "header": Mode(Channel.HEADER, on={"<|message|>": To("text")}, route=route),
+            "header": Mode(Channel.HEADER, on={"<|message|>": Edge("text")}, route=route),
             "reasoning": Mode(Channel.REASONING, on=_ENDS | _MESSAGE),
             "tool": Mode(
                 Channel.GAP,
-                on={"<atem:function_calls>": To("section")},
-                tolerate={'<atem:invoke name="': To("name")},
-                otherwise=To("text"),
+                on={"<atem:function_calls>": Edge("section")},
+                tolerate={'<atem:invoke name="': Edge("name")},
+                otherwise=Edge("text"),
             ),
         },
     ),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import enveloped
+from dovetail_parsers.shared_formats import json_envelope_format
 
 FAMILY = Family(
     name="nemotron_deci",
@@ -10,6 +10,6 @@ FAMILY = Family(
     tool_names=("nemotron_deci",),
     pairs_with="nemotron_deci",
     models={"*nemotron*": "nemotron_deci", "*nemotron-nano-*-v2*": "nemotron_nano"},
-    marks=("<TOOLCALL>",),
-    tools=enveloped(Envelope(many=True), {"<TOOLCALL>": "</TOOLCALL>"}),
+    template_markers=("<TOOLCALL>",),
+    tools=json_envelope_format(Envelope(many=True), {"<TOOLCALL>": "</TOOLCALL>"}),
 )

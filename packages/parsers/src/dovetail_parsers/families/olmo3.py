@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 _BEGIN, _END = "<function_calls>", "</function_calls>"
 
@@ -12,12 +12,12 @@ FAMILY = Family(
     tool_names=("olmo3",),
     pairs_with="olmo3",
     models={"*olmo-3*": "olmo3"},
-    marks=(_BEGIN,),
+    template_markers=(_BEGIN,),
     tools=ToolFormat(
         modes={
-            "text": Mode(Channel.TEXT, on={_BEGIN: To("calls")}),
-            "calls": Mode(Channel.BODY, body=Pythonic(brackets=False), end=To("done")),
-            "done": Mode(Channel.GAP, on={_END: To("text")}),
+            "text": Mode(Channel.TEXT, on={_BEGIN: Edge("calls")}),
+            "calls": Mode(Channel.BODY, body=Pythonic(brackets=False), end=Edge("done")),
+            "done": Mode(Channel.GAP, on={_END: Edge("text")}),
         },
         orphans=(_END,),
     ),

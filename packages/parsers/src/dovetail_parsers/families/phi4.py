@@ -2,24 +2,24 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 FAMILY = Family(
     name="phi4",
     sample='functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     tool_names=("phi4", "phi4_mini_json"),
     models={"*phi-4*": None},
-    marks=("functools",),
+    template_markers=("functools",),
     tools=ToolFormat(
         modes={
             "text": Mode(
                 Channel.TEXT,
-                on={"functools": To("calls")},
-                tolerate={"<|tool_call|>": To("calls")},
+                on={"functools": Edge("calls")},
+                tolerate={"<|tool_call|>": Edge("calls")},
             ),
-            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
             "done": Mode(
-                Channel.GAP, tolerate={"<|/tool_call|>": To("text")}, otherwise=To("text")
+                Channel.GAP, tolerate={"<|/tool_call|>": Edge("text")}, otherwise=Edge("text")
             ),
         },
         orphans=("<|/tool_call|>",),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
 FAMILY = Family(
     name="pythonic",
@@ -12,10 +12,10 @@ FAMILY = Family(
     tools=ToolFormat(
         entry="start",
         modes={
-            "start": Mode(Channel.GAP, on={"[": To("calls", peek=True)}),
+            "start": Mode(Channel.GAP, on={"[": Edge("calls", peek=True)}),
             "text": Mode(Channel.TEXT),
-            "calls": Mode(Channel.BODY, body=Pythonic(bare=True), end=To("done")),
-            "done": Mode(Channel.GAP, otherwise=To("text")),
+            "calls": Mode(Channel.BODY, body=Pythonic(bare=True), end=Edge("done")),
+            "done": Mode(Channel.GAP, otherwise=Edge("text")),
         },
     ),
 )

@@ -4,9 +4,9 @@ The wrapper is sometimes left out.
 """
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
-VALUE = raw("\n</parameter>", "</parameter>")
+VALUE = raw_value("\n</parameter>", "</parameter>")
 
 FAMILY = Family(
     name="qwen3_coder",
@@ -26,12 +26,12 @@ FAMILY = Family(
         "*step-3.5*": "step3p5",
         "*stepfun3.5*": "step3p5",
     },
-    marks=("<function=", "<parameter=", "<tool_call>"),
-    tools=Tagged(
+    template_markers=("<function=", "<parameter=", "<tool_call>"),
+    tools=TaggedFormat(
         section=("<tool_call>", "</tool_call>"),
         name=("<function=", ">"),
         key="<parameter=",
         values={">\n": VALUE, ">": VALUE},
         end="</function>",
-    ).format(),
+    ).to_tool_format(),
 )

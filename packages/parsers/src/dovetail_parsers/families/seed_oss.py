@@ -2,7 +2,7 @@
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat
-from dovetail_parsers.shared_formats import Tagged, raw
+from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 FAMILY = Family(
     name="seed_oss",
@@ -15,14 +15,14 @@ FAMILY = Family(
     reasoning_names=("seed_oss",),
     pairs_with="seed_oss",
     models={"*seed-oss*": "seed_oss"},
-    marks=("<seed:tool_call>",),
-    tools=Tagged(
+    template_markers=("<seed:tool_call>",),
+    tools=TaggedFormat(
         section=("<seed:tool_call>", "</seed:tool_call>"),
         name=("<function=", ">"),
         key="<parameter=",
-        values={">": raw("</parameter>")},
+        values={">": raw_value("</parameter>")},
         end="</function>",
-    ).format(),
+    ).to_tool_format(),
     reasoning=ReasoningFormat(
         openers=("<seed:think>",), closers=("</seed:think>",), pads=("", "", "\n")
     ),

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Act, Channel, Mode, ReasoningFormat, To, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
 
 _CALL, _CALL_END = "<|tool_call:begin|>", "<|tool_call:end|>"
 
@@ -16,23 +16,23 @@ FAMILY = Family(
     reasoning_names=("solar",),
     pairs_with="solar",
     models={"*solar-open*": "solar"},
-    marks=("<|tool_call:begin|>",),
+    template_markers=("<|tool_call:begin|>",),
     tools=ToolFormat(
         modes={
             "text": Mode(
-                Channel.TEXT, on={"<|tool_calls|>": To("section")}, tolerate={_CALL: To("id")}
+                Channel.TEXT, on={"<|tool_calls|>": Edge("section")}, tolerate={_CALL: Edge("id")}
             ),
-            "section": Mode(Channel.GAP, on={_CALL: To("id")}),
-            "id": Mode(Channel.ID, on={"<|tool_call:name|>": To("name")}),
-            "name": Mode(Channel.NAME, on={"<|tool_call:args|>": To("args", Act.OPEN)}),
+            "section": Mode(Channel.GAP, on={_CALL: Edge("id")}),
+            "id": Mode(Channel.ID, on={"<|tool_call:name|>": Edge("name")}),
+            "name": Mode(Channel.NAME, on={"<|tool_call:args|>": Edge("args", CallAction.OPEN)}),
             "args": Mode(
                 Channel.BODY,
                 body=JsonBody(),
-                tolerate={_CALL_END: To("done", Act.CLOSE)},
-                end=To("end"),
+                tolerate={_CALL_END: Edge("done", CallAction.CLOSE)},
+                end=Edge("end"),
             ),
-            "end": Mode(Channel.GAP, on={_CALL_END: To("done")}),
-            "done": Mode(Channel.GAP, on={_CALL: To("id"), "<|calls|>": To("text")}),
+            "end": Mode(Channel.GAP, on={_CALL_END: Edge("done")}),
+            "done": Mode(Channel.GAP, on={_CALL: Edge("id"), "<|calls|>": Edge("text")}),
         },
         orphans=("<|calls|>",),
     ),

@@ -24,7 +24,7 @@ FAMILY = Family(
         "poolside_v1",
         "step3p5",
     ),
-    marks=("</think>",),
+    template_markers=("</think>",),
     reasoning=ReasoningFormat(
         openers=("<think>",), closers=("</think>",), pads=("\n", "\n", "\n\n")
     ),

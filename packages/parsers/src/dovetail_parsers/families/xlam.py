@@ -2,9 +2,9 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, To, ToolFormat
+from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
 
-_WRAPS = {"[TOOL_CALLS]": To("calls"), "<tool_call>": To("calls"), "```json": To("bare")}
+_WRAPS = {"[TOOL_CALLS]": Edge("calls"), "<tool_call>": Edge("calls"), "```json": Edge("bare")}
 
 FAMILY = Family(
     name="xlam",
@@ -16,16 +16,16 @@ FAMILY = Family(
         modes={
             "start": Mode(
                 Channel.GAP,
-                on={"[": To("bare", peek=True)},
-                tolerate={**_WRAPS, "```": To("bare")},
+                on={"[": Edge("bare", peek=True)},
+                tolerate={**_WRAPS, "```": Edge("bare")},
             ),
             "text": Mode(Channel.TEXT, tolerate=_WRAPS),
-            "bare": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=To("done")),
-            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=To("done")),
+            "bare": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=Edge("done")),
+            "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                tolerate={"```": To("text"), "</tool_call>": To("text")},
-                otherwise=To("text"),
+                tolerate={"```": Edge("text"), "</tool_call>": Edge("text")},
+                otherwise=Edge("text"),
             ),
         },
         orphans=("</tool_call>",),

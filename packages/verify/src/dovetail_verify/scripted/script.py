@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from dovetail_parsers import resolve
+from dovetail_parsers import resolve_family
 from dovetail_verify.scripted.black_box_script import black_box_rules as black_box_rules
 from dovetail_verify.scripted.scenarios import (
     NEXT_TRIGGER,
@@ -49,7 +49,7 @@ def render_script(family: str = DEFAULT_FAMILY) -> str:
 def resolve_parser_names(family: str) -> tuple[str, str]:
     """The parsers that a name means. Scenes need thoughts, and several calls in a turn."""
     tool, _, reasoning = family.partition("+")
-    found = resolve(tool)
+    found = resolve_family(tool)
     if found is None or found.tool_parser is None:
         raise ValueError(f"no parser of calls is named {tool!r}")
     if found.name in _SINGLE_CALL_FAMILIES:

@@ -28,7 +28,7 @@ from dovetail_model import (
     ToolCallBlock,
     Turn,
 )
-from dovetail_parsers import Parser, resolve, write
+from dovetail_parsers import Parser, resolve_family, write_message
 from dovetail_protocols import ToolNames
 
 
@@ -39,7 +39,7 @@ class ModelSyntax:
 
     def __init__(self, options: OpenAIOptions, model: str) -> None:
         tool, reasoning = options.tool_parser, options.reasoning_parser
-        family = resolve(tool or reasoning or model)
+        family = resolve_family(tool or reasoning or model)
         if family is None:
             raise EngineSetupError(
                 f"nothing is known about how {model!r} writes calls and thoughts: "
@@ -67,7 +67,7 @@ class ModelSyntax:
 
     def write(self, blocks: Sequence[OutputBlock]) -> str:
         """The blocks as the model would have written them. Raises `ValueError` if it could not."""
-        return write(blocks, self._family)
+        return write_message(blocks, self._family)
 
 
 class AssistantTurnWriter:
