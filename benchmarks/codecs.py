@@ -16,7 +16,7 @@ from dovetail_model import (
     TextDelta,
     Usage,
 )
-from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, Memory
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, DecodeCache
 
 INTRO = """\
 A request of about 200 KB, a grown conversation with tools, read from bytes; and microseconds for
@@ -76,7 +76,7 @@ def _grown() -> str:
 
 def _growing(codec: Codec, before: bytes, body: bytes) -> int:
     """A fresh memory for every round: what is new in the body must be new each time."""
-    memories = [Memory() for _ in range(ROUNDS)]
+    memories = [DecodeCache() for _ in range(ROUNDS)]
     for memory in memories:
         codec.decode(before, {}, memory)
     each = iter(memories)

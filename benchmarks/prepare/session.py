@@ -13,7 +13,7 @@ from benchmarks.prepare.dialects import Dialect
 from benchmarks.prepare.matter import TOOL, Matter
 from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
 from dovetail_model import Request
-from dovetail_protocols import Memory
+from dovetail_protocols import DecodeCache
 from dovetail_tokenizers import Tokenizer
 
 END = "<|im_end|>"
@@ -25,7 +25,7 @@ class Session:
 
     def __init__(self, dialect: Dialect, preparer: ChatPreparer, tokenizer: Tokenizer) -> None:
         self.preparer = preparer
-        self.memory = Memory()
+        self.memory = DecodeCache()
         self.headers = {**dialect.headers, dialect.session: "session-1"}
         self._dialect = dialect
         self._tokenizer = tokenizer
@@ -39,7 +39,7 @@ class Session:
         """The next request."""
         return msgspec.json.encode(self._dialect.body(self._matter.offer, self._items))
 
-    def decode(self, body: bytes, memory: Memory | None) -> Request:
+    def decode(self, body: bytes, memory: DecodeCache | None) -> Request:
         return self._dialect.codec.decode(body, self.headers, memory)
 
     async def prepare(self) -> PreparedRequest:

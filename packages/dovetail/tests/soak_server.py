@@ -18,7 +18,7 @@ from dovetail.ledger.recognition import TurnRecognizer
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics
 from dovetail.routing import pool
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_tokenizers.long_text_cache import LongTexts
 
 FEW, SMALL = 256, 1 << 20
@@ -28,7 +28,7 @@ _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
     (TurnRecognizer.__init__, "most", FEW),
     (PrefixDiagnostics.__init__, "max_bytes", SMALL),
     (PromptNormalizer.__init__, "max_chars", SMALL),
-    (Memory.__init__, "max_bytes", SMALL),
+    (DecodeCache.__init__, "max_bytes", SMALL),
     (LongTexts.__init__, "max_bytes", SMALL),
 )
 _CONSTANTS: tuple[tuple[ModuleType, str], ...] = (

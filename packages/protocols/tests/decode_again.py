@@ -9,22 +9,22 @@ from collections.abc import Callable
 import pytest
 
 from dovetail_model import DovetailError, Request
-from dovetail_protocols import Memory
+from dovetail_protocols import DecodeCache
 from dovetail_protocols import body_prefixes as beginnings
 from dovetail_protocols.chat import ChatCodec
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.messages import MessagesCodec
 from dovetail_protocols.responses import ResponsesCodec
 
-Decode = Callable[[bytes, Headers, Memory | None], Request]
+Decode = Callable[[bytes, Headers, DecodeCache | None], Request]
 
-MEMORY = Memory(500_000)
+MEMORY = DecodeCache(500_000)
 ROUNDS = 3  # cold, or as others left it; warm; warm again
 counted = 0
 
 
 def pytest_configure() -> None:
-    beginnings.WORTH = 0
+    beginnings.MIN_BODY_BYTES = 0
     plain = MessagesCodec.decode
     MessagesCodec.decode = staticmethod(again(plain))
     chat = ChatCodec.decode
@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def again(decode: Decode) -> Callable[..., Request]:
-    def checked(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+    def checked(body: bytes, headers: Headers, memory: DecodeCache | None = None) -> Request:
         global counted
         counted += 1
         expected = told(decode, body, headers, memory)
@@ -53,7 +53,7 @@ def again(decode: Decode) -> Callable[..., Request]:
     return checked
 
 
-def told(decode: Decode, body: bytes, headers: Headers, memory: Memory | None) -> object:
+def told(decode: Decode, body: bytes, headers: Headers, memory: DecodeCache | None) -> object:
     """The request, or all that a client is told of the fault."""
     try:
         return decode(body, headers, memory)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from test_memory import body, step
 
-from dovetail_protocols import MESSAGES, Codec, Memory
+from dovetail_protocols import MESSAGES, Codec, DecodeCache
 from dovetail_protocols import body_prefixes as beginnings
-from dovetail_protocols.body_prefixes import Beginnings, Line
+from dovetail_protocols.body_prefixes import BodyPrefixCache, HistoryKey
 
-LINE = Line("messages", "k")
+LINE = HistoryKey("messages", "k")
 ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d" * 40, "é")]
 
 
@@ -32,17 +32,17 @@ def written(items: list[Any], between: str = ",", **more: Any) -> bytes:
     return f'{{"model":"m","messages":[{history}]{tail}}}'.encode()
 
 
-def read(known: Beginnings, sent: bytes, line: Line = LINE) -> tuple[list[Any], int]:
+def read(known: BodyPrefixCache, sent: bytes, line: HistoryKey = LINE) -> tuple[list[Any], int]:
     """All items of a body, and how many of them were left out."""
-    rest = known.rest(line, sent)
+    rest = known.match(line, sent)
     if rest is None:
         raws = json.loads(sent)[line.field]
         items = [Raw(_bytes_of(sent, raw)) for raw in raws]
-        known.keep(line, sent, None, items, raws)
+        known.put(line, sent, None, items, raws)
         return raws, 0
     new = json.loads(bytes(rest.fields[line.field]))
-    found = [*rest.known, *new]
-    known.keep(line, sent, rest, [Raw(_bytes_of(sent, raw)) for raw in new], found)
+    found = [*rest.known_decoded, *new]
+    known.put(line, sent, rest, [Raw(_bytes_of(sent, raw)) for raw in new], found)
     return found, rest.known_items
 
 
@@ -52,7 +52,7 @@ def _bytes_of(sent: bytes, item: Any) -> bytes:
 
 @pytest.mark.parametrize("between", [",", ", ", " ,\n"])
 def test_what_was_sent_before_is_left_out(between: str) -> None:
-    known = Beginnings(10_000)
+    known = BodyPrefixCache(10_000)
     for end in range(1, len(ITEMS) + 1):
         sent = written(ITEMS[:end], between, turn=end)
         assert read(known, sent) == (ITEMS[:end], end - 1)
@@ -63,7 +63,7 @@ def test_what_was_sent_before_is_left_out(between: str) -> None:
 
 
 def test_a_session_has_several_lines_and_others_have_their_own() -> None:
-    known, other = Beginnings(40_000), Line("messages", "k", "other")
+    known, other = BodyPrefixCache(40_000), HistoryKey("messages", "k", "other")
     agent = [{"role": "user", "content": "sub"}, *ITEMS]
     for items, left_out in ((ITEMS[:3], 0), (agent[:3], 0), (ITEMS, 3), (agent, 3)):
         assert read(known, written(items))[1] == left_out
@@ -72,15 +72,15 @@ def test_a_session_has_several_lines_and_others_have_their_own() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    known = Beginnings(12_000)
+    known = BodyPrefixCache(12_000)
     for number in range(200):  # four sessions, whose lines fork all the time
-        line = Line("messages", "k", str(number // 5 % 4))
+        line = HistoryKey("messages", "k", str(number // 5 % 4))
         read(known, written([{"n": number, "text": "x" * 300}]), line)
-        assert sum(len(one.body) + beginnings._ITEM for kept in (known._young, known._old)
+        assert sum(len(one.body) + beginnings._ITEM_OVERHEAD_BYTES for kept in (known._young, known._old)
                    for lines in kept.values() for one in lines) <= 12_000  # fmt: skip
     assert read(known, written([{"n": 199, "text": "x" * 300}, {}]), line)[1] == 1
-    read(known, written([{"text": "x" * 9_000}]), other := Line("messages", "k", "large"))
-    assert not known._lines(other)
+    read(known, written([{"text": "x" * 9_000}]), other := HistoryKey("messages", "k", "large"))
+    assert not known._prefixes(other)
 
 
 def odd_bodies() -> Iterator[tuple[str, bytes]]:
@@ -112,7 +112,7 @@ def odd_bodies() -> Iterator[tuple[str, bytes]]:
     for api in ("messages", "chat")
 ])  # fmt: skip
 def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) -> None:
-    codec, memory = CODECS[api], Memory()
+    codec, memory = CODECS[api], DecodeCache()
     before = f'{{"model":"m","messages":{json.dumps(ITEMS[:3], ensure_ascii=False)}}}'.encode()
     codec.decode(before, {}, memory)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) ->
 def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) -> None:
     """Histories grow, are cut, changed in the middle and spelled with other white space."""
     codec: Codec = CODECS[api]
-    memory, history = Memory(300_000), [{"role": "user", "content": "Go."}]
+    memory, history = DecodeCache(300_000), [{"role": "user", "content": "Go."}]
     for number in range(8):
         match data.draw(st.sampled_from(["grow", "grow", "grow", "cut", "change", "odd"])):
             case "grow":
@@ -149,7 +149,7 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
 
 
 def test_the_place_of_a_fault_is_that_in_the_whole_history() -> None:
-    memory = Memory()
+    memory = DecodeCache()
     MESSAGES.decode(written(ITEMS[:3]), {}, memory)
     sent = written([*ITEMS[:3], {"role": "nobody"}])
     assert told(MESSAGES.decode, sent, {}, memory) == told(MESSAGES.decode, sent, {}, None)

@@ -24,8 +24,8 @@ from dovetail_model import (
 )
 from dovetail_protocols import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Codec, SseReader
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.hints import extension
-from dovetail_protocols.identity import identity
+from dovetail_protocols.hints import read_nvext
+from dovetail_protocols.identity import read_identity
 
 CODECS = {"messages": MESSAGES, "responses": RESPONSES, "chat": CHAT, "completions": COMPLETIONS}
 EACH = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -81,18 +81,18 @@ def test_half_a_character_does_not_break_the_stream(codec: Codec) -> None:
 @pytest.mark.parametrize("value", ["²", "--5", "9" * 5000, "", " ", "1.5"])
 def test_a_hint_that_is_no_number_is_no_hint(value: str) -> None:
     headers = {"x-dynamo-request-priority": value}
-    assert extension({"agent_hints": {"osl": value}}, headers).hints == Hints()
+    assert read_nvext({"agent_hints": {"osl": value}}, headers).hints == Hints()
 
 
 def test_a_hint_beyond_all_measure_is_no_hint() -> None:
-    hints = extension({"agent_hints": {"latency_sensitivity": 10**400}}, {}).hints
+    hints = read_nvext({"agent_hints": {"latency_sensitivity": 10**400}}, {}).hints
     assert hints.latency_sensitivity is None
 
 
 @pytest.mark.parametrize("value", ["[" * 50_000, "\ud83d", "{", "[]"])
 def test_metadata_that_is_none_says_nothing(value: str) -> None:
     assert (
-        identity({"x-codex-turn-metadata": value, "thread-id": "t", "session-id": "s"}).session
+        read_identity({"x-codex-turn-metadata": value, "thread-id": "t", "session-id": "s"}).session
         == "t"
     )
 
@@ -109,7 +109,7 @@ def test_two_open_calls_are_told_apart() -> None:
     dispatcher = Dispatcher(Hints(dispatch=frozenset({"tools"})))
     told = [
         msgspec.json.decode(event.data)["tool_call"]
-        for event in SseReader().feed(b"".join(map(dispatcher.follow, events)))
+        for event in SseReader().feed(b"".join(map(dispatcher.observe, events)))
     ]
     assert [(call["id"], call["function"]["arguments"]) for call in told] == [
         ("a", "{0}"),

@@ -22,11 +22,11 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
-from dovetail_protocols import Dialect, chat_request
+from dovetail_protocols import UpstreamDialect, build_chat_request
 from dovetail_protocols.chat import CODEC
-from dovetail_protocols.chat.upstream_messages import cut_behind_calls
+from dovetail_protocols.chat.upstream_messages import split_after_calls
 
-OURS = Dialect("reasoning_segments", custom_tools=True)
+OURS = UpstreamDialect("reasoning_segments", custom_tools=True)
 CALL0 = ToolCallBlock("c0", "look", '{"at": 0}')
 CALL1 = ToolCallBlock("c1", "look", '{"at": 1}')
 RESULT0 = ToolResultBlock("c0", (TextBlock("zero"),))
@@ -42,8 +42,8 @@ def said(*blocks: Block, results: tuple[Block, ...] = (RESULT0, RESULT1)) -> Req
     return request(Turn("assistant", blocks), Turn("tool", results))
 
 
-def messages(asked: Request, dialect: Dialect | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = chat_request(asked, "m", dialect).fields["messages"][1:]
+def messages(asked: Request, dialect: UpstreamDialect | None = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = build_chat_request(asked, "m", dialect).fields["messages"][1:]
     return found
 
 
@@ -77,11 +77,11 @@ class TestInterleaving:
         assert [m.get("tool_call_id") for m in found] == [None, "c0", None, "c1"]
 
     def test_a_turn_whose_first_call_has_no_result_stays_one_message(self) -> None:
-        asked = chat_request(said(*INTERLEAVED, results=(RESULT1,)), "m")
+        asked = build_chat_request(said(*INTERLEAVED, results=(RESULT1,)), "m")
         message = asked.fields["messages"][1]
         assert message["reasoning_content"] == "t0\nt1"
         assert [each["id"] for each in message["tool_calls"]] == ["c0", "c1"]
-        assert asked.lost == ("interleaving_not_carried",)
+        assert asked.dropped == ("interleaving_not_carried",)
 
     def test_segments_keep_the_turn_in_one_message(self) -> None:
         first, *rest = messages(said(*INTERLEAVED), OURS)
@@ -93,16 +93,16 @@ class TestThoughts:
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
     def test_the_field_that_the_server_reads(self, field: Any) -> None:
         asked = said(ReasoningBlock("t"), CALL0, results=(RESULT0,))
-        assert messages(asked, Dialect(field))[0][field] == "t"
+        assert messages(asked, UpstreamDialect(field))[0][field] == "t"
 
     def test_a_server_that_reads_none_gets_none_and_that_is_told(self) -> None:
-        asked = chat_request(said(ReasoningBlock("t"), CALL0), "m", Dialect(None))
-        assert asked.lost == ("reasoning_not_carried",)
+        asked = build_chat_request(said(ReasoningBlock("t"), CALL0), "m", UpstreamDialect(None))
+        assert asked.dropped == ("reasoning_not_carried",)
         assert b'"t"' not in asked.body
 
     def test_a_thought_alone_is_no_message_there(self) -> None:
         lonely = request(Turn("assistant", (ReasoningBlock("t"),)))
-        assert messages(lonely, Dialect(None)) == []
+        assert messages(lonely, UpstreamDialect(None)) == []
 
 
 class TestWhatServersRefuse:
@@ -125,7 +125,7 @@ class TestWhatServersRefuse:
         assert bare[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 
     def test_a_schema_is_always_an_object(self) -> None:
-        fields = chat_request(request(tools=(ToolSpec("go"),)), "m").fields
+        fields = build_chat_request(request(tools=(ToolSpec("go"),)), "m").fields
         schema = fields["tools"][0]["function"]["parameters"]
         assert schema == {"type": "object", "properties": {}}
 
@@ -133,7 +133,7 @@ class TestWhatServersRefuse:
 class TestImages:
     def test_a_users_image_is_a_part(self) -> None:
         asked = Request("m", turns=(Turn("user", (TextBlock("See"), IMAGE)),))
-        assert chat_request(asked, "m").fields["messages"][0]["content"] == [
+        assert build_chat_request(asked, "m").fields["messages"][0]["content"] == [
             {"type": "text", "text": "See"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}},
         ]
@@ -148,13 +148,13 @@ class TestImages:
     def test_an_image_by_its_address_and_the_text_of_a_document(self) -> None:
         blocks = (ImageBlock(url="http://a/b.png"), DocumentBlock(text="Inside."))
         asked = Request("m", turns=(Turn("user", (*blocks, ReasoningBlock("stray"))),))
-        image, text, _ = chat_request(asked, "m").fields["messages"][0]["content"]
+        image, text, _ = build_chat_request(asked, "m").fields["messages"][0]["content"]
         assert image["image_url"]["url"] == "http://a/b.png"
         assert text["text"] == "Inside."
 
     def test_a_server_that_sees_none_gets_placeholders(self) -> None:
         asked = Request("m", turns=(Turn("user", (IMAGE, DocumentBlock(title="a.pdf"))),))
-        found = chat_request(asked, "m", Dialect(images=False)).fields["messages"]
+        found = build_chat_request(asked, "m", UpstreamDialect(images=False)).fields["messages"]
         assert found == [{"role": "user", "content": "[image]\n[document a.pdf]"}]
 
 
@@ -166,7 +166,7 @@ class TestTools:
         asked = said(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
         choice = ToolChoice("named", "docs__find")
         asked = msgspec.structs.replace(asked, tools=(self.NAMESPACED,), tool_choice=choice)
-        fields = chat_request(asked, "m").fields
+        fields = build_chat_request(asked, "m").fields
         assert fields["tools"][0]["function"]["name"] == "docs__find"
         assert fields["tool_choice"]["function"]["name"] == "docs__find"
         assert fields["messages"][1]["tool_calls"][0]["function"]["name"] == "docs__find"
@@ -178,18 +178,18 @@ class TestTools:
     def test_a_custom_tool_is_a_function_of_one_string(self) -> None:
         free = ToolCallBlock("c0", "patch", "a\nb", custom=True)
         asked = msgspec.structs.replace(said(free, results=(RESULT0,)), tools=(self.FREE,))
-        fields = chat_request(asked, "m").fields
+        fields = build_chat_request(asked, "m").fields
         assert fields["tools"][0]["function"]["parameters"]["required"] == ["input"]
         told = fields["messages"][1]["tool_calls"][0]["function"]["arguments"]
         assert msgspec.json.decode(told) == {"input": "a\nb"}
 
     def test_a_server_that_knows_custom_tools_gets_one_with_its_grammar(self) -> None:
-        fields = chat_request(request(tools=(self.FREE,)), "m", OURS).fields
+        fields = build_chat_request(request(tools=(self.FREE,)), "m", OURS).fields
         assert fields["tools"][0]["custom"]["format"]["grammar"]["definition"] == "start: /x/"
 
 
 def test_what_is_not_said_is_not_sent() -> None:
-    fields = chat_request(request(), "theirs").fields
+    fields = build_chat_request(request(), "theirs").fields
     assert set(fields) == {"model", "messages", "stream", "stream_options"}
     assert fields["model"] == "theirs"
 
@@ -209,13 +209,13 @@ def test_what_is_not_said_is_not_sent() -> None:
     ],
 )
 def test_thinking_controls(thinking: Thinking, sent: dict[str, Any]) -> None:
-    fields = chat_request(request(thinking=thinking), "m").fields
+    fields = build_chat_request(request(thinking=thinking), "m").fields
     controls = ("reasoning_effort", "chat_template_kwargs")
     assert {name: fields[name] for name in controls if name in fields} == sent
 
 
 def test_turns_written_as_text_leave_no_structure() -> None:
-    asked = chat_request(said(*INTERLEAVED), "m", write=lambda turn: f"{len(turn.blocks)} blocks")
+    asked = build_chat_request(said(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks")
     assert asked.fields["messages"][1] == {"role": "assistant", "content": "4 blocks"}
     assert [m["role"] for m in asked.fields["messages"][2:]] == ["tool", "tool"]
 
@@ -223,7 +223,7 @@ def test_turns_written_as_text_leave_no_structure() -> None:
 @given(requests())
 def test_our_own_server_reads_back_what_was_asked(asked: Request) -> None:
     """With our own dialect thoughts stay before their calls; text moves before the first call."""
-    again = CODEC.decode(chat_request(asked, asked.model, OURS).body, {})
+    again = CODEC.decode(build_chat_request(asked, asked.model, OURS).body, {})
     assert [structure(turn) for turn in again.turns] == [structure(turn) for turn in asked.turns]
     for name in ("model", "system", "tools", "sampling", "thinking", "output", "stream"):
         assert getattr(again, name) == getattr(asked, name), name
@@ -234,11 +234,11 @@ def test_our_own_server_reads_back_what_was_asked(asked: Request) -> None:
 @given(requests())
 def test_any_server_gets_every_thought_right_before_its_calls(asked: Request) -> None:
     """The plain dialect cuts turns into pieces; joined, the pieces are the turn."""
-    again = CODEC.decode(chat_request(asked, asked.model).body, {})
+    again = CODEC.decode(build_chat_request(asked, asked.model).body, {})
     expected = [
         structure(Turn(turn.role, piece), "\n")
         for turn in asked.turns
-        for piece in (cut_behind_calls(turn.blocks) if turn.role == "assistant" else [turn.blocks])
+        for piece in (split_after_calls(turn.blocks) if turn.role == "assistant" else [turn.blocks])
     ]
     found = [structure(turn) for turn in again.turns]
     assert [one for one in found if one[0] == "assistant"] == [

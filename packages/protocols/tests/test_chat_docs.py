@@ -11,7 +11,7 @@ import pytest
 from dovetail_protocols import SseReader
 from dovetail_protocols.chat.wire import ChatMessage, ChatRequest, StreamOptions
 from dovetail_protocols.completions.wire import CompletionRequest
-from dovetail_protocols.openai_error import KINDS
+from dovetail_protocols.openai_error import ERROR_KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "apis" / "chat.md").read_text(encoding="utf-8")
@@ -24,9 +24,9 @@ def test_every_field_of_a_request_is_named(wire: type[msgspec.Struct]) -> None:
     assert not [name for name in wire.__struct_fields__ if name not in CODE | inner]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ERROR_KINDS)
 def test_every_error_is_named(kind: str) -> None:
-    status, type, code = KINDS[kind]
+    status, type, code = ERROR_KINDS[kind]
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {status} |"))
     assert f"`{type}`" in row
     assert (f"`{code}`" if code else "null") in row

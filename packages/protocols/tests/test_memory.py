@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock
-from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, Memory
+from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, DecodeCache
 from dovetail_protocols.messages import decode_count
 
 TESTS = Path(__file__).parent
@@ -45,7 +45,7 @@ def test_every_decode_of_the_other_tests_is_the_same_with_a_memory() -> None:
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
 def test_the_same_body_gives_the_same_objects(transcript: Transcript) -> None:
-    memory = Memory()
+    memory = DecodeCache()
     decode, body = transcript.codec.decode, transcript.body
     cold, warm = decode(body, {}, memory), decode(body, {}, memory)
     assert decode(body, {}) == cold == warm
@@ -108,7 +108,7 @@ def body(api: str, history: list[dict[str, Any]], **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("api", CODECS)
 def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
-    codec, memory = CODECS[api], Memory()
+    codec, memory = CODECS[api], DecodeCache()
     history: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
     before = codec.decode(body(api, history), {}, memory)
     for number in range(12):
@@ -123,7 +123,7 @@ def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
 
 
 def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_again() -> None:
-    memory, mark = Memory(), {"cache_control": {"type": "ephemeral"}}
+    memory, mark = DecodeCache(), {"cache_control": {"type": "ephemeral"}}
 
     def asked(*texts: str) -> Request:
         plain = [{"role": "user", "content": text} for text in texts[:-1]]
@@ -138,7 +138,7 @@ def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_agai
 
 
 def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
-    memory, first = Memory(), {"role": "user", "content": TEXT}
+    memory, first = DecodeCache(), {"role": "user", "content": TEXT}
     one = MESSAGES.decode(body("messages", [first]), {}, memory)
     two = MESSAGES.decode(body("messages", [{"role": "user", "content": "x"}, first]), {}, memory)
     count = decode_count(body("messages", [first]), {}, memory)
@@ -149,7 +149,7 @@ def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
 
 
 def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
-    memory = Memory()
+    memory = DecodeCache()
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
     result = {"role": "tool", "content": "r"}
     user = {"role": "user", "content": "x"}
@@ -166,7 +166,7 @@ def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
 
 
 def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
-    memory = Memory()
+    memory = DecodeCache()
     strange, user = {"type": "dream"}, {"role": "user", "content": [{"type": "song"}, "x"]}
     for items in ([strange, user], [user, strange], [user, user, strange]):
         sent = msgspec.json.encode({"model": "m", "input": items})
@@ -178,7 +178,7 @@ def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
 
 
 def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
-    memory = Memory()
+    memory = DecodeCache()
     found = [{"type": "additional_tools", "tools": [{"name": name}]} for name in ("a", "b")]
     shapes = [body("responses", items) for items in ([], found[:1], found, found[1:])]
     first = [RESPONSES.decode(sent, {}, memory).tools for sent in shapes]
@@ -188,7 +188,7 @@ def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
 
 
 def test_the_same_bytes_mean_different_things_to_different_apis() -> None:
-    memory, item = Memory(), {"role": "assistant", "content": " ", "reasoning": "hm"}
+    memory, item = DecodeCache(), {"role": "assistant", "content": " ", "reasoning": "hm"}
     for _ in range(2):
         for codec, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
             sent = msgspec.json.encode({"model": "m", name: [item]})
@@ -212,7 +212,7 @@ FAULTS: list[tuple[Codec, str, Any, str]] = [
 def test_a_fault_behind_known_messages_has_its_place(
     codec: Codec, name: str, bad: Any, param: str
 ) -> None:
-    memory, known = Memory(), [{"role": "user", "content": text} for text in "ab"]
+    memory, known = DecodeCache(), [{"role": "user", "content": text} for text in "ab"]
     codec.decode(msgspec.json.encode({"model": "m", name: known}), {}, memory)
     sent = msgspec.json.encode({"model": "m", name: [*known, bad]})
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_broken_json_in_a_message_is_told_by_its_place_in_the_body(
     codec: Codec, piece: bytes
 ) -> None:
     sent = b'{"model": "m", "messages": [{"role": "user", "content": ' + piece + b"}]}"
-    fault = told(codec.decode, sent, {}, Memory())
+    fault = told(codec.decode, sent, {}, DecodeCache())
     assert fault == told(codec.decode, sent, {}, None)
     assert isinstance(fault, tuple)
     assert fault[1].startswith("The request body is not valid JSON: ")
@@ -239,7 +239,7 @@ def test_broken_json_in_a_message_is_told_by_its_place_in_the_body(
 
 @pytest.mark.parametrize("half", [b"\\ud83d", b"\xed\xa0\xbd"], ids=["escaped", "raw"])
 def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
-    memory = Memory()
+    memory = DecodeCache()
     sent = b'{"model": "m", "messages": [{"role": "user", "content": "a ' + half + b' b"}]}'
     cold, warm = (MESSAGES.decode(sent, {}, memory) for _ in range(2))
     assert isinstance(block := cold.turns[0].blocks[0], TextBlock)
@@ -251,7 +251,7 @@ def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
 # The bound
 
 
-def flood(memory: Memory, bytes: int, salt: str) -> None:
+def flood(memory: DecodeCache, bytes: int, salt: str) -> None:
     """Requests of others, of about so many bytes."""
     for number in range(bytes // 10_000):
         history = [{"role": "user", "content": f"{salt} {number} " + "x" * 10_000}]
@@ -259,7 +259,7 @@ def flood(memory: Memory, bytes: int, salt: str) -> None:
 
 
 def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
-    memory = Memory(1_000_000)
+    memory = DecodeCache(1_000_000)
     used, idle = (body("messages", [{"role": "user", "content": text}]) for text in "ab")
     first, once = (MESSAGES.decode(sent, {}, memory) for sent in (used, idle))
     for number in range(20):
@@ -269,7 +269,7 @@ def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
 
 
 def test_no_more_is_held_than_allowed() -> None:
-    memory = Memory(1_000_000)
+    memory = DecodeCache(1_000_000)
     flood(memory, 3_000_000, "x")
     held = [key for part in (memory._young, memory._old) for key in part]
     assert (
@@ -279,7 +279,7 @@ def test_no_more_is_held_than_allowed() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 3_000])
 def test_a_memory_too_small_for_a_message_is_no_memory(size: int) -> None:
-    memory, sent = Memory(size), body("messages", [{"role": "user", "content": TEXT}])
+    memory, sent = DecodeCache(size), body("messages", [{"role": "user", "content": TEXT}])
     assert MESSAGES.decode(sent, {}, memory) == MESSAGES.decode(sent, {}, memory)
 
 
@@ -312,7 +312,7 @@ ANY_ITEM = st.sampled_from(
         {"type": "dream"},
     ]
 )
-SHARED = Memory(100_000)
+SHARED = DecodeCache(100_000)
 
 
 @settings(deadline=None)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dovetail_model import DovetailError
 from dovetail_protocols.messages import decode_count
-from dovetail_protocols.messages.block_text import _TELLERS
+from dovetail_protocols.messages.block_text import _TEXT_WRITERS
 from dovetail_protocols.messages.content import _DECODERS
 from dovetail_protocols.messages.wire import Request
 
 CODEC = CODECS["messages"]
 BODIES = [t.body for t in transcripts() if t.api == "messages"]
-TYPES = st.sampled_from([*_DECODERS, *_TELLERS, "mcp_tool_result", "odd", "auto", "enabled"])
+TYPES = st.sampled_from([*_DECODERS, *_TEXT_WRITERS, "mcp_tool_result", "odd", "auto", "enabled"])
 NAMES = st.sampled_from(
     [
         "type", "text", "thinking", "signature", "data", "id", "name", "input", "tool_use_id",

@@ -17,16 +17,16 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
-from dovetail_protocols import Dialect, responses_request
+from dovetail_protocols import UpstreamDialect, build_responses_request
 from dovetail_protocols.responses import CODEC
 
-OURS = Dialect(custom_tools=True, seals=True)
+OURS = UpstreamDialect(custom_tools=True, seals=True)
 CALLS = (ToolCallBlock("c0", "look", '{"at": 0}'), ToolCallBlock("c1", "look", '{"at": 1}'))
 RESULTS = (ToolResultBlock("c0", (TextBlock("zero"),)), ToolResultBlock("c1", (TextBlock("one"),)))
 
 
-def items(*turns: Turn, dialect: Dialect | None = None, **more: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = responses_request(
+def items(*turns: Turn, dialect: UpstreamDialect | None = None, **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = build_responses_request(
         Request("m", turns=turns, **more), "m", dialect
     ).fields["input"]
     return found
@@ -65,7 +65,7 @@ def test_images_are_parts_in_messages_and_results() -> None:
     user, result = items(Turn("user", (IMAGE,)), Turn("tool", (seen,)))
     assert user["content"][0]["image_url"].startswith("data:image/png;base64,")
     assert [part["type"] for part in result["output"]] == ["input_text", "input_image"]
-    assert items(Turn("user", (IMAGE,)), dialect=Dialect(images=False))[0]["content"] == "[image]"
+    assert items(Turn("user", (IMAGE,)), dialect=UpstreamDialect(images=False))[0]["content"] == "[image]"
 
 
 def test_nothing_said_is_no_item() -> None:
@@ -81,10 +81,10 @@ def test_a_custom_tool_is_a_function_of_one_string_where_it_is_not_known() -> No
     call = ToolCallBlock("c0", "patch", "a\nb", custom=True)
     turns = (Turn("assistant", (call,)), Turn("tool", RESULTS[:1]))
     tools = (ToolSpec("patch", custom=True, grammar="start: /x/"),)
-    asked = responses_request(Request("m", turns=turns, tools=tools), "m").fields
+    asked = build_responses_request(Request("m", turns=turns, tools=tools), "m").fields
     assert asked["tools"][0]["type"] == "function"
     assert [item["type"] for item in asked["input"]] == ["function_call", "function_call_output"]
-    asked = responses_request(Request("m", turns=turns, tools=tools), "m", OURS).fields
+    asked = build_responses_request(Request("m", turns=turns, tools=tools), "m", OURS).fields
     assert asked["tools"][0]["format"]["definition"] == "start: /x/"
     kinds = [item["type"] for item in asked["input"]]
     assert kinds == ["custom_tool_call", "custom_tool_call_output"]
@@ -102,13 +102,13 @@ def test_a_custom_tool_is_a_function_of_one_string_where_it_is_not_known() -> No
     ],
 )
 def test_thinking_controls(thinking: Thinking, reasoning: object) -> None:
-    fields = responses_request(Request("m", thinking=thinking), "m").fields
+    fields = build_responses_request(Request("m", thinking=thinking), "m").fields
     assert fields.get("reasoning") == reasoning
 
 
 @given(requests())
 def test_our_own_server_reads_back_what_was_asked(asked: Request) -> None:
-    again = CODEC.decode(responses_request(asked, asked.model, OURS).body, {})
+    again = CODEC.decode(build_responses_request(asked, asked.model, OURS).body, {})
     assert again.turns == asked.turns
     assert again.system == asked.system
     assert again.sampling == asked.sampling

@@ -23,8 +23,8 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
-from dovetail_protocols.responses import CODEC, Echo
-from dovetail_protocols.responses.summary import PREFACE, TRIGGER, pack
+from dovetail_protocols.responses import CODEC, ResponsesEcho
+from dovetail_protocols.responses.summary import SUMMARY_PREFACE, SUMMARY_INSTRUCTION, pack_summary
 
 
 def decode(headers: dict[str, str] | None = None, **body: Any) -> Request:
@@ -277,28 +277,28 @@ def test_a_trigger_asks_for_a_summary_and_for_no_calls() -> None:
     trigger = {"type": "compaction_trigger"}
     tool = {"type": "function", "name": "f"}
     request = decode(input=[{"role": "user", "content": "a"}, trigger], tools=[tool])
-    assert request.turns[-1] == Turn("user", (TextBlock(TRIGGER),))
+    assert request.turns[-1] == Turn("user", (TextBlock(SUMMARY_INSTRUCTION),))
     assert request.tool_choice.mode == "none"
     assert [spec.name for spec in request.tools] == ["f"]
     assert request.identity.compaction
 
 
 def test_a_trigger_that_was_answered_asks_for_nothing_more() -> None:
-    given = {"type": "compaction", "id": "cmp_1", "encrypted_content": pack("Été.")}
+    given = {"type": "compaction", "id": "cmp_1", "encrypted_content": pack_summary("Été.")}
     request = decode(
         input=[{"type": "compaction_trigger"}, given, {"role": "user", "content": "a"}]
     )
     assert [turn.role for turn in request.turns] == ["user"] * 3
     assert request.tool_choice.mode == "auto"
     assert not request.identity.compaction
-    assert isinstance(request.echo, Echo)
+    assert isinstance(request.echo, ResponsesEcho)
     assert not request.echo.compacts
 
 
 @pytest.mark.parametrize("kind", ["compaction", "compaction_summary"])
 def test_our_own_compaction_item_is_the_summary_again(kind: str) -> None:
-    item = {"type": kind, "id": "cmp_1", "encrypted_content": pack("Été.")}
-    assert turns(item) == (Turn("user", (TextBlock(PREFACE + "Été."),)),)
+    item = {"type": kind, "id": "cmp_1", "encrypted_content": pack_summary("Été.")}
+    assert turns(item) == (Turn("user", (TextBlock(SUMMARY_PREFACE + "Été."),)),)
 
 
 IGNORED: list[tuple[str, dict[str, Any]]] = [
@@ -431,10 +431,10 @@ def test_unknown_fields_are_reported_and_harmless() -> None:
 
 def test_what_the_application_must_know_is_in_the_echo() -> None:
     echo = decode(previous_response_id="resp_1", store=False).echo
-    assert isinstance(echo, Echo)
+    assert isinstance(echo, ResponsesEcho)
     assert (echo.previous_response_id, echo.store, echo.compacts) == ("resp_1", False, False)
     fresh = decode(input="x").echo
-    assert isinstance(fresh, Echo)
+    assert isinstance(fresh, ResponsesEcho)
     assert fresh.store
 
 
@@ -479,6 +479,6 @@ def test_refused(body: dict[str, Any], kind: type[DovetailError], param: str) ->
 @pytest.mark.parametrize("asked", [True, False, None])
 def test_background_is_for_the_application_to_do(asked: bool | None) -> None:
     echo = decode(background=asked, input="x").echo
-    assert isinstance(echo, Echo)
+    assert isinstance(echo, ResponsesEcho)
     assert echo.background is (asked is True)
     assert msgspec.json.decode(echo.fields)["background"] is (asked is True)

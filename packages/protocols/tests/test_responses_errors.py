@@ -12,7 +12,7 @@ import dovetail_model
 from dovetail_model import DovetailError, Failure
 from dovetail_protocols import SseReader
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.input_items import KINDS
+from dovetail_protocols.responses.input_items import ITEM_DECODERS
 from dovetail_protocols.responses.wire import Body
 
 ERRORS: list[tuple[type[DovetailError], int, str, str | None, str]] = [
@@ -82,4 +82,4 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "responses.md"
 def test_the_page_names_every_field_and_every_item() -> None:
     named = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
     assert set(Body.__struct_fields__) - named == set()
-    assert set(KINDS) - named == set()
+    assert set(ITEM_DECODERS) - named == set()

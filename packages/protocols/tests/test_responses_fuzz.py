@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail_model import DovetailError, Finish, InvalidRequest
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.input_items import KINDS
+from dovetail_protocols.responses.input_items import ITEM_DECODERS
 from dovetail_protocols.responses.wire import Body
 
 NAMES = st.sampled_from([
@@ -25,7 +25,7 @@ JSON = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 ITEM = st.fixed_dictionaries(
-    {"type": st.sampled_from([*KINDS, "item_reference", "dream"])},
+    {"type": st.sampled_from([*ITEM_DECODERS, "item_reference", "dream"])},
     optional={
         "role": st.sampled_from(["user", "assistant", "developer", "system", "tool"]) | JSON,
         "content": JSON,

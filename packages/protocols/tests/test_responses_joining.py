@@ -13,7 +13,7 @@ from dovetail_model import InvalidRequest
 from dovetail_protocols import (
     COMPACT,
     RESPONSES,
-    Memory,
+    DecodeCache,
     input_items,
     item_id,
     item_references,
@@ -23,8 +23,8 @@ from dovetail_protocols import (
     previous_response,
     resolved_body,
     split_response,
-    whole_response,
-    with_model,
+    join_response,
+    with_default_model,
 )
 
 
@@ -97,7 +97,7 @@ def test_a_wrong_input_is_refused_as_ever() -> None:
 
 def test_each_body_of_a_conversation_begins_with_the_last() -> None:
     """So the memory compares what was there and reads what is new."""
-    memory, history = Memory(), list[bytes]()
+    memory, history = DecodeCache(), list[bytes]()
     last: Any = None
     for turn in range(40):
         text = f"{turn} " * 200
@@ -136,7 +136,7 @@ def test_nothing_that_is_sent_breaks_the_joining(odd: str, place: str) -> None:
         previous_response,
         item_references,
         input_items,
-        lambda sent: with_model(sent, "m"),
+        lambda sent: with_default_model(sent, "m"),
         lambda sent: resolved_body(sent, {"x": b"{}"}),
         lambda sent: COMPACT.decode(sent, {}),
         lambda sent: RESPONSES.decode(joined_body(sent, [b'{"role":"user"}']), {}),
@@ -175,18 +175,18 @@ def test_a_response_is_taken_apart_and_put_together() -> None:
     whole = {"id": "r", "output": [{"a": 1}, {"b": [2]}], "usage": {"x": 1}, "status": "completed"}
     head, output = split_response(json.dumps(whole).encode())
     assert "output" not in head
-    assert json.loads(whole_response(msgspec.json.encode(head), output)) == whole
+    assert json.loads(join_response(msgspec.json.encode(head), output)) == whole
     head, output = split_response(b'{"id":"r","output":[]}')
-    assert json.loads(whole_response(msgspec.json.encode(head), output)) == {
+    assert json.loads(join_response(msgspec.json.encode(head), output)) == {
         "id": "r",
         "output": [],
     }
 
 
 def test_a_model_is_named_where_none_is() -> None:
-    assert json.loads(with_model(b'{"input":"x"}', "m")) == {"input": "x", "model": "m"}
-    assert json.loads(with_model(b'{"model":null}', "m")) == {"model": "m"}
-    assert with_model(body(input="x"), "other") == body(input="x")
+    assert json.loads(with_default_model(b'{"input":"x"}', "m")) == {"input": "x", "model": "m"}
+    assert json.loads(with_default_model(b'{"model":null}', "m")) == {"model": "m"}
+    assert with_default_model(body(input="x"), "other") == body(input="x")
 
 
 @pytest.mark.parametrize(

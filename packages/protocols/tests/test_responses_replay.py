@@ -24,7 +24,7 @@ from dovetail_model import (
 )
 from dovetail_protocols import SseReader
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.summary import PREFACE
+from dovetail_protocols.responses.summary import SUMMARY_PREFACE
 
 Items = list[dict[str, Any]]
 OUTPUTS = {
@@ -156,7 +156,7 @@ def test_a_compaction_is_one_item_that_comes_back_as_the_summary() -> None:
     assert whole["output"] == items
     body = {"model": "m", "input": items}
     turns = CODEC.decode(msgspec.json.encode(body), {}).turns
-    assert turns == (Turn("user", (TextBlock(PREFACE + "All é."),)),)
+    assert turns == (Turn("user", (TextBlock(SUMMARY_PREFACE + "All é."),)),)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols import COMPLETIONS
-from dovetail_protocols.chat.decode import Echo
+from dovetail_protocols.chat.decode import ChatEcho
 from dovetail_protocols.codec import StreamEncoder
 
 ALL = {**CODECS, "completions": COMPLETIONS}
@@ -60,7 +60,7 @@ REQUESTS = st.builds(
     sampling=st.builds(Sampling, logprobs=st.sampled_from([None, 1]), n=st.just(2)),
     thinking=st.builds(Thinking, summary=st.sampled_from([None, "auto"])),
     hints=st.builds(Hints, dispatch=st.sampled_from([frozenset(), frozenset({"tools"})])),
-    echo=st.sampled_from([None, Echo(segments=True)]),
+    echo=st.sampled_from([None, ChatEcho(segments=True)]),
 )
 
 OPENED: dict[str, tuple[Sequence[Event], Callable[[str], Event]]] = {

@@ -19,8 +19,8 @@ from dovetail_model import (
 from dovetail_protocols import ServerEvent, SseReader
 from dovetail_protocols import request_body as wire
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.hints import extension
-from dovetail_protocols.identity import identity
+from dovetail_protocols.hints import read_nvext
+from dovetail_protocols.identity import read_identity
 from dovetail_protocols.sse import comment, frame
 
 
@@ -86,16 +86,16 @@ IDENTITIES = [
     ("headers", "expected"), [row[1:] for row in IDENTITIES], ids=[row[0] for row in IDENTITIES]
 )
 def test_identity(headers: dict[str, str], expected: Identity) -> None:
-    assert identity(headers) == expected
+    assert read_identity(headers) == expected
 
 
 def test_the_body_names_the_session_where_the_headers_are_silent() -> None:
-    assert identity({}, session="b", user="u") == Identity(session="b", user="u")
-    assert identity({"thread-id": "t"}, session="b").session == "t"
+    assert read_identity({}, session="b", user="u") == Identity(session="b", user="u")
+    assert read_identity({"thread-id": "t"}, session="b").session == "t"
 
 
 def test_hints() -> None:
-    found = extension(
+    found = read_nvext(
         {
             "agent_hints": {
                 "priority": 3,
@@ -131,7 +131,7 @@ DISPATCHES: list[tuple[object, dict[str, str], set[str]]] = [
 
 @pytest.mark.parametrize(("field", "headers", "expected"), DISPATCHES)
 def test_who_asks_for_dispatch(field: object, headers: dict[str, str], expected: set[str]) -> None:
-    assert extension({"dispatch": field}, headers).hints.dispatch == expected
+    assert read_nvext({"dispatch": field}, headers).hints.dispatch == expected
 
 
 def test_dispatch_tells_each_thing_once_when_it_is_complete() -> None:
@@ -150,7 +150,7 @@ def test_dispatch_tells_each_thing_once_when_it_is_complete() -> None:
         CallOpen(2, "cut", id="call_3"),
     ]
     dispatcher = Dispatcher(Hints(dispatch=frozenset({"tools", "reasoning"})))
-    told = SseReader().feed(b"".join(map(dispatcher.follow, events)))
+    told = SseReader().feed(b"".join(map(dispatcher.observe, events)))
     assert [(event.event, msgspec.json.decode(event.data)) for event in told] == [
         ("reasoning_dispatch", {"choice_index": 0, "index": 0, "reasoning_content": "ab"}),
         (
@@ -183,7 +183,7 @@ def test_dispatch_tells_each_thing_once_when_it_is_complete() -> None:
 def test_dispatch_is_silent_when_nobody_asked() -> None:
     dispatcher = Dispatcher(Hints())
     assert not dispatcher.active
-    assert dispatcher.follow(CallOpen(0, "f")) + dispatcher.follow(CallClose(0)) == b""
+    assert dispatcher.observe(CallOpen(0, "f")) + dispatcher.observe(CallClose(0)) == b""
 
 
 class _Inner(msgspec.Struct):
@@ -206,9 +206,9 @@ FAULTS = [
 @pytest.mark.parametrize(("body", "param"), FAULTS)
 def test_a_fault_names_its_field(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        wire.convert(wire.Body(body).fields, _Outer)
+        wire.convert(wire.RequestBody(body).fields, _Outer)
     assert caught.value.param == param
 
 
 def test_unknown_fields_are_named() -> None:
-    assert wire.unknown({"items": [], "x": 1}, _Outer, "body.") == ("body.x",)
+    assert wire.unknown_fields({"items": [], "x": 1}, _Outer, "body.") == ("body.x",)

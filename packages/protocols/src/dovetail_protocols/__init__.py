@@ -1,11 +1,11 @@
 """Bytes to requests and events to bytes: one codec for each API, without IO."""
 
 from dovetail_protocols.chat import CODEC as CHAT
-from dovetail_protocols.chat import ChatCodec, ChatReader, chat_request
-from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Ids, StreamEncoder
+from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
+from dovetail_protocols.codec import Clock, Codec, ErrorResponse, IdFactory, StreamEncoder
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
 from dovetail_protocols.responses import CODEC as RESPONSES
@@ -16,24 +16,24 @@ from dovetail_protocols.responses import (
     encode_input_tokens,
     items_by_id,
     overflow_stream,
-    responses_request,
+    build_responses_request,
     split_response,
-    whole_response,
-    with_model,
+    join_response,
+    with_default_model,
 )
-from dovetail_protocols.responses import Echo as ResponsesEcho
-from dovetail_protocols.responses import Encoder as ResponsesEncoder
-from dovetail_protocols.responses import encode_list as encode_items
-from dovetail_protocols.responses import id_of as item_id
-from dovetail_protocols.responses import joined as joined_body
-from dovetail_protocols.responses import listed as listed_item
-from dovetail_protocols.responses import own_items as input_items
-from dovetail_protocols.responses import previous_of as previous_response
-from dovetail_protocols.responses import references as item_references
-from dovetail_protocols.responses import resolved as resolved_body
-from dovetail_protocols.responses import shortened as shortened_body
+from dovetail_protocols.responses import ResponsesEcho as ResponsesEcho
+from dovetail_protocols.responses import ResponsesEncoder as ResponsesEncoder
+from dovetail_protocols.responses import encode_items as encode_items
+from dovetail_protocols.responses import item_id as item_id
+from dovetail_protocols.responses import prepend_history as joined_body
+from dovetail_protocols.responses import complete_item as listed_item
+from dovetail_protocols.responses import input_items as input_items
+from dovetail_protocols.responses import previous_response_id as previous_response
+from dovetail_protocols.responses import item_references as item_references
+from dovetail_protocols.responses import resolve_references as resolved_body
+from dovetail_protocols.responses import minimal_body as shortened_body
 from dovetail_protocols.sse import ServerEvent, SseReader
-from dovetail_protocols.upstream import Asked, Dialect, ReasoningField, ToolNames
+from dovetail_protocols.upstream import UpstreamRequest, UpstreamDialect, ReasoningField, ToolNames
 
 __all__ = [
     "CHAT",
@@ -41,15 +41,15 @@ __all__ = [
     "COMPLETIONS",
     "MESSAGES",
     "RESPONSES",
-    "Asked",
+    "UpstreamRequest",
     "ChatCodec",
     "ChatReader",
     "Clock",
     "Codec",
-    "Dialect",
-    "ErrorAnswer",
-    "Ids",
-    "Memory",
+    "UpstreamDialect",
+    "ErrorResponse",
+    "IdFactory",
+    "DecodeCache",
     "MessagesReader",
     "ReasoningField",
     "ResponsesCodec",
@@ -60,7 +60,7 @@ __all__ = [
     "SseReader",
     "StreamEncoder",
     "ToolNames",
-    "chat_request",
+    "build_chat_request",
     "decode_count",
     "encode_count",
     "encode_input_tokens",
@@ -75,9 +75,9 @@ __all__ = [
     "previous_response",
     "raw_prompt",
     "resolved_body",
-    "responses_request",
+    "build_responses_request",
     "shortened_body",
     "split_response",
-    "whole_response",
-    "with_model",
+    "join_response",
+    "with_default_model",
 ]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-WORTH = 1 << 14  # bytes of a body below which it is read as it is
-_ITEM = 500  # bytes that an item takes when read, whatever is in it
-_LINES = 8  # of one session: an agent with its sub-agents
+MIN_BODY_BYTES = 1 << 14  # bytes of a body below which it is read as it is
+_ITEM_OVERHEAD_BYTES = 500  # bytes that an item takes when read, whatever is in it
+_MAX_PREFIXES_PER_SESSION = 8  # of one session: an agent with its sub-agents
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _FIELD = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
@@ -24,7 +24,7 @@ _NEXT = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 _MORE = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 
 
-class Line(NamedTuple):
+class HistoryKey(NamedTuple):
     """Where a history is found: the field that holds it, who reads its items, whose it is."""
 
     field: str
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     session: str | None = None
 
 
-class Beginning(NamedTuple):
+class BodyPrefix(NamedTuple):
     """The items that a body begins with: where they open, where each ends and what it read as.
 
     Only objects: where one ends does not depend on what follows it.
@@ -41,9 +41,9 @@ class Beginning(NamedTuple):
     body: bytes
     opening: int
     ends: Sequence[int]
-    read: Sequence[Any]
+    decoded: Sequence[Any]
 
-    def shared(self, body: bytes) -> int:
+    def count_shared_items(self, body: bytes) -> int:
         """How many of the items the other body has, too, and nothing else before them.
 
         What was found to be the same is not compared again: in all, about once over the body.
@@ -59,103 +59,103 @@ class Beginning(NamedTuple):
         return same
 
 
-class Rest(NamedTuple):
+class BodyRemainder(NamedTuple):
     """A body without the items that it begins with as another does, and where the next one is."""
 
     fields: dict[str, Raw]
-    nearest: Beginning
+    prefix: BodyPrefix
     known_items: int
     at: int
 
     @property
-    def known(self) -> Sequence[Any]:
+    def known_decoded(self) -> Sequence[Any]:
         """What the items that are left out were read as."""
-        return self.nearest.read[: self.known_items]
+        return self.prefix.decoded[: self.known_items]
 
 
-class Beginnings:
+class BodyPrefixCache:
     """The last bodies of sessions, in two generations as `Memory` has them."""
 
-    __slots__ = ("_filled", "_half", "_old", "_young")
+    __slots__ = ("_young_bytes", "_generation_bytes", "_old", "_young")
 
     def __init__(self, max_bytes: int) -> None:
-        self._half = max_bytes // 2
-        self._filled = 0
-        self._young: dict[Line, tuple[Beginning, ...]] = {}
-        self._old: dict[Line, tuple[Beginning, ...]] = {}
+        self._generation_bytes = max_bytes // 2
+        self._young_bytes = 0
+        self._young: dict[HistoryKey, tuple[BodyPrefix, ...]] = {}
+        self._old: dict[HistoryKey, tuple[BodyPrefix, ...]] = {}
 
-    def rest(self, line: Line, body: bytes) -> Rest | None:
+    def match(self, key: HistoryKey, body: bytes) -> BodyRemainder | None:
         """What is new in a body, and what it begins with; None if nothing of it is known."""
-        lines = self._lines(line) if len(body) >= WORTH else ()
+        lines = self._prefixes(key) if len(body) >= MIN_BODY_BYTES else ()
         if not lines:
             return None
-        shared, nearest = max(((one.shared(body), one) for one in lines), key=itemgetter(0))
+        shared, nearest = max(((one.count_shared_items(body), one) for one in lines), key=itemgetter(0))
         for count in range(shared, max(shared - 2, 0), -1):  # one item at least is not left out
             more = _MORE.match(body, nearest.ends[count - 1])
             if more is not None:
-                return _rest(line, body, nearest, count, more.end())
+                return _build_remainder(key, body, nearest, count, more.end())
         return None
 
-    def keep(
-        self, line: Line, body: bytes, rest: Rest | None, items: Sequence[Raw], read: Sequence[Any]
+    def put(
+        self, key: HistoryKey, body: bytes, remainder: BodyRemainder | None, items: Sequence[Raw], decoded: Sequence[Any]
     ) -> None:
         """Remembers a body: `items` are those not left out, `read` is what all were read as."""
-        if len(body) < WORTH or len(body) > self._half:
+        if len(body) < MIN_BODY_BYTES or len(body) > self._generation_bytes:
             return
-        if rest is not None:
-            start, at = rest.nearest.opening, rest.at
-            ends = list(rest.nearest.ends[: rest.known_items])
+        if remainder is not None:
+            start, at = remainder.prefix.opening, remainder.at
+            ends = list(remainder.prefix.ends[: remainder.known_items])
         else:
-            found = _opening(body, _fields(body), line.field)
+            found = _items_start(body, _decode_fields(body), key.field)
             if found is None:
                 return
             start, at, ends = found, found, list[int]()
-        ends += _ends(body, at, items)
+        ends += _item_ends(body, at, items)
         if ends:
-            self._add(line, Beginning(body, start, ends, read[: len(ends)]), rest)
+            self._add(key, BodyPrefix(body, start, ends, decoded[: len(ends)]), remainder)
 
-    def _lines(self, line: Line) -> tuple[Beginning, ...]:
-        return self._young.get(line) or self._old.get(line, ())
+    def _prefixes(self, key: HistoryKey) -> tuple[BodyPrefix, ...]:
+        return self._young.get(key) or self._old.get(key, ())
 
-    def _add(self, line: Line, new: Beginning, rest: Rest | None) -> None:
+    def _add(self, key: HistoryKey, new: BodyPrefix, remainder: BodyRemainder | None) -> None:
         """Keeps it, in place of the one that it goes on from."""
-        lines = self._lines(line)
-        if rest is not None and 2 * rest.known_items >= len(rest.nearest.ends):
-            lines = tuple(one for one in lines if one is not rest.nearest)
+        lines = self._prefixes(key)
+        if remainder is not None and 2 * remainder.known_items >= len(remainder.prefix.ends):
+            lines = tuple(one for one in lines if one is not remainder.prefix)
         others = (one for one in lines if one.body != new.body)
-        kept = _fitting(self._half, (new, *others))
+        kept = _fit(self._generation_bytes, (new, *others))
         if not kept:
             return
-        more = _size(kept) - _size(self._young.get(line, ()))
-        if self._filled + more > self._half:
-            self._old, self._young, self._filled = self._young, {}, 0
-            more = _size(kept)
-        self._filled += more
-        self._young[line] = kept
+        more = _size_bytes(kept) - _size_bytes(self._young.get(key, ()))
+        if self._young_bytes + more > self._generation_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+            more = _size_bytes(kept)
+        self._young_bytes += more
+        self._young[key] = kept
 
 
-def _fitting(most: int, lines: tuple[Beginning, ...]) -> tuple[Beginning, ...]:
+def _fit(max_bytes: int, prefixes: tuple[BodyPrefix, ...]) -> tuple[BodyPrefix, ...]:
     """The newest of a session, no more than may be held."""
-    lines = lines[:_LINES]
-    while _size(lines) > most:
-        lines = lines[:-1]
-    return lines
+    prefixes = prefixes[:_MAX_PREFIXES_PER_SESSION]
+    while _size_bytes(prefixes) > max_bytes:
+        prefixes = prefixes[:-1]
+    return prefixes
 
 
-def _size(lines: Iterable[Beginning]) -> int:
+def _size_bytes(prefixes: Iterable[BodyPrefix]) -> int:
     """What they take: their bytes, and what the items were read as."""
-    return sum(len(one.body) + _ITEM * len(one.ends) for one in lines)
+    return sum(len(one.body) + _ITEM_OVERHEAD_BYTES * len(one.ends) for one in prefixes)
 
 
-def _rest(line: Line, body: bytes, nearest: Beginning, count: int, at: int) -> Rest | None:
+def _build_remainder(key: HistoryKey, body: bytes, nearest: BodyPrefix, count: int, at: int) -> BodyRemainder | None:
     shorter = body[: nearest.opening] + body[at:]
-    fields = _fields(shorter)
-    if _opening(shorter, fields, line.field) != nearest.opening:
+    fields = _decode_fields(shorter)
+    if _items_start(shorter, fields, key.field) != nearest.opening:
         return None
-    return Rest(fields, nearest, count, at)
+    return BodyRemainder(fields, nearest, count, at)
 
 
-def _fields(body: bytes) -> dict[str, Raw]:
+def _decode_fields(body: bytes) -> dict[str, Raw]:
     """The fields of an object; none where there is a fault, which is told by whoever reads all."""
     try:
         return _decode(body)
@@ -163,7 +163,7 @@ def _fields(body: bytes) -> dict[str, Raw]:
         return {}
 
 
-def _ends(body: bytes, at: int, items: Sequence[Raw]) -> list[int]:
+def _item_ends(body: bytes, at: int, items: Sequence[Raw]) -> list[int]:
     """Where the items end that stand here in the body, up to one that is no object."""
     found: list[int] = []
     for raw in items:
@@ -176,7 +176,7 @@ def _ends(body: bytes, at: int, items: Sequence[Raw]) -> list[int]:
     return found
 
 
-def _opening(body: bytes, fields: Mapping[str, Raw], name: str) -> int | None:
+def _items_start(body: bytes, fields: Mapping[str, Raw], name: str) -> int | None:
     """Where the items of a field begin, if the fields are all that the body says, each once."""
     at, found = 0, None
     for field, raw in fields.items():

@@ -9,13 +9,13 @@ from typing import Protocol
 import msgspec
 
 from dovetail_model import DovetailError, Event, Message, Request
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.decode_cache import DecodeCache
 
 Headers = Mapping[str, str]
 """Header names in lower case."""
 
 
-class Ids(Protocol):
+class IdFactory(Protocol):
     """Where outward ids come from: globally unique, in the API's own style."""
 
     def __call__(self, prefix: str) -> str: ...
@@ -27,7 +27,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     """An error before any stream began: an HTTP status and a body in the API's own form."""
 
     status: int
@@ -58,16 +58,16 @@ class Codec(Protocol):
     name: str
     call_id_prefix: str
 
-    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+    def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         """The request. With a memory, what it knows of the body is not decoded again."""
         ...
 
-    def stream(self, request: Request, ids: Ids, clock: Clock) -> StreamEncoder: ...
+    def stream(self, request: Request, ids: IdFactory, clock: Clock) -> StreamEncoder: ...
 
     def encode_message(
-        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+        self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
         """The whole answer at once, from the fold of the same events: one message a choice."""
         ...
 
-    def encode_error(self, error: DovetailError) -> ErrorAnswer: ...
+    def encode_error(self, error: DovetailError) -> ErrorResponse: ...

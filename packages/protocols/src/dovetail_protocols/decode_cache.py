@@ -6,20 +6,20 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from dovetail_protocols.body_prefixes import Beginnings
+from dovetail_protocols.body_prefixes import BodyPrefixCache
 
 T = TypeVar("T")
 P = TypeVar("P")
-Key = tuple[str | int | bytes, ...]
+CacheKey = tuple[str | int | bytes, ...]
 
-MAX_BYTES = 256 * 2**20
+DEFAULT_MAX_BYTES = 256 * 2**20
 
-_HELD = 4  # bytes of memory for each byte of JSON: the key, and what was made of it
-_ENTRY = 1000  # bytes that an entry takes whatever is in it
-_BEGINNINGS = 4  # the part of all bytes that whole bodies may take
+_BYTES_PER_JSON_BYTE = 4  # bytes of memory for each byte of JSON: the key, and what was made of it
+_ENTRY_OVERHEAD_BYTES = 1000  # bytes that an entry takes whatever is in it
+_BODY_PREFIX_FRACTION = 4  # the part of all bytes that whole bodies may take
 
 
-class Memory:
+class DecodeCache:
     """Remembers what messages, tools and system prompts decoded to, by their bytes.
 
     `beginnings` has the last bodies of sessions: what they begin with is not even looked up.
@@ -38,38 +38,38 @@ class Memory:
     worst a piece is decoded twice, and both get the first one's result.
     """
 
-    __slots__ = ("_filled", "_half", "_old", "_young", "beginnings")
+    __slots__ = ("_young_bytes", "_generation_bytes", "_old", "_young", "body_prefixes")
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        bodies = max_bytes // _BEGINNINGS
-        self.beginnings = Beginnings(bodies)
-        self._half = (max_bytes - bodies) // 2
-        self._filled = 0
-        self._young: dict[Key, Any] = {}
-        self._old: dict[Key, Any] = {}
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        bodies = max_bytes // _BODY_PREFIX_FRACTION
+        self.body_prefixes = BodyPrefixCache(bodies)
+        self._generation_bytes = (max_bytes - bodies) // 2
+        self._young_bytes = 0
+        self._young: dict[CacheKey, Any] = {}
+        self._old: dict[CacheKey, Any] = {}
 
-    def recall(self, kind: str, given: str | Sequence[Raw], read: Callable[[], T]) -> T:
+    def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
         """What a text, or all of some items, reads as. `kind` names the reader that asks."""
-        key: Key = (kind, given) if isinstance(given, str) else (kind, *map(bytes, given))
-        found: T | None = self._found(key)
-        return self._keep(key, read()) if found is None else found
+        key: CacheKey = (kind, source) if isinstance(source, str) else (kind, *map(bytes, source))
+        found: T | None = self._get(key)
+        return self._put(key, decode()) if found is None else found
 
-    def recall_each(
+    def get_or_decode_each(
         self,
         kind: str,
         items: Sequence[Raw],
-        read: Callable[[int, Raw], T],
+        decode: Callable[[int, Raw], T],
         *,
-        placed: bool,
+        indexed: bool,
         start: int = 0,
     ) -> list[T]:
         """What each of the items reads as; `placed` where that depends on its index."""
         pieces = map(bytes, items)
         places = count(start)
-        keys = list(zip(repeat(kind), places, pieces) if placed else zip(repeat(kind), pieces))
+        keys = list(zip(repeat(kind), places, pieces) if indexed else zip(repeat(kind), pieces))
         all_found: list[T | None] = list(map(self._young.get, keys))
         return [
-            self._read_at(start + at, keys[at], items[at], read) if found is None else found
+            self._decode_at(start + at, keys[at], items[at], decode) if found is None else found
             for at, found in enumerate(all_found)
         ]
 
@@ -78,28 +78,28 @@ class Memory:
 
         The parts are held with it, so no other object can come to have their identity.
         """
-        key: Key = (kind, *map(id, parts))
-        found: tuple[T, object] | None = self._found(key)
-        return self._keep(key, (make(parts), parts))[0] if found is None else found[0]
+        key: CacheKey = (kind, *map(id, parts))
+        found: tuple[T, object] | None = self._get(key)
+        return self._put(key, (make(parts), parts))[0] if found is None else found[0]
 
-    def _read_at(self, at: int, key: Key, item: Raw, read: Callable[[int, Raw], T]) -> T:
-        found: T | None = self._found(key)
-        return self._keep(key, read(at, item)) if found is None else found
+    def _decode_at(self, at: int, key: CacheKey, item: Raw, decode: Callable[[int, Raw], T]) -> T:
+        found: T | None = self._get(key)
+        return self._put(key, decode(at, item)) if found is None else found
 
-    def _found(self, key: Key) -> Any:
+    def _get(self, key: CacheKey) -> Any:
         found = self._young.get(key)
         if found is None:
             found = self._old.get(key)
             if found is not None:
-                self._keep(key, found)
+                self._put(key, found)
         return found
 
-    def _keep(self, key: Key, value: T) -> T:
-        size = _ENTRY + _HELD * sum(len(part) for part in key if not isinstance(part, int))
-        if size > self._half:
+    def _put(self, key: CacheKey, value: T) -> T:
+        size = _ENTRY_OVERHEAD_BYTES + _BYTES_PER_JSON_BYTE * sum(len(part) for part in key if not isinstance(part, int))
+        if size > self._generation_bytes:
             return value
-        if self._filled + size > self._half:
-            self._old, self._young, self._filled = self._young, {}, 0
-        self._filled += size
+        if self._young_bytes + size > self._generation_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        self._young_bytes += size
         kept: T = self._young.setdefault(key, value)
         return kept

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from dovetail_model import Event
-from dovetail_protocols.json_strings import sound
+from dovetail_protocols.json_strings import replace_surrogates
 
 _encode = msgspec.json.encode
 
 
-class Run:
+class DeltaRun:
     """What is around the text of deltas of one kind: of one choice, or of one call in it."""
 
     __slots__ = ("call", "choice", "head", "kind", "tail")
@@ -42,15 +42,15 @@ class Run:
         try:
             told = _encode(text)
         except UnicodeEncodeError:
-            told = _encode(sound(text))
+            told = _encode(replace_surrogates(text))
         return self.head + told + self.tail
 
 
-NO_RUN = Run(None, b"", b"")
+NO_RUN = DeltaRun(None, b"", b"")
 """Nothing is open, or what goes on with it needs a second thought."""
 
 
-class RunStream(ABC):
+class DeltaRunEncoder(ABC):
     """A stream that goes on with its run at the least cost.
 
     `_encode` has to say by `_run`, each time, what a lone delta that comes next may go on with:

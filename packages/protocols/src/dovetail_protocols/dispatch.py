@@ -7,7 +7,7 @@ tool's frame carries its free text.
 import msgspec
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Hints, ReasoningDelta, SpanEnd
-from dovetail_protocols.json_strings import sound
+from dovetail_protocols.json_strings import replace_surrogates
 from dovetail_protocols.sse import frame
 
 _encode = msgspec.json.encode
@@ -16,14 +16,14 @@ _encode = msgspec.json.encode
 class Dispatcher:
     """Follows the events of one choice and tells what is complete, once."""
 
-    __slots__ = ("_calls", "_choice", "_reasoning", "_spans", "_thought", "_tools")
+    __slots__ = ("_calls", "_choice", "_reasoning", "_spans", "_reasoning_text", "_tools")
 
     def __init__(self, hints: Hints, choice: int = 0) -> None:
         self._tools = "tools" in hints.dispatch
         self._reasoning = "reasoning" in hints.dispatch
         self._choice = choice
         self._calls: dict[int, tuple[CallOpen, list[str]]] = {}
-        self._thought: list[str] = []
+        self._reasoning_text: list[str] = []
         self._spans = 0
 
     @property
@@ -31,32 +31,32 @@ class Dispatcher:
         """Whether there is anything to tell at all."""
         return self._tools or self._reasoning
 
-    def follow(self, event: Event) -> bytes:
+    def observe(self, event: Event) -> bytes:
         """The frame that this event completes, if any. It goes behind the event's own frames."""
         match event:
             case ReasoningDelta(text=text) if self._reasoning:
-                self._thought.append(text)
-            case SpanEnd(kind="reasoning") if self._reasoning and self._thought:
-                return self._tell_thought()
+                self._reasoning_text.append(text)
+            case SpanEnd(kind="reasoning") if self._reasoning and self._reasoning_text:
+                return self._reasoning_frame()
             case CallOpen(index=index) if self._tools:
                 self._calls[index] = (event, [])
             case CallArgs(index=index, text=text) if index in self._calls:
                 self._calls[index][1].append(text)
             case CallClose(index=index) if index in self._calls:
-                return self._tell_call(*self._calls.pop(index))
+                return self._call_frame(*self._calls.pop(index))
         return b""
 
-    def _tell_thought(self) -> bytes:
-        text = sound("".join(self._thought))
-        self._thought = []
+    def _reasoning_frame(self) -> bytes:
+        text = replace_surrogates("".join(self._reasoning_text))
+        self._reasoning_text = []
         index, self._spans = self._spans, self._spans + 1
         told = {"choice_index": self._choice, "index": index, "reasoning_content": text}
         data = _encode(told)
         return frame(data, b"reasoning_dispatch")
 
-    def _tell_call(self, call: CallOpen, pieces: list[str]) -> bytes:
-        arguments = sound("".join(pieces))
-        name = {"name": sound(call.name)}
+    def _call_frame(self, call: CallOpen, pieces: list[str]) -> bytes:
+        arguments = replace_surrogates("".join(pieces))
+        name = {"name": replace_surrogates(call.name)}
         if call.namespace is not None:
             name["namespace"] = call.namespace
         told: dict[str, object] = {"index": call.index, "id": call.id}

@@ -8,11 +8,11 @@ import msgspec
 from dovetail_model import Hints
 from dovetail_protocols.codec import Headers
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_MOST = 1e18  # a hint beyond it means nothing
-_LARGEST = 2**31 - 1
-Channel = Literal["tools", "reasoning"]
-_CHANNELS: dict[str, frozenset[Channel]] = {
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_MAX_FLOAT = 1e18  # a hint beyond it means nothing
+_MAX_INTEGER = 2**31 - 1
+DispatchChannel = Literal["tools", "reasoning"]
+_CHANNELS: dict[str, frozenset[DispatchChannel]] = {
     "tools": frozenset({"tools"}),
     "reasoning": frozenset({"reasoning"}),
     "all": frozenset({"tools", "reasoning"}),
@@ -26,7 +26,7 @@ _KNOWN_HINTS = {
 }  # fmt: skip
 
 
-class Extension(msgspec.Struct, frozen=True):
+class NvextOptions(msgspec.Struct, frozen=True):
     """What `nvext` said."""
 
     hints: Hints
@@ -36,20 +36,20 @@ class Extension(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
-def extension(nvext: object, headers: Headers) -> Extension:
+def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
     """Hints and options. Unknown fields are reported; nothing here is a reason to refuse."""
     fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
     raw = fields.get("agent_hints")
     agent: dict[str, Any] = raw if isinstance(raw, dict) else {}
     ignored = [f"nvext.{name}" for name in fields if name not in _KNOWN]
     ignored += [f"nvext.agent_hints.{name}" for name in agent if name not in _KNOWN_HINTS]
-    return Extension(
+    return NvextOptions(
         hints=Hints(
-            priority=_whole(headers.get("x-dynamo-request-priority"), agent.get("priority")),
-            strict_priority=_whole(
+            priority=_first_integer(headers.get("x-dynamo-request-priority"), agent.get("priority")),
+            strict_priority=_first_integer(
                 headers.get("x-dynamo-request-strict-priority"), agent.get("strict_priority")
             ),
-            osl=_whole(agent.get("osl")),
+            osl=_first_integer(agent.get("osl")),
             latency_sensitivity=_number(agent.get("latency_sensitivity")),
             speculative_prefill=agent.get("speculative_prefill") is True,
             cache_salt=_text(fields.get("cache_salt")),
@@ -57,12 +57,12 @@ def extension(nvext: object, headers: Headers) -> Extension:
         ),
         extra_fields=frozenset(_texts(fields.get("extra_fields"))),
         annotations=tuple(_texts(fields.get("annotations"))),
-        max_thinking_tokens=_whole(fields.get("max_thinking_tokens")),
+        max_thinking_tokens=_first_integer(fields.get("max_thinking_tokens")),
         ignored=tuple(ignored),
     )
 
 
-def _channels(header: str | None, field: object) -> frozenset[Channel]:
+def _channels(header: str | None, field: object) -> frozenset[DispatchChannel]:
     """`tools,reasoning` in a header; a list, a name or true in the body. The header wins."""
     if header is not None:
         names = [name.strip().lower() for name in header.split(",")]
@@ -70,21 +70,21 @@ def _channels(header: str | None, field: object) -> frozenset[Channel]:
         names = ["all"]
     else:
         names = [field] if isinstance(field, str) else _texts(field)
-    return frozenset[Channel]().union(*(_CHANNELS.get(name, frozenset()) for name in names))
+    return frozenset[DispatchChannel]().union(*(_CHANNELS.get(name, frozenset()) for name in names))
 
 
-def _whole(*candidates: object) -> int | None:
+def _first_integer(*candidates: object) -> int | None:
     """The first whole number, no larger than every engine can carry."""
     for value in candidates:
-        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            return max(-_LARGEST, min(value, _LARGEST))
+            return max(-_MAX_INTEGER, min(value, _MAX_INTEGER))
     return None
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_FLOAT:
         return None
     return float(value)
 

@@ -7,7 +7,7 @@ import msgspec
 from dovetail_model import Identity
 from dovetail_protocols.codec import Headers
 
-SESSION = (
+SESSION_HEADERS = (
     "x-dynamo-session-id",
     "x-claude-code-session-id",
     "thread-id",
@@ -16,21 +16,21 @@ SESSION = (
     "session_id",
     "x-session-affinity",
 )
-PARENT = ("x-dynamo-parent-session-id", "x-codex-parent-thread-id", "x-parent-session-id")
-AGENT = ("x-claude-code-agent-id", "x-openai-subagent")
-PARENT_AGENT = ("x-claude-code-parent-agent-id",)
+PARENT_HEADERS = ("x-dynamo-parent-session-id", "x-codex-parent-thread-id", "x-parent-session-id")
+AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
+PARENT_AGENT_HEADERS = ("x-claude-code-parent-agent-id",)
 
 
-def identity(headers: Headers, *, session: str | None = None, user: str | None = None) -> Identity:
+def read_identity(headers: Headers, *, session: str | None = None, user: str | None = None) -> Identity:
     """The identity that the headers tell; `session` is what the body says where they are silent.
 
     A sub-agent without a parent session of its own has the session it runs in as its parent.
     """
     turn = _turn_metadata(headers)
-    agent = _first(headers, AGENT)
-    found = session_of(headers) or _text(turn.get("session_id")) or session
-    parent = _first(headers, PARENT) or _text(turn.get("parent_thread_id"))
-    parent = parent or _first(headers, PARENT_AGENT) or (found if agent else None)
+    agent = _first(headers, AGENT_HEADERS)
+    found = read_session(headers) or _text(turn.get("session_id")) or session
+    parent = _first(headers, PARENT_HEADERS) or _text(turn.get("parent_thread_id"))
+    parent = parent or _first(headers, PARENT_AGENT_HEADERS) or (found if agent else None)
     return Identity(
         session=found,
         parent=parent,
@@ -41,9 +41,9 @@ def identity(headers: Headers, *, session: str | None = None, user: str | None =
     )
 
 
-def session_of(headers: Headers) -> str | None:
+def read_session(headers: Headers) -> str | None:
     """The session that a header names."""
-    return _first(headers, SESSION)
+    return _first(headers, SESSION_HEADERS)
 
 
 def _first(headers: Headers, names: Iterable[str]) -> str | None:

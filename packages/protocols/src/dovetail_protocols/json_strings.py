@@ -8,20 +8,20 @@ import msgspec
 _encode = msgspec.json.encode
 
 
-def quoted(text: str) -> bytes:
+def encode_json_string(text: str) -> bytes:
     """A JSON string."""
     try:
         return _encode(text)
     except UnicodeEncodeError:
-        return _encode(sound(text))
+        return _encode(replace_surrogates(text))
 
 
-def escaped(text: str) -> str:
+def escape_json(text: str) -> str:
     """Free text as it stands inside a JSON string."""
-    return quoted(text)[1:-1].decode()
+    return encode_json_string(text)[1:-1].decode()
 
 
-def sound(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text as UTF-8 can carry it."""
     try:
         text.encode()

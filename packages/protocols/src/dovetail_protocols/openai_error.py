@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import msgspec
 
 from dovetail_model import DovetailError, Failure
-from dovetail_protocols.codec import ErrorAnswer
+from dovetail_protocols.codec import ErrorResponse
 
 _REQUEST, _SERVER = "invalid_request_error", "server_error"
 
-KINDS: dict[str, tuple[int, str, str | None]] = {
+ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
     "invalid_request": (400, _REQUEST, None),
     "unsupported": (400, _REQUEST, "unsupported_parameter"),
     "context_overflow": (400, _REQUEST, "context_length_exceeded"),
@@ -30,28 +30,28 @@ KINDS: dict[str, tuple[int, str, str | None]] = {
 """Our kind of error: HTTP status, type and code."""
 
 
-def encode_error(error: DovetailError) -> ErrorAnswer:
+def encode_error(error: DovetailError) -> ErrorResponse:
     """An error as an HTTP answer."""
-    status = KINDS.get(error.kind, KINDS["internal"])[0]
+    status = ERROR_KINDS.get(error.kind, ERROR_KINDS["internal"])[0]
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorAnswer(status, error_body(error.to_failure()), headers)
+    return ErrorResponse(status, error_body(error.to_failure()), headers)
 
 
 def error_body(failure: Failure) -> bytes:
     """The JSON body. In a stream it is the data of a frame: the official SDK raises on it."""
-    _, kind, code = KINDS.get(failure.kind, KINDS["internal"])
+    _, kind, code = ERROR_KINDS.get(failure.kind, ERROR_KINDS["internal"])
     error = {"message": failure.message, "type": kind, "param": failure.param, "code": code}
     return msgspec.json.encode({"error": error})
 
 
-def kind_of(error: Mapping[str, object]) -> str:
+def error_kind(error: Mapping[str, object]) -> str:
     """Our kind for an error that another server sent: by its code, its status, or its type.
 
     OpenAI's codes are words; vLLM sends the HTTP status as the code.
     """
     code, type = error.get("code"), error.get("type")
-    for kind, (status, theirs, known) in KINDS.items():
+    for kind, (status, theirs, known) in ERROR_KINDS.items():
         if code in (known, status) and (code is not None or theirs == type):
             return kind
     return "engine"

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols.body_prefixes import Line, Rest
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.body_prefixes import HistoryKey, BodyRemainder
+from dovetail_protocols.decode_cache import DecodeCache
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -21,10 +21,10 @@ _Value = str | list[Raw] | dict[str, Any] | int | float | bool | None
 _value = msgspec.json.Decoder(_Value).decode
 _split = msgspec.json.Decoder(dict[str, _Value]).decode
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_AT = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
+_VALIDATION_PATH = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
-class Body:
+class RequestBody:
     """A request body as a JSON object.
 
     Of the arrays named in `raw`, and of the history, `fields` has the items as bytes. Whoever wants
@@ -32,22 +32,22 @@ class Body:
     line has sent before is left out of `fields`.
     """
 
-    __slots__ = ("_bytes", "_line", "_memory", "_rest", "fields")
+    __slots__ = ("_bytes", "_history", "_cache", "_remainder", "fields")
 
     def __init__(
         self,
         body: bytes,
-        memory: Memory | None = None,
-        raw: tuple[str, ...] = (),
-        line: Line | None = None,
+        cache: DecodeCache | None = None,
+        raw_fields: tuple[str, ...] = (),
+        history: HistoryKey | None = None,
     ) -> None:
         self._bytes = body
-        self._memory = memory
-        self._line = line
-        self._rest: Rest | None = None
-        if memory is not None and line is not None:
-            self._rest = memory.beginnings.rest(line, body)
-        kept = raw if line is None else (*raw, line.field)
+        self._cache = cache
+        self._history = history
+        self._remainder: BodyRemainder | None = None
+        if cache is not None and history is not None:
+            self._remainder = cache.body_prefixes.match(history, body)
+        kept = raw_fields if history is None else (*raw_fields, history.field)
         self.fields: dict[str, Any] = {
             name: self.values(value) if isinstance(value, list) and name not in kept else value
             for name, value in self._split().items()
@@ -58,45 +58,45 @@ class Body:
         try:
             return _decode(raw)
         except _NOT_JSON as error:
-            return self._mended(bytes(raw), error)
+            return self._decode_repaired(bytes(raw), error)
 
     def values(self, items: Iterable[Raw]) -> list[Any]:
         return [self.value(raw) for raw in items]
 
-    def recall(self, kind: str, given: str | Sequence[Raw], read: Callable[[], T]) -> T:
+    def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
         """As `Memory.recall`; without a memory it is read. So the two below."""
-        return read() if self._memory is None else self._memory.recall(kind, given, read)
+        return decode() if self._cache is None else self._cache.get_or_decode(kind, source, decode)
 
-    def recall_history(
-        self, items: Sequence[Raw], read: Callable[[int, Raw], T], *, placed: bool
+    def decode_history(
+        self, items: Sequence[Raw], decode: Callable[[int, Raw], T], *, indexed: bool
     ) -> list[T]:
         """What all of the history reads as, of which the fields have these items."""
-        memory, line, rest = self._memory, self._line, self._rest
+        memory, line, rest = self._cache, self._history, self._remainder
         if memory is None or line is None:
-            return [read(at, raw) for at, raw in enumerate(items)]
-        known: Sequence[T] = rest.known if rest is not None else ()
-        new = memory.recall_each(line.kind, items, read, placed=placed, start=len(known))
+            return [decode(at, raw) for at, raw in enumerate(items)]
+        known: Sequence[T] = rest.known_decoded if rest is not None else ()
+        new = memory.get_or_decode_each(line.kind, items, decode, indexed=indexed, start=len(known))
         found = [*known, *new]
-        memory.beginnings.keep(line, self._bytes, rest, items, found)
+        memory.body_prefixes.put(line, self._bytes, rest, items, found)
         return found
 
     def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
-        return make(parts) if self._memory is None else self._memory.combine(kind, parts, make)
+        return make(parts) if self._cache is None else self._cache.combine(kind, parts, make)
 
     def _split(self) -> dict[str, Any]:
         try:
-            if self._rest is not None:
-                return {name: _value(raw) for name, raw in self._rest.fields.items()}
+            if self._remainder is not None:
+                return {name: _value(raw) for name, raw in self._remainder.fields.items()}
             return _split(self._bytes)
         except _NOT_JSON:
-            self._rest = None  # the fault is worded by its place in the whole body
-            return _split(checked(self._bytes))
+            self._remainder = None  # the fault is worded by its place in the whole body
+            return _split(ensure_json_object(self._bytes))
 
-    def _mended(self, item: bytes, error: Exception) -> Any:
+    def _decode_repaired(self, item: bytes, error: Exception) -> Any:
         try:
-            return _decode(_mend(item))
+            return _decode(_repair_json(item))
         except (ValueError, RecursionError):
-            checked(self._bytes)  # words the fault by its place in the body
+            ensure_json_object(self._bytes)  # words the fault by its place in the body
             raise _not_json(error) from error
 
 
@@ -105,7 +105,7 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        found = _AT.match(str(error))
+        found = _VALIDATION_PATH.match(str(error))
         reason, inner = (found[1], found[2] or "") if found else (str(error), "")
         where = path + inner.removeprefix("$")
         where = where.removeprefix(".")
@@ -113,13 +113,13 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
         raise InvalidRequest(text, param=where or None) from error
 
 
-def unknown(value: dict[str, Any], kind: type[msgspec.Struct], path: str = "") -> tuple[str, ...]:
+def unknown_fields(value: dict[str, Any], kind: type[msgspec.Struct], path: str = "") -> tuple[str, ...]:
     """The paths of fields that the wire type does not know."""
     known = kind.__struct_encode_fields__
     return tuple(f"{path}{name}" for name in value if name not in known)
 
 
-def checked(body: bytes) -> bytes:
+def ensure_json_object(body: bytes) -> bytes:
     """The body as sound JSON.
 
     Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
@@ -130,7 +130,7 @@ def checked(body: bytes) -> bytes:
         value, sound = _decode(body), body
     except _NOT_JSON as error:
         try:
-            sound = _mend(body)
+            sound = _repair_json(body)
             value = _decode(sound)
         except (ValueError, RecursionError):
             raise _not_json(error) from error
@@ -139,7 +139,7 @@ def checked(body: bytes) -> bytes:
     return sound
 
 
-def _mend(text: bytes) -> bytes:
+def _repair_json(text: bytes) -> bytes:
     return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
 
 

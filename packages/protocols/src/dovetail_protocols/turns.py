@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from dovetail_model import Block, Turn
-from dovetail_protocols.request_body import Body
+from dovetail_protocols.request_body import RequestBody
 
 
-def joined(sent: Body, pieces: Sequence[Turn]) -> Turn:
+def join_turns(body: RequestBody, pieces: Sequence[Turn]) -> Turn:
     """One turn of all the pieces. The same pieces always make the identical turn."""
     if len(pieces) == 1:
         return pieces[0]
-    return sent.combine("turn", tuple(pieces), _concatenated)
+    return body.combine("turn", tuple(pieces), _concatenate_turns)
 
 
-def _concatenated(pieces: tuple[Turn, ...]) -> Turn:
+def _concatenate_turns(pieces: tuple[Turn, ...]) -> Turn:
     blocks: list[Block] = []
     for piece in pieces:
         blocks += piece.blocks

@@ -24,7 +24,7 @@ from dovetail_model import (
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
 
 
-class Dialect(msgspec.Struct, frozen=True):
+class UpstreamDialect(msgspec.Struct, frozen=True):
     """What a server takes. `reasoning` is the field of a chat's history in which it reads thoughts.
 
     `reasoning_segments` is our own: one thought for each call, so nothing has to be split. Without
@@ -38,11 +38,11 @@ class Dialect(msgspec.Struct, frozen=True):
     seals: bool = False
 
 
-class Asked(msgspec.Struct, frozen=True):
+class UpstreamRequest(msgspec.Struct, frozen=True):
     """The fields of a body. `lost` are codes of what it could not carry, each once."""
 
     fields: dict[str, Any]
-    lost: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def body(self) -> bytes:
@@ -52,35 +52,35 @@ class Asked(msgspec.Struct, frozen=True):
 class ToolNames:
     """The tools by both of their names: the client's and the one that the server is shown."""
 
-    __slots__ = ("_shown", "_specs")
+    __slots__ = ("_upstream_names", "_specs")
 
     def __init__(self, tools: Iterable[ToolSpec]) -> None:
         self._specs = {tool.model_name: tool for tool in tools}
-        self._shown = {(tool.namespace, tool.name): name for name, tool in self._specs.items()}
+        self._upstream_names = {(tool.namespace, tool.name): name for name, tool in self._specs.items()}
 
-    def shown(self, call: ToolCallBlock) -> str:
+    def upstream_name(self, call: ToolCallBlock) -> str:
         """What the server knows the tool of a call by."""
-        found = self._shown.get((call.namespace, call.name))
+        found = self._upstream_names.get((call.namespace, call.name))
         if found is not None:
             return found
         return f"{call.namespace}__{call.name}" if call.namespace else call.name
 
-    def spec(self, shown: str) -> ToolSpec | None:
+    def spec(self, name: str) -> ToolSpec | None:
         """The tool that the server means by a name."""
-        return self._specs.get(shown)
+        return self._specs.get(name)
 
-    def chosen(self, choice: ToolChoice) -> ToolSpec | None:
+    def find_choice(self, choice: ToolChoice) -> ToolSpec | None:
         """The tool that must be called; a choice may have either of its names."""
         named = [spec for spec in self._specs.values() if spec.name == choice.name]
         return self._specs.get(choice.name or "") or next(iter(named), None)
 
 
-def parameters(tool: ToolSpec) -> Mapping[str, Any]:
+def tool_parameters(tool: ToolSpec) -> Mapping[str, Any]:
     """The schema of a function's arguments; a function without any still has an object."""
     return tool.model_parameters or {"type": "object", "properties": {}}
 
 
-def arguments(call: ToolCallBlock) -> str:
+def call_arguments(call: ToolCallBlock) -> str:
     """A call's arguments as the JSON text of an object: its own where it is one.
 
     Servers parse what they get. Free text, and what a cut call left, stands as `input`.
@@ -94,19 +94,19 @@ def arguments(call: ToolCallBlock) -> str:
     return json.dumps({"input": call.arguments}, ensure_ascii=False)
 
 
-def told(blocks: Iterable[Block]) -> str:
+def blocks_to_text(blocks: Iterable[Block]) -> str:
     """The text of blocks. What is no text is named, so that nothing vanishes."""
-    return "\n".join(text for block in blocks if (text := _text(block)))
+    return "\n".join(text for block in blocks if (text := _block_to_text(block)))
 
 
-def address(image: ImageBlock) -> str:
+def image_url(image: ImageBlock) -> str:
     """An image as a URL, its data inside where it has them."""
     if image.data is not None:
         return f"data:{image.media_type or 'image/png'};base64,{image.data}"
     return image.url or ""
 
 
-def template_switches(thinking: Thinking) -> dict[str, Any]:
+def template_kwargs(thinking: Thinking) -> dict[str, Any]:
     """What the server's chat template is told: the client's own words, then its switch.
 
     Templates have two names for the switch. An effort says by itself that thinking is on.
@@ -117,7 +117,7 @@ def template_switches(thinking: Thinking) -> dict[str, Any]:
     return switches
 
 
-def _text(block: Block) -> str:
+def _block_to_text(block: Block) -> str:
     match block:
         case TextBlock(text=text):
             return text

@@ -22,11 +22,11 @@ from dovetail_model import (
 )
 from dovetail_protocols import (
     ChatReader,
-    Dialect,
+    UpstreamDialect,
     MessagesReader,
     ResponsesReader,
-    chat_request,
-    responses_request,
+    build_chat_request,
+    build_responses_request,
 )
 
 ApiName = Literal["chat", "messages", "responses"]
@@ -45,7 +45,7 @@ class ApiAdapter:
 
 def _build_chat_body(request: Request) -> Json:
     turns = tuple(_group_blocks(turn) if turn.role == "assistant" else turn for turn in request.turns)
-    return chat_request(msgspec.structs.replace(request, turns=turns), request.model).fields
+    return build_chat_request(msgspec.structs.replace(request, turns=turns), request.model).fields
 
 
 def _group_blocks(turn: Turn) -> Turn:
@@ -58,7 +58,7 @@ def _group_blocks(turn: Turn) -> Turn:
 
 
 def _build_responses_body(request: Request) -> Json:
-    return responses_request(request, request.model, Dialect(seals=True)).fields
+    return build_responses_request(request, request.model, UpstreamDialect(seals=True)).fields
 
 
 def _build_messages_body(request: Request) -> Json:

@@ -20,7 +20,7 @@ from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
-from dovetail_protocols import Memory
+from dovetail_protocols import DecodeCache
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20  # tokens, where neither the model nor the engine says
 
@@ -155,7 +155,7 @@ class ModelRegistry:
         self.entries = tuple(entries)
         self.response_store = response_store or ResponseStore(MemoryResponseBackend())
         self.store_faults = [one for one in (ledger_faults, self.response_store.faults) if one is not None]
-        self.memory = Memory()
+        self.memory = DecodeCache()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in entries for name in one.names}
         names = [name for one in entries for name in one.names]

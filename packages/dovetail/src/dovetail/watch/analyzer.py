@@ -26,7 +26,7 @@ from dovetail_model import (
     ToolCallBlock,
     Turn,
 )
-from dovetail_protocols import Memory
+from dovetail_protocols import DecodeCache
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class ExchangeAnalyzer:
         self._references = lenses
         self._model_prompts: dict[int, _ModelPrompts] = {}
         self._sessions = SessionTracker()
-        self._memory = Memory(64 << 20)
+        self._memory = DecodeCache(64 << 20)
         self._classifier = PrefixBreakClassifier()
         self._last_first_request: Request | None = None  # the last request that began a session
         self._loop = asyncio.new_event_loop()

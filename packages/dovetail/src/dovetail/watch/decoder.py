@@ -31,7 +31,7 @@ from dovetail_protocols import (
     RESPONSES,
     ChatReader,
     Codec,
-    Memory,
+    DecodeCache,
     MessagesReader,
     ResponsesReader,
     SseReader,
@@ -80,7 +80,7 @@ class DecodedExchange:
     response: ObservedResponse
 
 
-def decode_exchange(exchange: CapturedExchange, memory: Memory | None = None) -> DecodedExchange:
+def decode_exchange(exchange: CapturedExchange, memory: DecodeCache | None = None) -> DecodedExchange:
     """The exchange, decoded. Raises `InvalidRequest` where the request is none of its API."""
     codec = exchange.codec
     assert codec is not None

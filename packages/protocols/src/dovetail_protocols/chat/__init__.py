@@ -9,11 +9,11 @@ from dovetail_protocols.chat import decode as _decode
 from dovetail_protocols.chat import message as _message
 from dovetail_protocols.chat.encode import ChatStream
 from dovetail_protocols.chat.reader import ChatReader
-from dovetail_protocols.chat.upstream_request import chat_request
-from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.chat.upstream_request import build_chat_request
+from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory
+from dovetail_protocols.decode_cache import DecodeCache
 
-__all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream", "chat_request"]
+__all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream", "build_chat_request"]
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
@@ -27,18 +27,18 @@ class ChatCodec:
     def __init__(self, reasoning_field: ReasoningField = "reasoning_content") -> None:
         self._reasoning_field = reasoning_field
 
-    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
-        return _decode.decode(body, headers, memory)
+    def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
+        return _decode.decode(body, headers, cache)
 
-    def stream(self, request: Request, ids: Ids, clock: Clock) -> ChatStream:
+    def stream(self, request: Request, ids: IdFactory, clock: Clock) -> ChatStream:
         return ChatStream(request, ids, clock, self._reasoning_field)
 
     def encode_message(
-        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+        self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
         return _message.encode_message(request, messages, ids, clock, self._reasoning_field)
 
-    def encode_error(self, error: DovetailError) -> ErrorAnswer:
+    def encode_error(self, error: DovetailError) -> ErrorResponse:
         return _error.encode_error(error)
 
 

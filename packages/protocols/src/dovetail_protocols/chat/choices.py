@@ -6,8 +6,8 @@ from typing import Protocol
 import msgspec
 
 from dovetail_model import Event, Finish, Usage
-from dovetail_protocols.chat.outcome import broken, usage_answer
-from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
+from dovetail_protocols.chat.outcome import as_failure, combine_usage
+from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.openai_error import error_body
 from dovetail_protocols.sse import comment, frame
 
@@ -19,12 +19,12 @@ class ChoiceWriter(Protocol):
 
     usage: Usage
     finished: bool
-    run: Run
+    run: DeltaRun
 
     def write(self, event: Event) -> bytes: ...
 
 
-class ChoiceStream(RunStream):
+class ChoiceStream(DeltaRunEncoder):
     """The chunks of one answer. `opening` goes out before the first of them."""
 
     __slots__ = ("_choices", "_head", "_include_usage", "_opening", "_over")
@@ -52,7 +52,7 @@ class ChoiceStream(RunStream):
             if self._opening:
                 out.append(self._opening)
                 self._opening = b""
-            failure = broken(event)
+            failure = as_failure(event)
             if failure is not None:
                 self._over = True
                 out.append(frame(error_body(failure)))
@@ -70,5 +70,5 @@ class ChoiceStream(RunStream):
         self._over = True
         if not self._include_usage:
             return DONE
-        usage = msgspec.json.encode(usage_answer([each.usage for each in self._choices]))
+        usage = msgspec.json.encode(combine_usage([each.usage for each in self._choices]))
         return self._head + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE

@@ -20,7 +20,7 @@ class CustomFragment(msgspec.Struct, frozen=True, gc=False):
     input: str | None = None
 
 
-class Fragment(msgspec.Struct, frozen=True):
+class CallFragment(msgspec.Struct, frozen=True):
     """A piece of a call: its name comes once, its text in pieces."""
 
     index: int | None = None
@@ -41,54 +41,54 @@ class Fragment(msgspec.Struct, frozen=True):
         return told if told is None or isinstance(told, str) else _json(told)
 
 
-class Delta(msgspec.Struct, frozen=True):
+class ChunkDelta(msgspec.Struct, frozen=True):
     """A piece of a message, or all of it. `content` is text or parts, thoughts among them."""
 
     content: Any = None
     refusal: str | None = None
     reasoning_content: Any = None
     reasoning: Any = None
-    tool_calls: list[Fragment] | None = None
+    tool_calls: list[CallFragment] | None = None
 
     @property
     def text(self) -> str:
-        return _joined(self.content, thoughts=False) or self.refusal or ""
+        return _join_text(self.content, reasoning=False) or self.refusal or ""
 
     @property
-    def thought(self) -> str:
+    def reasoning_text(self) -> str:
         for told in (self.reasoning_content, self.reasoning):
             if isinstance(told, str) and told:
                 return told
-        return _joined(self.content, thoughts=True)
+        return _join_text(self.content, reasoning=True)
 
 
-class Top(msgspec.Struct, frozen=True):
+class ChunkTopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
 
 
-class Token(msgspec.Struct, frozen=True):
+class ChunkToken(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    top_logprobs: list[Top] | None = None
+    top_logprobs: list[ChunkTopLogprob] | None = None
 
 
-class TokenList(msgspec.Struct, frozen=True):
-    content: list[Token] | None = None
+class ChunkLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChunkToken] | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ChunkChoice(msgspec.Struct, frozen=True):
     """`message` stands in place of a delta where a server does not stream."""
 
     index: int | None = None
-    delta: Delta | None = None
-    message: Delta | None = None
-    logprobs: TokenList | None = None
+    delta: ChunkDelta | None = None
+    message: ChunkDelta | None = None
+    logprobs: ChunkLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
 
 
-class Counts(msgspec.Struct, frozen=True):
+class ChunkTokenDetails(msgspec.Struct, frozen=True):
     """`prompt_tokens_details` or `completion_tokens_details`."""
 
     cached_tokens: int | None = None
@@ -98,8 +98,8 @@ class Counts(msgspec.Struct, frozen=True):
 class ChunkUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: Counts | None = None
-    completion_tokens_details: Counts | None = None
+    prompt_tokens_details: ChunkTokenDetails | None = None
+    completion_tokens_details: ChunkTokenDetails | None = None
 
     def usage(self) -> Usage:
         prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
@@ -111,10 +111,10 @@ class ChunkUsage(msgspec.Struct, frozen=True):
         )
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class ChatChunk(msgspec.Struct, frozen=True):
     """One chunk, or the error that ended the stream."""
 
-    choices: list[Choice] | None = None
+    choices: list[ChunkChoice] | None = None
     usage: ChunkUsage | None = None
     error: dict[str, Any] | str | None = None
 
@@ -122,31 +122,31 @@ class Chunk(msgspec.Struct, frozen=True):
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 
-def salvaged(data: str) -> Chunk:
+def salvage_chunk(data: str) -> ChatChunk:
     """What can be read of a chunk with fields of another shape; these are left out."""
     try:
         told = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return Chunk()
-    chunk = _kept(told, Chunk)
+        return ChatChunk()
+    chunk = _salvage_fields(told, ChatChunk)
     listed = told.get("choices") if isinstance(told, dict) else None
     if chunk.choices is None and isinstance(listed, list):
-        choices = [_salvaged_choice(choice) for choice in listed]
+        choices = [_salvage_choice(choice) for choice in listed]
         return msgspec.structs.replace(chunk, choices=choices)
     return chunk
 
 
-def _salvaged_choice(told: object) -> Choice:
-    choice = _kept(told, Choice)
-    if choice.delta is None and choice.message is None and isinstance(told, dict):
-        delta = _kept(told.get("delta") or told.get("message"), Delta)
+def _salvage_choice(value: object) -> ChunkChoice:
+    choice = _salvage_fields(value, ChunkChoice)
+    if choice.delta is None and choice.message is None and isinstance(value, dict):
+        delta = _salvage_fields(value.get("delta") or value.get("message"), ChunkDelta)
         return msgspec.structs.replace(choice, delta=delta)
     return choice
 
 
-def _kept(told: object, form: type[Form]) -> Form:
+def _salvage_fields(value: object, form: type[Form]) -> Form:
     """The fields that are what they should be; numbers may be text, as some have it."""
-    found = told if isinstance(told, dict) else {}
+    found = value if isinstance(value, dict) else {}
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(form):
         if found.get(field.name) is not None:
@@ -160,16 +160,16 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _joined(content: object, *, thoughts: bool) -> str:
+def _join_text(content: object, *, reasoning: bool) -> str:
     """The text of a content, or of the thoughts among its parts, as Mistral's API has them."""
     if isinstance(content, str):
-        return "" if thoughts else content
+        return "" if reasoning else content
     parts = content if isinstance(content, list) else []
-    return "".join(_part(part, thoughts) for part in parts if isinstance(part, dict))
+    return "".join(_part_text(part, reasoning) for part in parts if isinstance(part, dict))
 
 
-def _part(part: dict[str, Any], thoughts: bool) -> str:
-    if (part.get("type") == "thinking") != thoughts:
+def _part_text(part: dict[str, Any], reasoning: bool) -> str:
+    if (part.get("type") == "thinking") != reasoning:
         return ""
-    told = part.get("thinking") if thoughts else part.get("text")
-    return told if isinstance(told, str) else _joined(told, thoughts=False)
+    told = part.get("thinking") if reasoning else part.get("text")
+    return told if isinstance(told, str) else _join_text(told, reasoning=False)

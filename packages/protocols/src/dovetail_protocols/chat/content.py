@@ -5,35 +5,35 @@ import re
 from dovetail_model import DocumentBlock, ImageBlock, ReasoningBlock, TextBlock
 from dovetail_protocols.chat.wire import Content, Part
 
-Shown = TextBlock | ImageBlock | DocumentBlock
+ContentBlock = TextBlock | ImageBlock | DocumentBlock
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL)
 
 
-def shown(content: Content) -> tuple[Shown, ...]:
+def decode_content(content: Content) -> tuple[ContentBlock, ...]:
     """What a message shows, part by part. Thoughts among the parts are left to `thoughts`."""
     if content is None or content == "":
         return ()
     if isinstance(content, str):
         return (TextBlock(content),)
     parts = (Part(text=part) if isinstance(part, str) else part for part in content)
-    blocks = (_block(part) for part in parts if part.type not in _THOUGHTS)
+    blocks = (_block(part) for part in parts if part.type not in _REASONING_TYPES)
     return tuple(block for block in blocks if block is not None)
 
 
-def thoughts(content: Content) -> tuple[ReasoningBlock, ...]:
+def decode_reasoning(content: Content) -> tuple[ReasoningBlock, ...]:
     """Thoughts that a client keeps among an assistant's parts, as Mistral's API has them."""
     if not isinstance(content, list):
         return ()
-    parts = [part for part in content if isinstance(part, Part) and part.type in _THOUGHTS]
+    parts = [part for part in content if isinstance(part, Part) and part.type in _REASONING_TYPES]
     texts = [part.thinking or part.text or "" for part in parts]
     return tuple(ReasoningBlock(text) for text in texts if text)
 
 
-_THOUGHTS = ("thinking", "reasoning")
+_REASONING_TYPES = ("thinking", "reasoning")
 
 
-def _block(part: Part) -> Shown | None:
+def _block(part: Part) -> ContentBlock | None:
     if part.type in ("image_url", "image", "input_image") and part.image_url:
         return _image(part.image_url)
     if part.type in ("file", "input_file") and part.file:
@@ -44,7 +44,7 @@ def _block(part: Part) -> Shown | None:
     return TextBlock(f"[{part.type.removeprefix('input_')} omitted]")
 
 
-def _image(image: str | dict[str, object]) -> Shown:
+def _image(image: str | dict[str, object]) -> ContentBlock:
     url = image if isinstance(image, str) else image.get("url")
     if not isinstance(url, str):
         return TextBlock("[image omitted]")
@@ -52,7 +52,7 @@ def _image(image: str | dict[str, object]) -> Shown:
     return ImageBlock(media_type=found[1], data=found[3]) if found else ImageBlock(url=url)
 
 
-def _document(file: dict[str, object]) -> Shown:
+def _document(file: dict[str, object]) -> ContentBlock:
     """A file by its data. One that was uploaded elsewhere is only known by its name."""
     data, title = file.get("file_data"), file.get("filename") or file.get("file_id")
     name = title if isinstance(title, str) else None

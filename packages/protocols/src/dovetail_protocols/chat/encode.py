@@ -22,13 +22,13 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.chat.choices import ChoiceStream
-from dovetail_protocols.chat.decode import Echo
-from dovetail_protocols.chat.outcome import FINISH, encode_logprobs
-from dovetail_protocols.chat.segments import Segments
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.delta_run import NO_RUN, Run
+from dovetail_protocols.chat.decode import ChatEcho
+from dovetail_protocols.chat.outcome import FINISH_REASONS, encode_logprobs
+from dovetail_protocols.chat.segments import ReasoningSegments
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.delta_run import NO_RUN, DeltaRun
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.json_strings import quoted, sound
+from dovetail_protocols.json_strings import encode_json_string, replace_surrogates
 
 _encode = msgspec.json.encode
 _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -39,15 +39,15 @@ class ChatStream(ChoiceStream):
 
     __slots__ = ()
 
-    def __init__(self, request: Request, ids: Ids, clock: Clock, reasoning_field: str) -> None:
-        echo = echo_of(request)
+    def __init__(self, request: Request, ids: IdFactory, clock: Clock, reasoning_field: str) -> None:
+        echo = chat_echo(request)
         head = _head(request, ids("chatcmpl-"), int(clock()), echo)
-        choices = [_Choice(head, at, request, reasoning_field) for at in range(request.sampling.n)]
+        choices = [_ChatChoiceWriter(head, at, request, reasoning_field) for at in range(request.sampling.n)]
         roles = b"".join(choice.role() for choice in choices)
         super().__init__(head, choices, echo.include_usage, roles)
 
 
-class _Choice:
+class _ChatChoiceWriter:
     """The chunks of one choice."""
 
     __slots__ = (
@@ -70,10 +70,10 @@ class _Choice:
         self._at = at
         self._content = self._deltas(TextDelta, b"content")
         self._reasoning = self._deltas(ReasoningDelta, reasoning_field.encode())
-        self._arguments: dict[int, Run] = {}
+        self._arguments: dict[int, DeltaRun] = {}
         dispatcher = Dispatcher(request.hints, at)
         self._dispatcher = dispatcher if dispatcher.active else None
-        self._segments = Segments() if echo_of(request).segments else None
+        self._segments = ReasoningSegments() if chat_echo(request).segments else None
         self._top = request.sampling.logprobs
         self._logprobs: list[TokenLogprob] = []  # told with the next chunk
         self.usage = Usage()
@@ -86,32 +86,32 @@ class _Choice:
     def write(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text):
-                chunk = self._tell(self._content, text)
+                chunk = self._encode_delta(self._content, text)
             case ReasoningDelta(text=text):
-                chunk = self._tell(self._reasoning, text)
+                chunk = self._encode_delta(self._reasoning, text)
                 if self._segments is not None:
-                    self._segments.think(text)
+                    self._segments.add_reasoning(text)
             case CallArgs(index=index, text=text):
                 run = self._arguments.get(index, NO_RUN)
-                chunk = self._tell(run, text) if run is not NO_RUN else b""
+                chunk = self._encode_delta(run, text) if run is not NO_RUN else b""
             case _:
                 self.run = NO_RUN
-                chunk = self._rare(event)
+                chunk = self._encode_other(event)
         if self._dispatcher is not None:
-            chunk += self._dispatcher.follow(event)
+            chunk += self._dispatcher.observe(event)
         return chunk
 
-    def _tell(self, run: Run, text: str) -> bytes:
+    def _encode_delta(self, run: DeltaRun, text: str) -> bytes:
         """A delta. The next one may go on with it if there is nobody else to tell of it."""
         if self._dispatcher is None and self._segments is None:
             self.run = run
         chunk = run.frame(text)
         return chunk.removesuffix(_DELTA_END) + self._tail() if self._logprobs else chunk
 
-    def _deltas(self, kind: type[Event], field: bytes) -> Run:
-        return Run(kind, self._start + b'"%s":' % field, _DELTA_END, choice=self._at)
+    def _deltas(self, kind: type[Event], field: bytes) -> DeltaRun:
+        return DeltaRun(kind, self._start + b'"%s":' % field, _DELTA_END, choice=self._at)
 
-    def _rare(
+    def _encode_other(
         self,
         event: CallOpen | CallClose | SpanEnd | Usage | Logprobs | Finish | Diagnostic | Failure,
     ) -> bytes:
@@ -131,14 +131,14 @@ class _Choice:
     def _open(self, call: CallOpen) -> bytes:
         """The only chunk that has the call's id and name: clients join what they get twice."""
         if self._segments is not None:
-            self._segments.call()
+            self._segments.start_call()
         kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
         index = self._start + b'"tool_calls":[{"index":%d,' % call.index
         before = index + b'"%s":{"%s":' % (kind, text)
-        self._arguments[call.index] = Run(
+        self._arguments[call.index] = DeltaRun(
             CallArgs, before, b"}}]" + _DELTA_END, call=call.index, choice=self._at
         )
-        id, name = _encode(call.id or f"call_{call.index}"), quoted(call.name)
+        id, name = _encode(call.id or f"call_{call.index}"), encode_json_string(call.name)
         opened = b'"id":%s,"type":"%s","%s":{"name":%s,"%s":""}}]' % (id, kind, kind, name, text)
         return index + opened + self._tail()
 
@@ -159,20 +159,20 @@ class _Choice:
         delta = b""
         if self._segments is not None:
             delta = b'"reasoning_segments":' + _encode(
-                [sound(text) for text in self._segments.texts()]
+                [replace_surrogates(text) for text in self._segments.texts()]
             )
-        reason = b',"finish_reason":"%s"' % FINISH[finish.reason].encode()
+        reason = b',"finish_reason":"%s"' % FINISH_REASONS[finish.reason].encode()
         if finish.stop_sequence is not None:
             reason += b',"stop_reason":' + _encode(finish.stop_sequence)
         return self._start + delta + b"}," + self._take_logprobs() + reason + b"}]}\n\n"
 
 
-def echo_of(request: Request) -> Echo:
+def chat_echo(request: Request) -> ChatEcho:
     """What the request's own codec noted; a request from elsewhere is answered plainly."""
-    return request.echo if isinstance(request.echo, Echo) else Echo()
+    return request.echo if isinstance(request.echo, ChatEcho) else ChatEcho()
 
 
-def _head(request: Request, id: str, created: int, echo: Echo) -> bytes:
+def _head(request: Request, id: str, created: int, echo: ChatEcho) -> bytes:
     tier = b',"service_tier":"default"' if echo.service_tier else b""
     return b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s%s,' % (
         _encode(id),

@@ -8,56 +8,56 @@ whose arguments are still on their way.
 import json
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Diagnostic, Event
-from dovetail_protocols.chat.chunk import Fragment
+from dovetail_protocols.chat.chunk import CallFragment
 
 
-class CallReader:
+class CallAssembler:
     """The calls of one choice. Those before `_told` are closed, those behind it wait."""
 
-    __slots__ = ("_calls", "_told")
+    __slots__ = ("_calls", "_emitted")
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._told = 0
+        self._calls: list[_CallBuilder] = []
+        self._emitted = 0
 
     @property
     def opened(self) -> bool:
         """Whether the model called anything."""
         return any(call.opened for call in self._calls)
 
-    def begins(self, fragment: Fragment) -> bool:
+    def is_first(self, fragment: CallFragment) -> bool:
         """Whether the fragment is the first of its call."""
         return self._owner(fragment) is None
 
-    def take(self, fragment: Fragment) -> list[Event]:
+    def add(self, fragment: CallFragment) -> list[Event]:
         """What can be told now."""
         call = self._owner(fragment)
         if call is None:
-            call = _Call(len(self._calls), fragment.index, fragment.id)
+            call = _CallBuilder(len(self._calls), fragment.index, fragment.id)
             self._calls.append(call)
         if call.closed:
             return [Diagnostic("late_arguments")]
-        call.take(fragment)
+        call.add(fragment)
         out: list[Event] = []
         while True:
-            current = self._calls[self._told]
-            out += current.give()
-            if current is self._calls[-1] or not current.whole:
+            current = self._calls[self._emitted]
+            out += current.take_events()
+            if current is self._calls[-1] or not current.is_complete:
                 return out
             out += current.close()
-            self._told += 1
+            self._emitted += 1
 
-    def close(self, *, cut: bool = False) -> list[Event]:
+    def close(self, *, truncated: bool = False) -> list[Event]:
         """The end of all calls. The last one stays open where the answer was cut."""
         out: list[Event] = []
-        for call in self._calls[self._told :]:
-            out += call.give()
-            if not (cut and call is self._calls[-1]):
+        for call in self._calls[self._emitted :]:
+            out += call.take_events()
+            if not (truncated and call is self._calls[-1]):
                 out += call.close()
-                self._told += 1
+                self._emitted += 1
         return out
 
-    def _owner(self, fragment: Fragment) -> "_Call | None":
+    def _owner(self, fragment: CallFragment) -> "_CallBuilder | None":
         """The call that a fragment goes on with. Without a name it may be one before the last."""
         calls = self._calls
         if calls and calls[-1].owns(fragment):
@@ -67,10 +67,10 @@ class CallReader:
         return next((call for call in reversed(calls) if call.owns(fragment)), None)
 
 
-class _Call:
+class _CallBuilder:
     """A call in the making. Its arguments wait until its name is known."""
 
-    __slots__ = ("_arguments", "_custom", "_given", "_id", "_index", "_name", "_number", "closed")
+    __slots__ = ("_arguments", "_custom", "_emitted", "_id", "_index", "_name", "_number", "closed")
 
     def __init__(self, number: int, index: int | None, id: str | None) -> None:
         self._number = number
@@ -79,7 +79,7 @@ class _Call:
         self._name = ""
         self._custom = False
         self._arguments: list[str] = []
-        self._given = -1  # pieces that were told; -1 before the call itself was
+        self._emitted = -1  # pieces that were told; -1 before the call itself was
         self.closed = False
 
     @property
@@ -87,7 +87,7 @@ class _Call:
         return bool(self._name)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing more can come of it. Only JSON shows that it has ended."""
         if self._custom or not self.opened:
             return True
@@ -97,7 +97,7 @@ class _Call:
             return False
         return True
 
-    def owns(self, fragment: Fragment) -> bool:
+    def owns(self, fragment: CallFragment) -> bool:
         """Whether the fragment goes on with this call. Without index and id only a name tells."""
         if fragment.id and self._id:
             same = fragment.id == self._id
@@ -106,7 +106,7 @@ class _Call:
             return not (fragment.name and self.opened)
         return fragment.index == self._index
 
-    def take(self, fragment: Fragment) -> None:
+    def add(self, fragment: CallFragment) -> None:
         if fragment.text:
             self._arguments.append(fragment.text)
         if not self.opened and fragment.name:
@@ -114,17 +114,17 @@ class _Call:
             self._custom = fragment.custom is not None
             self._id = self._id or fragment.id
 
-    def give(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """What was not told of it yet."""
         out: list[Event] = []
         if not self.opened:
             return out
-        if self._given < 0:
+        if self._emitted < 0:
             out.append(CallOpen(self._number, self._name, self._id, custom=self._custom))
-            self._given = 0
-        if more := "".join(self._arguments[self._given :]):
+            self._emitted = 0
+        if more := "".join(self._arguments[self._emitted :]):
             out.append(CallArgs(self._number, more))
-        self._given = len(self._arguments)
+        self._emitted = len(self._arguments)
         return out
 
     def close(self) -> list[Event]:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail_model import Block, InvalidRequest, ToolCallBlock, ToolResultBlock, Turn
-from dovetail_protocols.chat.content import shown, thoughts
-from dovetail_protocols.chat.segments import interleave, read_segments
+from dovetail_protocols.chat.content import decode_content, decode_reasoning
+from dovetail_protocols.chat.segments import interleave, decode_segments
 from dovetail_protocols.chat.wire import Call, ChatMessage, FunctionCall
-from dovetail_protocols.request_body import Body, convert
-from dovetail_protocols.turns import joined
+from dovetail_protocols.request_body import RequestBody, convert
+from dovetail_protocols.turns import join_turns
 
 
-class Said(msgspec.Struct, frozen=True):
+class DecodedMessage(msgspec.Struct, frozen=True):
     """One message, as far as it tells by itself. A result without an id does not know its call.
 
     `named` says that it names its speaker, which has no place in the model; a tool's name is known
@@ -25,86 +25,86 @@ class Said(msgspec.Struct, frozen=True):
     calls: tuple[str, ...] = ()
 
 
-def read(value: object, at: int) -> Said:
+def decode_message(value: object, at: int) -> DecodedMessage:
     """The message at `messages[at]`."""
     path = f"messages[{at}]"
     message = convert(value, ChatMessage, path)
     match message.role:
         case "tool" | "function":
-            result = ToolResultBlock(message.tool_call_id or "", shown(message.content))
-            return Said(Turn("tool", (result,)), named=False)
+            result = ToolResultBlock(message.tool_call_id or "", decode_content(message.content))
+            return DecodedMessage(Turn("tool", (result,)), named=False)
         case "assistant" as role:
             blocks = _assistant(at, message)
             calls = tuple(block.id for block in blocks if isinstance(block, ToolCallBlock))
-            return Said(Turn(role, blocks), bool(message.name), calls)
+            return DecodedMessage(Turn(role, blocks), bool(message.name), calls)
         case "system" | "developer" | "user" as role:
-            return Said(Turn(role, shown(message.content)), bool(message.name))
+            return DecodedMessage(Turn(role, decode_content(message.content)), bool(message.name))
         case role:
             raise InvalidRequest(f"{path}.role: unknown role '{role}'", param=f"{path}.role")
 
 
-class History:
+class ChatHistory:
     """Takes the messages one by one; `system` and `turns` are what they make.
 
     What several of them make together is the same object whenever they are the same ones.
     """
 
-    __slots__ = ("_results", "_sent", "_system", "_turns", "_unanswered")
+    __slots__ = ("_results", "_body", "_system", "_turns", "_pending_calls")
 
-    def __init__(self, sent: Body) -> None:
-        self._sent = sent
+    def __init__(self, body: RequestBody) -> None:
+        self._body = body
         self._system: list[Turn] = []
         self._turns: list[Turn] = []
         self._results: list[Turn] = []
-        self._unanswered: dict[str, None] = {}  # calls in their order
+        self._pending_calls: dict[str, None] = {}  # calls in their order
 
-    def add(self, said: Said) -> None:
-        turn = said.turn
+    def add(self, message: DecodedMessage) -> None:
+        turn = message.turn
         if turn.role == "tool":
-            self._results.append(self._answer(turn))
+            self._results.append(self._resolve_result(turn))
         elif turn.role in ("system", "developer") and not self._turns and not self._results:
             self._system.append(turn)
         else:
             self._end_results()
             self._turns.append(turn)
             if turn.role == "assistant":
-                self._unanswered = dict.fromkeys(said.calls)
+                self._pending_calls = dict.fromkeys(message.calls)
 
     def system(self) -> tuple[Block, ...]:
         """What stood before the first turn. A later system message keeps its place as a turn."""
-        return joined(self._sent, self._system).blocks if self._system else ()
+        return join_turns(self._body, self._system).blocks if self._system else ()
 
     def turns(self) -> tuple[Turn, ...]:
         self._end_results()
         return tuple(self._turns)
 
-    def _answer(self, turn: Turn) -> Turn:
+    def _resolve_result(self, turn: Turn) -> Turn:
         """A result. Without an id it answers the first call that has no result yet."""
         result = turn.blocks[0]
         assert isinstance(result, ToolResultBlock)
-        call_id = result.call_id or next(iter(self._unanswered), "")
-        self._unanswered.pop(call_id, None)
+        call_id = result.call_id or next(iter(self._pending_calls), "")
+        self._pending_calls.pop(call_id, None)
         if call_id == result.call_id:
             return turn
         answer = msgspec.structs.replace(result, call_id=call_id)
         parts: tuple[object, ...] = (turn, call_id)
-        return self._sent.combine("chat.answer", parts, lambda _: Turn("tool", (answer,)))
+        return self._body.combine("chat.answer", parts, lambda _: Turn("tool", (answer,)))
 
     def _end_results(self) -> None:
         """Results that follow each other are one turn."""
         if self._results:
-            self._turns.append(joined(self._sent, self._results))
+            self._turns.append(join_turns(self._body, self._results))
             self._results = []
 
 
 def _assistant(at: int, message: ChatMessage) -> tuple[Block, ...]:
     """Reasoning, text and calls in the model's order, as far as this copy shows it."""
-    segments = read_segments(
+    segments = decode_segments(
         message.reasoning_segments, message.reasoning_content, message.reasoning
     )
-    said: list[Block] = [*shown(message.content), *shown(message.refusal)]
+    said: list[Block] = [*decode_content(message.content), *decode_content(message.refusal)]
     if not segments:
-        said = [*thoughts(message.content), *said]
+        said = [*decode_reasoning(message.content), *said]
     return interleave(segments, said, _calls(at, message))
 
 

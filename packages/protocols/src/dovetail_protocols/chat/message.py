@@ -6,66 +6,66 @@ import msgspec
 from msgspec import UNSET
 
 from dovetail_model import Message, Request, ToolCallBlock
-from dovetail_protocols.chat.decode import Echo
-from dovetail_protocols.chat.encode import echo_of
-from dovetail_protocols.chat.outcome import FINISH, logprobs_answer, usage_answer, whole
-from dovetail_protocols.chat.segments import segments_of, texts_of
+from dovetail_protocols.chat.decode import ChatEcho
+from dovetail_protocols.chat.encode import chat_echo
+from dovetail_protocols.chat.outcome import FINISH_REASONS, to_logprobs_out, combine_usage, require_complete
+from dovetail_protocols.chat.segments import split_reasoning, group_texts
 from dovetail_protocols.chat.wire import (
-    CallAnswer,
-    ChatAnswer,
-    ChoiceAnswer,
-    CustomAnswer,
-    FunctionAnswer,
-    MessageAnswer,
+    ToolCallOut,
+    ChatCompletionOut,
+    ChatChoiceOut,
+    CustomOut,
+    FunctionOut,
+    ChatMessageOut,
 )
-from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.codec import Clock, IdFactory
 
 
 def encode_message(
-    request: Request, messages: Sequence[Message], ids: Ids, clock: Clock, reasoning_field: str
+    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock, reasoning_field: str
 ) -> bytes:
     """One choice for each message."""
-    echo = echo_of(request)
-    answer = ChatAnswer(
+    echo = chat_echo(request)
+    answer = ChatCompletionOut(
         id=ids("chatcmpl-"),
         created=int(clock()),
         model=request.model,
         service_tier="default" if echo.service_tier else UNSET,
         choices=[
             _choice(at, message, request, reasoning_field)
-            for at, message in enumerate(whole(messages))
+            for at, message in enumerate(require_complete(messages))
         ],
-        usage=usage_answer([message.usage for message in messages]),
+        usage=combine_usage([message.usage for message in messages]),
     )
     return msgspec.json.encode(answer)
 
 
-def _choice(at: int, message: Message, request: Request, reasoning_field: str) -> ChoiceAnswer:
+def _choice(at: int, message: Message, request: Request, reasoning_field: str) -> ChatChoiceOut:
     top = request.sampling.logprobs
     told = top is not None and bool(message.logprobs)
-    return ChoiceAnswer(
+    return ChatChoiceOut(
         index=at,
-        message=_message(message, echo_of(request), reasoning_field),
-        logprobs=logprobs_answer(message.logprobs, top or 0) if told else None,
-        finish_reason=FINISH[message.finish],
+        message=_message(message, chat_echo(request), reasoning_field),
+        logprobs=to_logprobs_out(message.logprobs, top or 0) if told else None,
+        finish_reason=FINISH_REASONS[message.finish],
         stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
     )
 
 
-def _message(message: Message, echo: Echo, reasoning_field: str) -> MessageAnswer:
-    text, reasoning = texts_of(message.blocks)
+def _message(message: Message, echo: ChatEcho, reasoning_field: str) -> ChatMessageOut:
+    text, reasoning = group_texts(message.blocks)
     calls = [_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
     by_name = {reasoning_field: reasoning} if reasoning else {}
-    return MessageAnswer(
+    return ChatMessageOut(
         content=None if calls and not text else text,
         reasoning_content=by_name.get("reasoning_content", UNSET),
         reasoning=by_name.get("reasoning", UNSET),
-        reasoning_segments=segments_of(message.blocks) if echo.segments else UNSET,
+        reasoning_segments=split_reasoning(message.blocks) if echo.segments else UNSET,
         tool_calls=calls or UNSET,
     )
 
 
-def _call(call: ToolCallBlock) -> CallAnswer:
+def _call(call: ToolCallBlock) -> ToolCallOut:
     if call.custom:
-        return CallAnswer(call.id, "custom", custom=CustomAnswer(call.name, call.arguments))
-    return CallAnswer(call.id, "function", function=FunctionAnswer(call.name, call.arguments))
+        return ToolCallOut(call.id, "custom", custom=CustomOut(call.name, call.arguments))
+    return ToolCallOut(call.id, "function", function=FunctionOut(call.name, call.arguments))

@@ -16,14 +16,14 @@ from dovetail_model import (
 )
 from dovetail_protocols.chat.wire import (
     CompletionDetails,
-    LogprobsAnswer,
+    ChatLogprobsOut,
     PromptDetails,
-    TokenAnswer,
-    TopLogprob,
-    UsageAnswer,
+    TokenLogprobOut,
+    TopLogprobOut,
+    ChatUsageOut,
 )
 
-FINISH: dict[FinishReason, str] = {
+FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
     "stop_sequence": "stop",
     "tool_calls": "tool_calls",
@@ -36,30 +36,30 @@ FINISH: dict[FinishReason, str] = {
 _BROKEN = Failure("engine", "The model's output broke off.")
 
 
-def broken(event: Event) -> Failure | None:
+def as_failure(event: Event) -> Failure | None:
     """The failure that this event is, or tells of by how it ends the answer."""
-    if isinstance(event, Finish) and event.reason not in FINISH:
+    if isinstance(event, Finish) and event.reason not in FINISH_REASONS:
         return _BROKEN
     return event if isinstance(event, Failure) else None
 
 
-def whole(messages: Sequence[Message]) -> Sequence[Message]:
+def require_complete(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages, if all of them are answers; the error of the first that is none."""
     for message in messages:
-        if message.failure is not None or message.finish not in FINISH:
+        if message.failure is not None or message.finish not in FINISH_REASONS:
             raise error_from_failure(message.failure or _BROKEN)
     return messages
 
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """The log probability of what is impossible: JSON knows no infinity."""
 
 
-def usage_answer(usages: Sequence[Usage]) -> UsageAnswer:
+def combine_usage(usages: Sequence[Usage]) -> ChatUsageOut:
     """The cost of all choices. Their prompt is one prompt, and counted once."""
     prompt = max(usage.input_tokens for usage in usages)
     completion = sum(usage.output_tokens for usage in usages)
-    return UsageAnswer(
+    return ChatUsageOut(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
@@ -71,21 +71,21 @@ def usage_answer(usages: Sequence[Usage]) -> UsageAnswer:
     )
 
 
-def logprobs_answer(tokens: Sequence[TokenLogprob], top: int) -> LogprobsAnswer:
-    return LogprobsAnswer([_token(token, top) for token in tokens])
+def to_logprobs_out(tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobsOut:
+    return ChatLogprobsOut([_token(token, top) for token in tokens])
 
 
 def encode_logprobs(tokens: Sequence[TokenLogprob], top: int) -> bytes:
-    return msgspec.json.encode(logprobs_answer(tokens, top))
+    return msgspec.json.encode(to_logprobs_out(tokens, top))
 
 
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST) if logprob == logprob else LEAST
+def clamp_logprob(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB) if logprob == logprob else MIN_LOGPROB
 
 
-def _token(token: TokenLogprob, top: int) -> TokenAnswer:
-    best = [TopLogprob(text, finite(value), _bytes(text)) for text, value in token.top[:top]]
-    return TokenAnswer(token.token, finite(token.logprob), _bytes(token.token), best)
+def _token(token: TokenLogprob, top: int) -> TokenLogprobOut:
+    best = [TopLogprobOut(text, clamp_logprob(value), _bytes(text)) for text, value in token.top[:top]]
+    return TokenLogprobOut(token.token, clamp_logprob(token.logprob), _bytes(token.token), best)
 
 
 def _bytes(token: str) -> list[int] | None:

@@ -21,12 +21,12 @@ from dovetail_model import (
     TokenLogprob,
     Usage,
 )
-from dovetail_protocols.chat.chunk import Choice, Chunk, Delta, Fragment, Token, salvaged
-from dovetail_protocols.chat.fragments import CallReader
-from dovetail_protocols.openai_error import kind_of
+from dovetail_protocols.chat.chunk import ChunkChoice, ChatChunk, ChunkDelta, CallFragment, ChunkToken, salvage_chunk
+from dovetail_protocols.chat.fragments import CallAssembler
+from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.sse import ServerEvent, SseReader
 
-_REASONS: dict[str, FinishReason] = {
+_FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
@@ -35,7 +35,7 @@ _REASONS: dict[str, FinishReason] = {
     "abort": "cancelled",
     "error": "error",
 }
-_decode = msgspec.json.Decoder(Chunk).decode
+_decode = msgspec.json.Decoder(ChatChunk).decode
 
 
 class ChatReader:
@@ -48,7 +48,7 @@ class ChatReader:
         self._sse = SseReader()
         self._out: list[Event] = []
         self._span = ""  # the kind of text that is open
-        self._calls = CallReader()
+        self._calls = CallAssembler()
         self._usage = Usage()
         self._finish: Finish | None = None  # held: the usage may come behind it
         self._over = False
@@ -58,7 +58,7 @@ class ChatReader:
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
-        return self._give()
+        return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
         """The events of an answer that did not come as a stream."""
@@ -69,9 +69,9 @@ class ChatReader:
         """The connection has ended: the events that are left."""
         if not self._over:
             self._end()
-        return self._give()
+        return self._take_events()
 
-    def _give(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         out, self._out = self._out, []
         return out
 
@@ -85,15 +85,15 @@ class ChatReader:
         elif event.data:
             self._take_chunk(self._decoded(event.data))
 
-    def _decoded(self, data: str) -> Chunk:
+    def _decoded(self, data: str) -> ChatChunk:
         """A chunk. What of it is odd is reported; what can be understood of it is not lost."""
         try:
             return _decode(data)
         except (msgspec.DecodeError, RecursionError):
             self._out.append(Diagnostic("malformed_chunk"))
-            return salvaged(data)
+            return salvage_chunk(data)
 
-    def _take_chunk(self, chunk: Chunk) -> None:
+    def _take_chunk(self, chunk: ChatChunk) -> None:
         if chunk.error:
             self._fail(chunk.error)
             return
@@ -105,38 +105,38 @@ class ChatReader:
             self._usage = usage
             self._out.append(usage)
 
-    def _take_choice(self, choice: Choice) -> None:
-        delta = choice.delta or choice.message or Delta()
+    def _take_choice(self, choice: ChunkChoice) -> None:
+        delta = choice.delta or choice.message or ChunkDelta()
         tokens = choice.logprobs.content if choice.logprobs else None
         said: list[Event] = [Logprobs(tuple(map(_token, tokens)))] if tokens else []
-        if thought := delta.thought:
-            self._say("reasoning", [*said, ReasoningDelta(thought)])
+        if thought := delta.reasoning_text:
+            self._append_delta("reasoning", [*said, ReasoningDelta(thought)])
             said = []
         if text := delta.text:
-            self._say("text", [*said, TextDelta(text)])
+            self._append_delta("text", [*said, TextDelta(text)])
             said = []
         self._out += said
         for fragment in delta.tool_calls or ():
             self._take_fragment(fragment)
         if choice.finish_reason and self._finish is None:
-            self._hold(choice.finish_reason, choice.stop_reason)
+            self._hold_finish(choice.finish_reason, choice.stop_reason)
 
-    def _say(self, span: str, events: list[Event]) -> None:
+    def _append_delta(self, span: str, events: list[Event]) -> None:
         self._close_call()
         if span != self._span:
             self._close_span()
         self._span = span
         self._out += events
 
-    def _take_fragment(self, fragment: Fragment) -> None:
-        if self._calls.begins(fragment):
+    def _take_fragment(self, fragment: CallFragment) -> None:
+        if self._calls.is_first(fragment):
             self._close_span()
-        self._out += self._calls.take(fragment)
+        self._out += self._calls.add(fragment)
 
-    def _hold(self, reason: str, stop: object) -> None:
+    def _hold_finish(self, reason: str, stop: object) -> None:
         """Some servers say `stop` although calls wait to be run."""
-        found = _REASONS.get(reason, "stop")
-        self._out += self._calls.close(cut=found not in ("stop", "tool_calls"))
+        found = _FINISH_REASONS.get(reason, "stop")
+        self._out += self._calls.close(truncated=found not in ("stop", "tool_calls"))
         if found == "stop" and self._calls.opened:
             found = "tool_calls"
         self._close_span()
@@ -150,17 +150,17 @@ class ChatReader:
         if self._finish is not None:
             self._out.append(self._finish)
         else:
-            self._out += self._calls.close(cut=True)
+            self._out += self._calls.close(truncated=True)
             self._out.append(Failure("engine_unavailable", "The stream ended before its answer."))
 
     def _fail(self, error: dict[str, Any] | str) -> None:
         self._over = True
-        self._out += self._calls.close(cut=True)
+        self._out += self._calls.close(truncated=True)
         told = error if isinstance(error, dict) else {"message": error}
         message, param = told.get("message"), told.get("param")
         self._out.append(
             Failure(
-                kind_of(told),
+                error_kind(told),
                 message if isinstance(message, str) else "The server failed.",
                 param if isinstance(param, str) else None,
             )
@@ -175,6 +175,6 @@ class ChatReader:
         self._out += self._calls.close()
 
 
-def _token(token: Token) -> TokenLogprob:
+def _token(token: ChunkToken) -> TokenLogprob:
     top = tuple((each.token, each.logprob) for each in token.top_logprobs or ())
     return TokenLogprob(token.token, token.logprob, top)

@@ -4,7 +4,7 @@ from dovetail_model import InvalidRequest, Sampling
 from dovetail_protocols.chat.wire import SamplingFields
 
 
-def sampling(
+def decode_sampling(
     wire: SamplingFields, *, max_tokens: int | None, logprobs: int | None, param: str
 ) -> Sampling:
     """How to draw tokens. `param` is the field that `max_tokens` came from."""
@@ -24,7 +24,7 @@ def sampling(
     )
 
 
-def text(value: object) -> str | None:
+def non_empty_text(value: object) -> str | None:
     """A name that a client gave itself. What is no text says nothing, and does no harm."""
     return value if isinstance(value, str) and value else None
 

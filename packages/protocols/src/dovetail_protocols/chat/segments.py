@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dovetail_model import Block, OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 
 
-class Segments:
+class ReasoningSegments:
     """Cuts the thoughts of an answer at its calls."""
 
     __slots__ = ("_segments",)
@@ -17,10 +17,10 @@ class Segments:
     def __init__(self) -> None:
         self._segments: list[list[str]] = [[]]
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         self._segments[-1].append(text)
 
-    def call(self) -> None:
+    def start_call(self) -> None:
         """A call begins: what is thought from here on belongs to the next segment."""
         self._segments.append([])
 
@@ -28,38 +28,38 @@ class Segments:
         return ["".join(segment) for segment in self._segments]
 
 
-def segments_of(blocks: Iterable[OutputBlock]) -> list[str]:
+def split_reasoning(blocks: Iterable[OutputBlock]) -> list[str]:
     """The segments of a finished answer."""
-    segments = Segments()
+    segments = ReasoningSegments()
     for block in blocks:
         if isinstance(block, ReasoningBlock):
-            segments.think(block.text)
+            segments.add_reasoning(block.text)
         elif isinstance(block, ToolCallBlock):
-            segments.call()
+            segments.start_call()
     return segments.texts()
 
 
-def texts_of(blocks: Sequence[OutputBlock]) -> tuple[str, str]:
+def group_texts(blocks: Sequence[OutputBlock]) -> tuple[str, str]:
     """All visible text of an answer and all its reasoning, as the grouped fields show them."""
     text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-    return text, "".join(segments_of(blocks))
+    return text, "".join(split_reasoning(blocks))
 
 
-def read_segments(*candidates: object) -> list[str]:
+def decode_segments(*candidates: object) -> list[str]:
     """The first form of reasoning that says anything: a text, or a list of segments.
 
     A segment may be a text, or an object that holds one, as content parts do.
     """
     for candidate in candidates:
         found = candidate if isinstance(candidate, list) else [candidate]
-        texts = [_text(segment) for segment in found]
+        texts = [_segment_text(segment) for segment in found]
         if any(texts):
             return texts
     return []
 
 
 def interleave(
-    segments: Sequence[str], said: Sequence[Block], calls: Sequence[ToolCallBlock]
+    segments: Sequence[str], content: Sequence[Block], calls: Sequence[ToolCallBlock]
 ) -> tuple[Block, ...]:
     """The blocks of an assistant turn, each segment before the call that it explains.
 
@@ -68,22 +68,22 @@ def interleave(
     before = list(segments[: len(calls)])
     blocks: list[Block] = []
     for at, call in enumerate(calls):
-        blocks += _thought(before[at] if at < len(before) else "")
+        blocks += _reasoning_blocks(before[at] if at < len(before) else "")
         if at == 0:
-            blocks += said
+            blocks += content
         blocks.append(call)
     for segment in segments[len(calls) :]:
-        blocks += _thought(segment)
+        blocks += _reasoning_blocks(segment)
     if not calls:
-        blocks += said
+        blocks += content
     return tuple(blocks)
 
 
-def _thought(text: str) -> list[ReasoningBlock]:
+def _reasoning_blocks(text: str) -> list[ReasoningBlock]:
     return [ReasoningBlock(text)] if text else []
 
 
-def _text(segment: object) -> str:
+def _segment_text(segment: object) -> str:
     if isinstance(segment, dict):
         segment = next((segment[key] for key in ("text", "thinking") if segment.get(key)), "")
     return segment if isinstance(segment, str) else ""

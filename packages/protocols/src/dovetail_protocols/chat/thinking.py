@@ -14,7 +14,7 @@ _ON = frozenset({"enabled", "adaptive", "auto", "on", "true", "thinking", "think
 _OFF = frozenset({"disabled", "none", "off", "false", "chat", "no_think"})
 
 
-def thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
+def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
     """What the request says about thinking; template arguments are kept as they came."""
     template = {**(wire.chat_template_args or {}), **(wire.chat_template_kwargs or {})}
     reasoning, switch = _fields(wire.reasoning, "enabled"), _fields(wire.thinking, "type")

@@ -7,12 +7,12 @@ import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
 from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
-from dovetail_protocols.request_body import Body, convert
+from dovetail_protocols.request_body import RequestBody, convert
 
 Tools = tuple[ToolSpec, ...]
 
 
-class Offer(msgspec.Struct, frozen=True):
+class ChatTools(msgspec.Struct, frozen=True):
     """What the model is offered, and what of the offer nobody here can serve."""
 
     tools: Tools = ()
@@ -20,10 +20,10 @@ class Offer(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
-def offer(wire: ChatRequest, sent: Body) -> Offer:
+def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     """Tools and choice. A list of allowed tools is the list that the model is offered."""
     given = wire.tools or ()
-    tools, ignored = sent.recall("chat.tools", given, lambda: _tools(sent, given))
+    tools, ignored = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
     asked = wire.tool_choice
     if wire.functions and not wire.tools:
@@ -37,10 +37,10 @@ def offer(wire: ChatRequest, sent: Body) -> Offer:
     elif isinstance(asked, dict) and asked.get("type") in ("auto", "none", "required", "any"):
         asked = str(asked["type"])
     choice = _choice(asked, tools, path, parallel=wire.parallel_tool_calls is not False)
-    return Offer(tools, choice, ignored)
+    return ChatTools(tools, choice, ignored)
 
 
-def _tools(sent: Body, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
+def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
     """The tools that can be served, and the paths of those that cannot."""
     found: list[ToolSpec] = []
     ignored: list[str] = []
@@ -94,9 +94,9 @@ def _grammar(format: Mapping[str, Any]) -> str | None:
     return definition
 
 
-def _allowed(asked: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
+def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
     """The mode and the tools that are left. Order is kept, so that the prompt is stable."""
-    inner = asked.get("allowed_tools", asked)
+    inner = tool_choice.get("allowed_tools", tool_choice)
     fields: dict[str, Any] = inner if isinstance(inner, dict) else {}
     listed = fields.get("tools")
     references = listed if isinstance(listed, list) else []
@@ -106,9 +106,9 @@ def _allowed(asked: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
 
 
 def _choice(
-    asked: str | dict[str, Any] | None, tools: Tools, path: str, *, parallel: bool
+    tool_choice: str | dict[str, Any] | None, tools: Tools, path: str, *, parallel: bool
 ) -> ToolChoice:
-    match asked:
+    match tool_choice:
         case None | "auto":
             return ToolChoice(parallel=parallel)
         case "none":
@@ -116,14 +116,14 @@ def _choice(
         case "required" | "any" if tools:
             return ToolChoice("required", parallel=parallel)
         case dict():
-            name = _name(asked)
+            name = _name(tool_choice)
             if any(tool.name == name for tool in tools):
                 return ToolChoice("named", name, parallel=parallel)
             raise InvalidRequest(f"{path}: no tool is named '{name}'", param=path)
         case "required" | "any":
             raise InvalidRequest(f"{path}: a call is required, but there are no tools", param=path)
         case _:
-            raise InvalidRequest(f"{path}: unknown choice '{asked}'", param=path)
+            raise InvalidRequest(f"{path}: unknown choice '{tool_choice}'", param=path)
 
 
 def _name(tool: Mapping[str, Any]) -> str:

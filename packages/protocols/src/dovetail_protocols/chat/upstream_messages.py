@@ -25,111 +25,111 @@ from dovetail_model import (
     ToolResultBlock,
     Turn,
 )
-from dovetail_protocols.chat.segments import segments_of
-from dovetail_protocols.upstream import Dialect, ToolNames, address, arguments, told
+from dovetail_protocols.chat.segments import split_reasoning
+from dovetail_protocols.upstream import UpstreamDialect, ToolNames, image_url, call_arguments, blocks_to_text
 
-Message = dict[str, Any]
-Write = Callable[[Turn], str]
+MessageDict = dict[str, Any]
+TurnWriter = Callable[[Turn], str]
 """An assistant turn as the text that its model would have written."""
 
 
-class Teller:
+class ChatMessageBuilder:
     """Tells a request's turns. `lost` are codes of what a chat could not carry."""
 
-    __slots__ = ("_dialect", "_messages", "_names", "_write", "lost")
+    __slots__ = ("_dialect", "_messages", "_names", "_write_turn", "dropped")
 
-    def __init__(self, names: ToolNames, dialect: Dialect, write: Write | None = None) -> None:
+    def __init__(self, names: ToolNames, dialect: UpstreamDialect, write_turn: TurnWriter | None = None) -> None:
         self._names = names
         self._dialect = dialect
-        self._write = write
-        self._messages: list[Message] = []
-        self.lost: dict[str, None] = {}
+        self._write_turn = write_turn
+        self._messages: list[MessageDict] = []
+        self.dropped: dict[str, None] = {}
 
-    def messages(self, request: Request) -> list[Message]:
+    def build(self, request: Request) -> list[MessageDict]:
         """The whole history, the system prompt first."""
-        if system := told(request.system):
-            self._say("system", system)
+        if system := blocks_to_text(request.system):
+            self._append_text("system", system)
         turns = iter(zip(request.turns, (*request.turns, None)[1:], strict=True))
         for turn, following in turns:
             if turn.role == "assistant":
                 answered = following is not None and following.role == "tool"
-                self._assistant(turn, _results(following) if answered else [])
+                self._append_assistant(turn, _results(following) if answered else [])
                 if answered:
                     next(turns)
             elif turn.role == "tool":
-                self._answers(_results(turn), {})
+                self._append_results(_results(turn), {})
             else:
                 # Templates refuse a system message that is not the first one.
-                self._shown("user", turn.blocks)
+                self._append_content("user", turn.blocks)
         return self._messages
 
-    def _assistant(self, turn: Turn, results: Sequence[ToolResultBlock]) -> None:
+    def _append_assistant(self, turn: Turn, results: Sequence[ToolResultBlock]) -> None:
         """A turn and what its calls gave, piece by piece."""
-        pieces = self._pieces(turn, {result.call_id for result in results})
+        pieces = self._split_turn(turn, {result.call_id for result in results})
         left = list(results)
         for at, piece in enumerate(pieces):
-            message = self._said(piece)
+            message = self._assistant_message(piece)
             if len(message) > 1:
                 self._messages.append(message)
-            calls = {b.id: self._names.shown(b) for b in piece if isinstance(b, ToolCallBlock)}
+            calls = {b.id: self._names.upstream_name(b) for b in piece if isinstance(b, ToolCallBlock)}
             last = at == len(pieces) - 1
             now = [result for result in left if last or result.call_id in calls]
             left = [result for result in left if result not in now]
-            self._answers(now, calls)
+            self._append_results(now, calls)
 
-    def _pieces(self, turn: Turn, answered: set[str]) -> list[tuple[Block, ...]]:
+    def _split_turn(self, turn: Turn, answered: set[str]) -> list[tuple[Block, ...]]:
         """The messages that a turn becomes, see the module."""
-        pieces = cut_behind_calls(turn.blocks)
-        if self._write is not None or len(pieces) == 1:
+        pieces = split_after_calls(turn.blocks)
+        if self._write_turn is not None or len(pieces) == 1:
             return [turn.blocks]
         if self._dialect.reasoning == "reasoning_segments":
             return [turn.blocks]
         before = [block for piece in pieces[:-1] for block in piece]
         if all(block.id in answered for block in before if isinstance(block, ToolCallBlock)):
             return pieces
-        self.lost["interleaving_not_carried"] = None
+        self.dropped["interleaving_not_carried"] = None
         return [turn.blocks]
 
-    def _said(self, blocks: tuple[Block, ...]) -> Message:
+    def _assistant_message(self, blocks: tuple[Block, ...]) -> MessageDict:
         """One assistant message; its role alone where nothing of it can be told."""
-        if self._write is not None:
-            text = self._write(Turn("assistant", blocks))
+        if self._write_turn is not None:
+            text = self._write_turn(Turn("assistant", blocks))
             return {"role": "assistant", "content": text} if text else {"role": "assistant"}
         calls = [self._call(block) for block in blocks if isinstance(block, ToolCallBlock)]
-        text = told(blocks)
-        message: Message = {"role": "assistant"}
+        text = blocks_to_text(blocks)
+        message: MessageDict = {"role": "assistant"}
         if text or calls:
             message["content"] = text
-        if thoughts := self._thoughts(blocks):
+        if thoughts := self._reasoning_fields(blocks):
             message |= thoughts
             message.setdefault("content", "")
         if calls:
             message["tool_calls"] = calls
         return message
 
-    def _thoughts(self, blocks: tuple[Block, ...]) -> Message:
+    def _reasoning_fields(self, blocks: tuple[Block, ...]) -> MessageDict:
         thoughts = [b.text for b in blocks if isinstance(b, ReasoningBlock) and b.text]
         if not thoughts:
             return {}
         match self._dialect.reasoning:
             case None:
-                self.lost["reasoning_not_carried"] = None
+                self.dropped["reasoning_not_carried"] = None
                 return {}
             case "reasoning_segments":
                 said = [b for b in blocks if isinstance(b, ReasoningBlock | ToolCallBlock)]
-                return {"reasoning_segments": segments_of(said)}
+                return {"reasoning_segments": split_reasoning(said)}
             case field:
                 return {field: "\n".join(thoughts)}
 
-    def _call(self, call: ToolCallBlock) -> Message:
-        name = self._names.shown(call)
+    def _call(self, call: ToolCallBlock) -> MessageDict:
+        name = self._names.upstream_name(call)
         if call.custom and self._dialect.custom_tools:
             custom = {"name": name, "input": call.arguments}
             return {"id": call.id, "type": "custom", "custom": custom}
-        function = {"name": name, "arguments": arguments(call)}
+        function = {"name": name, "arguments": call_arguments(call)}
         return {"id": call.id, "type": "function", "function": function}
 
-    def _answers(self, results: Sequence[ToolResultBlock], calls: Mapping[str, str]) -> None:
+    def _append_results(self, results: Sequence[ToolResultBlock], calls: Mapping[str, str]) -> None:
         """Results of these calls, which are ids and names; some templates look for a name.
 
         A result whose call is gone is refused by servers: a user tells it.
@@ -143,26 +143,26 @@ class Teller:
                 strangers.append(result)
                 continue
             name = calls[result.call_id]
-            self._say("tool", told(result.blocks), tool_call_id=result.call_id, name=name)
+            self._append_text("tool", blocks_to_text(result.blocks), tool_call_id=result.call_id, name=name)
             images += [block for block in result.blocks if isinstance(block, ImageBlock)]
         if self._dialect.images:
-            self._shown("user", images)
+            self._append_content("user", images)
         for result in strangers:
-            self._shown("user", result.blocks)
+            self._append_content("user", result.blocks)
 
-    def _shown(self, role: str, blocks: Sequence[Block]) -> None:
+    def _append_content(self, role: str, blocks: Sequence[Block]) -> None:
         """A message of text, or of parts where there are images among it."""
         if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
-            if text := told(blocks):
-                self._say(role, text)
+            if text := blocks_to_text(blocks):
+                self._append_text(role, text)
             return
         self._messages.append({"role": role, "content": [*map(_part, blocks)]})
 
-    def _say(self, role: str, text: str, **more: str) -> None:
+    def _append_text(self, role: str, text: str, **more: str) -> None:
         self._messages.append({"role": role, "content": text, **more})
 
 
-def cut_behind_calls(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
+def split_after_calls(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
     """A turn cut wherever a thought or text follows a call."""
     pieces: list[list[Block]] = [[]]
     for block in blocks:
@@ -177,7 +177,7 @@ def _results(turn: Turn | None) -> list[ToolResultBlock]:
     return [b for b in turn.blocks if isinstance(b, ToolResultBlock)] if turn is not None else []
 
 
-def _part(block: Block) -> Message:
+def _part(block: Block) -> MessageDict:
     if isinstance(block, ImageBlock):
-        return {"type": "image_url", "image_url": {"url": address(block)}}
-    return {"type": "text", "text": told([block])}
+        return {"type": "image_url", "image_url": {"url": image_url(block)}}
+    return {"type": "text", "text": blocks_to_text([block])}

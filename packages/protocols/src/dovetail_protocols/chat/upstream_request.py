@@ -3,16 +3,16 @@
 from typing import Any
 
 from dovetail_model import OutputFormat, Request, Sampling, ToolSpec
-from dovetail_protocols.chat.upstream_messages import Teller, Write
+from dovetail_protocols.chat.upstream_messages import ChatMessageBuilder, TurnWriter
 from dovetail_protocols.upstream import (
-    Asked,
-    Dialect,
+    UpstreamRequest,
+    UpstreamDialect,
     ToolNames,
-    parameters,
-    template_switches,
+    tool_parameters,
+    template_kwargs,
 )
 
-_SAME_NAME = (
+_SHARED_FIELDS = (
     "max_tokens",
     "temperature",
     "top_p",
@@ -25,35 +25,35 @@ _SAME_NAME = (
 )
 
 
-def chat_request(
-    request: Request, model: str, dialect: Dialect | None = None, write: Write | None = None
-) -> Asked:
+def build_chat_request(
+    request: Request, model: str, dialect: UpstreamDialect | None = None, write_turn: TurnWriter | None = None
+) -> UpstreamRequest:
     """A body that asks for a stream. `write` makes texts of the model's turns, calls and all.
 
     Only what the request says is said: what it leaves open is the server's to decide.
     """
-    dialect = dialect or Dialect()
+    dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)
-    teller = Teller(names, dialect, write)
-    fields: dict[str, Any] = {"model": model, "messages": teller.messages(request)}
+    teller = ChatMessageBuilder(names, dialect, write_turn)
+    fields: dict[str, Any] = {"model": model, "messages": teller.build(request)}
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request.sampling)
     fields |= _output(request.output)
     if request.thinking.effort is not None:
         fields["reasoning_effort"] = request.thinking.effort
-    if switches := template_switches(request.thinking):
+    if switches := template_kwargs(request.thinking):
         fields["chat_template_kwargs"] = switches
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Asked(fields, tuple(teller.lost))
+    return UpstreamRequest(fields, tuple(teller.dropped))
 
 
-def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, Any]:
+def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
     """Tools and the choice among them. What is usual is not said."""
     if not request.tools:
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
     choice = request.tool_choice
-    named = names.chosen(choice) if choice.mode == "named" else None
+    named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:
         kind = "custom" if named.custom and dialect.custom_tools else "function"
         fields["tool_choice"] = {"type": kind, kind: {"name": named.model_name}}
@@ -64,11 +64,11 @@ def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, An
     return fields
 
 
-def _tool(tool: ToolSpec, dialect: Dialect) -> dict[str, Any]:
+def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> dict[str, Any]:
     head = {"name": tool.model_name, "description": tool.description}
     if tool.custom and dialect.custom_tools:
         return {"type": "custom", "custom": head | _format(tool)}
-    function = {**head, "parameters": parameters(tool)}
+    function = {**head, "parameters": tool_parameters(tool)}
     return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}
 
 
@@ -80,7 +80,7 @@ def _format(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    values = {name: getattr(sampling, name) for name in _SAME_NAME}
+    values = {name: getattr(sampling, name) for name in _SHARED_FIELDS}
     fields = {name: value for name, value in values.items() if value is not None}
     if sampling.stop:
         fields["stop"] = list(sampling.stop)

@@ -144,26 +144,26 @@ class JsonSchema(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class FunctionAnswer(msgspec.Struct, frozen=True):
+class FunctionOut(msgspec.Struct, frozen=True):
     name: str
     arguments: str
 
 
-class CustomAnswer(msgspec.Struct, frozen=True):
+class CustomOut(msgspec.Struct, frozen=True):
     name: str
     input: str
 
 
-class CallAnswer(msgspec.Struct, frozen=True):
+class ToolCallOut(msgspec.Struct, frozen=True):
     """A call that the model made."""
 
     id: str
     type: str
-    function: FunctionAnswer | UnsetType = UNSET
-    custom: CustomAnswer | UnsetType = UNSET
+    function: FunctionOut | UnsetType = UNSET
+    custom: CustomOut | UnsetType = UNSET
 
 
-class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ChatMessageOut(msgspec.Struct, frozen=True, kw_only=True):
     """What the model said. Reasoning goes under one of its two names."""
 
     role: str = "assistant"
@@ -172,31 +172,31 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_segments: list[str] | UnsetType = UNSET
-    tool_calls: list[CallAnswer] | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprobOut(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class TokenAnswer(msgspec.Struct, frozen=True):
+class TokenLogprobOut(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TopLogprobOut]
 
 
-class LogprobsAnswer(msgspec.Struct, frozen=True):
-    content: list[TokenAnswer]
+class ChatLogprobsOut(msgspec.Struct, frozen=True):
+    content: list[TokenLogprobOut]
     refusal: None = None
 
 
-class ChoiceAnswer(msgspec.Struct, frozen=True):
+class ChatChoiceOut(msgspec.Struct, frozen=True):
     index: int
-    message: MessageAnswer
-    logprobs: LogprobsAnswer | None
+    message: ChatMessageOut
+    logprobs: ChatLogprobsOut | None
     finish_reason: str
     stop_reason: str | UnsetType = UNSET
 
@@ -209,7 +209,7 @@ class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
-class UsageAnswer(msgspec.Struct, frozen=True):
+class ChatUsageOut(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -217,7 +217,7 @@ class UsageAnswer(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletionOut(msgspec.Struct, frozen=True, kw_only=True):
     """The body of an answer that does not stream."""
 
     id: str
@@ -225,5 +225,5 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     service_tier: str | UnsetType = UNSET
-    choices: list[ChoiceAnswer]
-    usage: UsageAnswer
+    choices: list[ChatChoiceOut]
+    usage: ChatUsageOut

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from dovetail_model import DovetailError, Message, Request
 from dovetail_protocols import openai_error as _error
-from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids
+from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory
 from dovetail_protocols.completions import decode as _decode
 from dovetail_protocols.completions import encode as _encode
 from dovetail_protocols.completions.decode import raw_prompt
 from dovetail_protocols.completions.encode import CompletionStream
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.decode_cache import DecodeCache
 
 __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
 
@@ -20,19 +20,19 @@ class CompletionsCodec:
     name = "completions"
     call_id_prefix = "call_"
 
-    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+    def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         """The request. There is no history in it to remember."""
         return _decode.decode(body, headers)
 
-    def stream(self, request: Request, ids: Ids, clock: Clock) -> CompletionStream:
+    def stream(self, request: Request, ids: IdFactory, clock: Clock) -> CompletionStream:
         return CompletionStream(request, ids, clock)
 
     def encode_message(
-        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+        self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
         return _encode.encode_message(request, messages, ids, clock)
 
-    def encode_error(self, error: DovetailError) -> ErrorAnswer:
+    def encode_error(self, error: DovetailError) -> ErrorResponse:
         return _error.encode_error(error)
 
 

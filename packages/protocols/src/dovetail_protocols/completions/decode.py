@@ -7,18 +7,18 @@ feeds the engine asks for it with `raw_prompt`.
 import msgspec
 
 from dovetail_model import InvalidRequest, Request, Unsupported
-from dovetail_protocols.chat.decode import ignored, include_usage, model, user
-from dovetail_protocols.chat.sampling import sampling, text
+from dovetail_protocols.chat.decode import ignored_fields, include_usage, require_model, user_id
+from dovetail_protocols.chat.sampling import decode_sampling, non_empty_text
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.completions.wire import CompletionRequest, Prompt
-from dovetail_protocols.hints import extension
-from dovetail_protocols.identity import identity
-from dovetail_protocols.request_body import Body, convert
+from dovetail_protocols.hints import read_nvext
+from dovetail_protocols.identity import read_identity
+from dovetail_protocols.request_body import RequestBody, convert
 
 RawPrompt = str | tuple[int, ...]
 
 
-class Echo(msgspec.Struct, frozen=True):
+class CompletionEcho(msgspec.Struct, frozen=True):
     """The prompt, and what the encoder must know to answer in kind."""
 
     prompt: RawPrompt
@@ -28,27 +28,27 @@ class Echo(msgspec.Struct, frozen=True):
 
 def decode(body: bytes, headers: Headers) -> Request:
     """A request without turns. Its prompt is in the echo."""
-    fields = Body(body).fields
+    fields = RequestBody(body).fields
     wire = convert(fields, CompletionRequest)
-    more = extension(wire.nvext, headers)
+    more = read_nvext(wire.nvext, headers)
     prompt = _prompt(wire.prompt)
-    _refuse(wire, prompt)
+    _reject_unsupported(wire, prompt)
     return Request(
-        model=model(wire),
-        sampling=sampling(
+        model=require_model(wire),
+        sampling=decode_sampling(
             wire, max_tokens=wire.max_tokens, logprobs=wire.logprobs, param="max_tokens"
         ),
-        identity=identity(headers, session=text(wire.prompt_cache_key), user=user(wire)),
+        identity=read_identity(headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)),
         hints=more.hints,
         stream=bool(wire.stream),
-        ignored=ignored(fields, wire, more),
-        echo=Echo(prompt, repeat=bool(wire.echo), include_usage=include_usage(wire)),
+        ignored=ignored_fields(fields, wire, more),
+        echo=CompletionEcho(prompt, repeat=bool(wire.echo), include_usage=include_usage(wire)),
     )
 
 
 def raw_prompt(request: Request) -> RawPrompt:
     """The prompt as the client wrote it: text, or token ids."""
-    if not isinstance(request.echo, Echo):
+    if not isinstance(request.echo, CompletionEcho):
         raise TypeError("only a request for a text completion has a raw prompt")
     return request.echo.prompt
 
@@ -77,7 +77,7 @@ def _ids(ids: list[int], path: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _refuse(wire: CompletionRequest, prompt: RawPrompt) -> None:
+def _reject_unsupported(wire: CompletionRequest, prompt: RawPrompt) -> None:
     """What would change the answer and cannot be done is refused, not passed over."""
     if wire.suffix:
         raise Unsupported("suffix: text is only added at the end", param="suffix")

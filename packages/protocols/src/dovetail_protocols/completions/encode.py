@@ -22,15 +22,15 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.chat.choices import ChoiceStream
-from dovetail_protocols.chat.outcome import FINISH, finite, usage_answer, whole
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.completions.decode import Echo
-from dovetail_protocols.completions.wire import ChoiceAnswer, CompletionAnswer, LogprobsAnswer
-from dovetail_protocols.delta_run import NO_RUN, Run
-from dovetail_protocols.json_strings import quoted
+from dovetail_protocols.chat.outcome import FINISH_REASONS, clamp_logprob, combine_usage, require_complete
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.completions.decode import CompletionEcho
+from dovetail_protocols.completions.wire import CompletionChoiceOut, CompletionOut, CompletionLogprobsOut
+from dovetail_protocols.delta_run import NO_RUN, DeltaRun
+from dovetail_protocols.json_strings import encode_json_string
 
 _encode = msgspec.json.encode
-_ENDS = {**FINISH, "tool_calls": "stop"}
+_FINISH_REASONS = {**FINISH_REASONS, "tool_calls": "stop"}
 _DELTA_END = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
@@ -39,17 +39,17 @@ class CompletionStream(ChoiceStream):
 
     __slots__ = ()
 
-    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+    def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
         head = b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,' % (
             _encode(ids("cmpl-")),
             int(clock()),
             _encode(request.model),
         )
-        choices = [_Choice(head, at, request) for at in range(request.sampling.n)]
+        choices = [_CompletionChoiceWriter(head, at, request) for at in range(request.sampling.n)]
         super().__init__(head, choices, _echo(request).include_usage)
 
 
-class _Choice:
+class _CompletionChoiceWriter:
     """The chunks of one choice. An echoed prompt goes out before the first of them."""
 
     __slots__ = (
@@ -58,11 +58,11 @@ class _Choice:
 
     def __init__(self, head: bytes, at: int, request: Request) -> None:
         self._start = head + b'"choices":[{"index":%d,"text":' % at
-        self._text = Run(TextDelta, self._start, _DELTA_END, choice=at)
-        self._prompt = _repeated(request)
+        self._text = DeltaRun(TextDelta, self._start, _DELTA_END, choice=at)
+        self._prompt = _echoed_prompt(request)
         self._top = request.sampling.logprobs
         self._tokens: list[TokenLogprob] = []  # told with the next chunk
-        self._logprobs = Offsets(len(self._prompt))
+        self._logprobs = LogprobOffsets(len(self._prompt))
         self.usage = Usage()
         self.finished = False
         self.run = NO_RUN
@@ -90,20 +90,20 @@ class _Choice:
     def _chunk(self, text: str, end: bytes = b"null") -> bytes:
         logprobs = b"null"
         if self._tokens:
-            logprobs = _encode(self._logprobs.answer(self._tokens, self._top or 0))
+            logprobs = _encode(self._logprobs.to_logprobs_out(self._tokens, self._top or 0))
             self._tokens = []
         told = b',"logprobs":' + logprobs + b',"finish_reason":' + end + b"}]}\n\n"
-        return self._start + quoted(text) + told
+        return self._start + encode_json_string(text) + told
 
     def _finish(self, finish: Finish) -> bytes:
         self.finished = True
-        end = _encode(_ENDS[finish.reason])
+        end = _encode(_FINISH_REASONS[finish.reason])
         if finish.stop_sequence is not None:
             end += b',"stop_reason":' + _encode(finish.stop_sequence)
         return self._chunk("", end)
 
 
-class Offsets:
+class LogprobOffsets:
     """Log probabilities with the place of each token in the text."""
 
     __slots__ = ("_at",)
@@ -111,50 +111,50 @@ class Offsets:
     def __init__(self, at: int = 0) -> None:
         self._at = at
 
-    def answer(self, tokens: Sequence[TokenLogprob], top: int) -> LogprobsAnswer:
+    def to_logprobs_out(self, tokens: Sequence[TokenLogprob], top: int) -> CompletionLogprobsOut:
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self._at)
             self._at += len(token.token)
-        best = [{text: finite(value) for text, value in token.top[:top]} for token in tokens]
-        return LogprobsAnswer(
+        best = [{text: clamp_logprob(value) for text, value in token.top[:top]} for token in tokens]
+        return CompletionLogprobsOut(
             text_offset=offsets,
-            token_logprobs=[finite(token.logprob) for token in tokens],
+            token_logprobs=[clamp_logprob(token.logprob) for token in tokens],
             tokens=[token.token for token in tokens],
             top_logprobs=best if top else None,
         )
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
     """One choice for each message."""
-    answer = CompletionAnswer(
+    answer = CompletionOut(
         id=ids("cmpl-"),
         created=int(clock()),
         model=request.model,
-        choices=[_whole(at, message, request) for at, message in enumerate(whole(messages))],
-        usage=usage_answer([message.usage for message in messages]),
+        choices=[_choice(at, message, request) for at, message in enumerate(require_complete(messages))],
+        usage=combine_usage([message.usage for message in messages]),
     )
     return _encode(answer)
 
 
-def _whole(at: int, message: Message, request: Request) -> ChoiceAnswer:
-    top, prompt = request.sampling.logprobs, _repeated(request)
+def _choice(at: int, message: Message, request: Request) -> CompletionChoiceOut:
+    top, prompt = request.sampling.logprobs, _echoed_prompt(request)
     said = (b.text for b in message.blocks if isinstance(b, TextBlock | ReasoningBlock))
     told = top is not None and bool(message.logprobs)
-    return ChoiceAnswer(
+    return CompletionChoiceOut(
         text=prompt + "".join(said),
         index=at,
-        logprobs=Offsets(len(prompt)).answer(message.logprobs, top or 0) if told else None,
-        finish_reason=_ENDS[message.finish],
+        logprobs=LogprobOffsets(len(prompt)).to_logprobs_out(message.logprobs, top or 0) if told else None,
+        finish_reason=_FINISH_REASONS[message.finish],
         stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
     )
 
 
-def _echo(request: Request) -> Echo:
-    return request.echo if isinstance(request.echo, Echo) else Echo("")
+def _echo(request: Request) -> CompletionEcho:
+    return request.echo if isinstance(request.echo, CompletionEcho) else CompletionEcho("")
 
 
-def _repeated(request: Request) -> str:
+def _echoed_prompt(request: Request) -> str:
     """The prompt, where the answer must begin with it."""
     echo = _echo(request)
     return echo.prompt if echo.repeat and isinstance(echo.prompt, str) else ""

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dovetail_protocols.chat.wire import SamplingFields, UsageAnswer
+from dovetail_protocols.chat.wire import SamplingFields, ChatUsageOut
 
 Prompt = str | list[str | int | list[int]] | None
 
@@ -20,7 +20,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     best_of: int | None = None
 
 
-class LogprobsAnswer(msgspec.Struct, frozen=True):
+class CompletionLogprobsOut(msgspec.Struct, frozen=True):
     """Four lists of one length: a place in each for every token."""
 
     text_offset: list[int]
@@ -29,20 +29,20 @@ class LogprobsAnswer(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float]] | None
 
 
-class ChoiceAnswer(msgspec.Struct, frozen=True):
+class CompletionChoiceOut(msgspec.Struct, frozen=True):
     text: str
     index: int
-    logprobs: LogprobsAnswer | None
+    logprobs: CompletionLogprobsOut | None
     finish_reason: str | None
     stop_reason: str | UnsetType = UNSET
 
 
-class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionOut(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer. A chunk of a stream has the same form."""
 
     id: str
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[ChoiceAnswer]
-    usage: UsageAnswer | UnsetType = UNSET
+    choices: list[CompletionChoiceOut]
+    usage: ChatUsageOut | UnsetType = UNSET

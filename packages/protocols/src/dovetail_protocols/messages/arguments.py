@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from dovetail_model import ToolCallBlock
-from dovetail_protocols.json_strings import escaped, sound
+from dovetail_protocols.json_strings import escape_json, replace_surrogates
 
 CUSTOM_HEAD = '{"input":"'
 CUSTOM_TAIL = '"}'
@@ -24,9 +24,9 @@ _CLOSER = {"{": "}", "[": "]"}
 
 def input_json(call: ToolCallBlock) -> msgspec.Raw:
     """The input of a finished or cut call: the model's own JSON wherever it is JSON."""
-    text = sound(call.arguments)
+    text = replace_surrogates(call.arguments)
     if call.custom:
-        text = CUSTOM_HEAD + escaped(text) + (CUSTOM_TAIL if call.complete else "")
+        text = CUSTOM_HEAD + escape_json(text) + (CUSTOM_TAIL if call.complete else "")
     return msgspec.Raw((text if _is_json(text) else _whole_members(text)).encode())
 
 

@@ -15,38 +15,38 @@ _HIDDEN = {
 }  # fmt: skip
 
 
-def tell(value: object) -> str:
+def block_to_text(value: object) -> str:
     """One block as text: by its kind where we know it, else as its JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return tell_all(value)
+        return content_to_text(value)
     if isinstance(value, dict):
         kind = value.get("type")
-        teller = _TELLERS.get(kind) if isinstance(kind, str) else None
+        teller = _TEXT_WRITERS.get(kind) if isinstance(kind, str) else None
         if teller is not None:
             return teller(value)
         if isinstance(kind, str) and kind.endswith("_tool_result"):
-            return tell(value.get("content"))
+            return block_to_text(value.get("content"))
     return "" if value is None else _json(value)
 
 
-def tell_all(values: str | list[Any] | None) -> str:
+def content_to_text(values: str | list[Any] | None) -> str:
     """Content of several blocks, a line for each."""
     if isinstance(values, str):
         return values
-    return "\n".join(filter(None, map(tell, values or ())))
+    return "\n".join(filter(None, map(block_to_text, values or ())))
 
 
 def _json(value: object) -> str:
-    return msgspec.json.encode(_shown(value)).decode()
+    return msgspec.json.encode(_strip_hidden(value)).decode()
 
 
-def _shown(value: object) -> object:
+def _strip_hidden(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _shown(item) for name, item in value.items() if name not in _HIDDEN}
+        return {name: _strip_hidden(item) for name, item in value.items() if name not in _HIDDEN}
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_strip_hidden(item) for item in value]
     return value
 
 
@@ -63,7 +63,7 @@ def _page(block: dict[str, Any]) -> str:
 
 
 def _fetched(block: dict[str, Any]) -> str:
-    return "\n".join(filter(None, (_page(block), tell(block.get("content")))))
+    return "\n".join(filter(None, (_page(block), block_to_text(block.get("content")))))
 
 
 def _document(block: dict[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _document(block: dict[str, Any]) -> str:
     if fields.get("type") == "text":
         body = str(fields.get("data") or "")
     elif fields.get("content") is not None:
-        body = tell(fields["content"])
+        body = block_to_text(fields["content"])
     else:
         where = fields.get("url") or fields.get("file_id") or fields.get("media_type") or ""
         body = f"[{block.get('type')} {where}]".replace(" ]", "]")
@@ -86,10 +86,10 @@ def _reference(block: dict[str, Any]) -> str:
 
 
 def _references(block: dict[str, Any]) -> str:
-    return tell(block.get("tool_references"))
+    return block_to_text(block.get("tool_references"))
 
 
-_TELLERS: dict[str, Callable[[dict[str, Any]], str]] = {
+_TEXT_WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "text": _text,
     "server_tool_use": _call,
     "mcp_tool_use": _call,

@@ -21,7 +21,7 @@ from dovetail_model import (
     ToolResultBlock,
 )
 from dovetail_protocols.messages import wire
-from dovetail_protocols.messages.block_text import tell, tell_all
+from dovetail_protocols.messages.block_text import block_to_text, content_to_text
 from dovetail_protocols.request_body import convert
 
 _Decode = Callable[[dict[str, Any], str], tuple[Block, ...]]
@@ -46,18 +46,18 @@ def _block(item: object, path: str) -> tuple[Block, ...]:
         raise InvalidRequest(f"{path}: a content block must be an object", param=path)
     kind = item.get("type")
     decode = _DECODERS.get(kind) if isinstance(kind, str) else None
-    return decode(item, path) if decode is not None else _told(item, path)
+    return decode(item, path) if decode is not None else _as_text(item, path)
 
 
 def _text(text: str) -> tuple[Block, ...]:
     return (TextBlock(text),) if text.strip() else ()
 
 
-def _told(item: dict[str, Any], path: str) -> tuple[Block, ...]:
-    return _text(tell(item))
+def _as_text(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    return _text(block_to_text(item))
 
 
-def _nothing(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+def _skip(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     return ()
 
 
@@ -115,13 +115,13 @@ def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | Docum
     kept = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
     if len(kept) == len(blocks):
         return kept
-    return [TextBlock(tell(part))]  # a call or a thought inside a result: no client does this
+    return [TextBlock(block_to_text(part))]  # a call or a thought inside a result: no client does this
 
 
 def _image(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     source = convert(item, wire.Media, path).source
     if source.data is None and source.url is None:
-        return _told(item, path)
+        return _as_text(item, path)
     return (ImageBlock(source.media_type or "", source.data, source.url),)
 
 
@@ -130,18 +130,18 @@ def _document(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     source, context = block.source, _text(block.context or "")
     media_type = source.media_type or ""
     if source.content is not None:
-        text = tell_all(source.content)
+        text = content_to_text(source.content)
         return *context, DocumentBlock(media_type, block.title, text=text)
     if source.type == "text":
         return *context, DocumentBlock(media_type, block.title, text=source.data or "")
     if source.data is None and source.url is None:
-        return _told(item, path)
+        return _as_text(item, path)
     return *context, DocumentBlock(media_type, block.title, source.data, source.url)
 
 
 def _search_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     block = convert(item, wire.SearchResult, path)
-    lines = [block.title, block.source, tell_all(block.content)]
+    lines = [block.title, block.source, content_to_text(block.content)]
     return _text("\n".join(line for line in lines if line))
 
 
@@ -161,5 +161,5 @@ _DECODERS: dict[str, _Decode] = {
     "document": _document,
     "search_result": _search_result,
     "compaction": _compaction,
-    "fallback": _nothing,  # marks where a hosted model gave way to another; never shown
+    "fallback": _skip,  # marks where a hosted model gave way to another; never shown
 }

@@ -22,14 +22,14 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
-from dovetail_protocols.body_prefixes import Line
+from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
-from dovetail_protocols.decode_cache import Memory
-from dovetail_protocols.hints import extension
-from dovetail_protocols.identity import identity, session_of
+from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.hints import read_nvext
+from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content
-from dovetail_protocols.request_body import Body, convert, unknown
+from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _NESTED: dict[str, type[msgspec.Struct]] = {
@@ -46,7 +46,7 @@ _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
 }
 
 
-class Toolbox(msgspec.Struct, frozen=True):
+class MessagesTools(msgspec.Struct, frozen=True):
     """The tools that the client runs; paths and names of those that a server would run."""
 
     specs: tuple[ToolSpec, ...] = ()
@@ -54,22 +54,22 @@ class Toolbox(msgspec.Struct, frozen=True):
     skipped_names: frozenset[str | None] = frozenset()
 
 
-def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
     """The request to create a message."""
-    request = _decode(body, headers, memory)
+    request = _decode(body, headers, cache)
     if not request.turns:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     return request
 
 
-def decode_count(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+def decode_count(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
     """The request to count the tokens of a prompt. It may hold nothing but tools."""
-    return msgspec.structs.replace(_decode(body, headers, memory), stream=False)
+    return msgspec.structs.replace(_decode(body, headers, cache), stream=False)
 
 
-def _decode(body: bytes, headers: Headers, memory: Memory | None) -> Request:
-    line = Line("messages", "messages.message", session_of(headers))
-    sent = Body(body, memory, raw=("system", "tools"), line=line)
+def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request:
+    line = HistoryKey("messages", "messages.message", read_session(headers))
+    sent = RequestBody(body, cache, raw_fields=("system", "tools"), history=line)
     for name in ("model", "messages"):
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
@@ -83,31 +83,31 @@ def _decode(body: bytes, headers: Headers, memory: Memory | None) -> Request:
         raise InvalidRequest("The request body is nested too deeply.") from error
 
 
-def _request(asked: wire.Request, sent: Body, headers: Headers) -> Request:
-    extra = extension(asked.nvext, headers)
-    system, tools = asked.system or "", asked.tools or ()
-    toolbox = sent.recall("messages.tools", tools, lambda: _tools(sent, tools))
-    thinking, edits = _thinking(asked, extra.max_thinking_tokens)
-    session, user = _speaker(asked.metadata)
-    strange = unknown(sent.fields, wire.Request)
+def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request:
+    extra = read_nvext(body.nvext, headers)
+    system, tools = body.system or "", body.tools or ()
+    toolbox = sent.get_or_decode("messages.tools", tools, lambda: _tools(sent, tools))
+    thinking, edits = _thinking(body, extra.max_thinking_tokens)
+    session, user = _session_and_user(body.metadata)
+    strange = unknown_fields(sent.fields, wire.Request)
     return Request(
-        model=asked.model,
+        model=body.model,
         turns=tuple(
-            sent.recall_history(
-                asked.messages,
+            sent.decode_history(
+                body.messages,
                 lambda at, raw: _turn(sent.value(raw), f"messages[{at}]"),
-                placed=False,
+                indexed=False,
             )
         ),
-        system=sent.recall("messages.system", system, lambda: _system(sent, system)),
+        system=sent.get_or_decode("messages.system", system, lambda: _system(sent, system)),
         tools=toolbox.specs,
-        tool_choice=_tool_choice(asked.tool_choice, toolbox),
-        sampling=_sampling(asked),
+        tool_choice=_tool_choice(body.tool_choice, toolbox),
+        sampling=_sampling(body),
         thinking=thinking,
-        output=_output(asked),
-        identity=identity(headers, session=session, user=user),
+        output=_output(body),
+        identity=read_identity(headers, session=session, user=user),
         hints=extra.hints,
-        stream=bool(asked.stream),
+        stream=bool(body.stream),
         ignored=(
             *strange,
             *_unknown_nested(sent.fields),
@@ -124,25 +124,25 @@ def _turn(value: object, path: str) -> Turn:
     return Turn(message.role, decode_content(message.content, f"{path}.content"))
 
 
-def _system(sent: Body, given: str | list[msgspec.Raw]) -> tuple[Block, ...]:
+def _system(sent: RequestBody, given: str | list[msgspec.Raw]) -> tuple[Block, ...]:
     return decode_content(given if isinstance(given, str) else sent.values(given), "system")
 
 
-def _sampling(asked: wire.Request) -> Sampling:
+def _sampling(body: wire.Request) -> Sampling:
     return Sampling(
-        max_tokens=_whole(asked.max_tokens),
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=_whole(asked.top_k),
-        stop=tuple(asked.stop_sequences or ()),
+        max_tokens=_integer(body.max_tokens),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=_integer(body.top_k),
+        stop=tuple(body.stop_sequences or ()),
     )
 
 
-def _whole(value: float | None) -> int | None:
+def _integer(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _tools(sent: Body, given: Iterable[msgspec.Raw]) -> Toolbox:
+def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
     kept: list[ToolSpec] = []
     skipped: dict[str, str | None] = {}
     for at, raw in enumerate(given):
@@ -161,10 +161,10 @@ def _tools(sent: Body, given: Iterable[msgspec.Raw]) -> Toolbox:
                 strict=bool(tool.strict),
             )
         )
-    return Toolbox(tuple(kept), tuple(skipped), frozenset(skipped.values()))
+    return MessagesTools(tuple(kept), tuple(skipped), frozenset(skipped.values()))
 
 
-def _tool_choice(choice: wire.ToolChoice | None, toolbox: Toolbox) -> ToolChoice:
+def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> ToolChoice:
     """How the model may call. A tool that was skipped cannot be demanded of it.
 
     Claude Code's side request for a web search demands a server tool: that one is skipped.
@@ -185,7 +185,7 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: Toolbox) -> ToolChoice
     return ToolChoice(mode, choice.name, parallel)
 
 
-def _thinking(asked: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
+def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
     """What was asked about reasoning, and the paths of context edits that are not ours to do.
 
     Absence must stay absence: Claude Code's sub-agents leave `thinking` out and still replay
@@ -193,12 +193,12 @@ def _thinking(asked: wire.Request, budget: int | None) -> tuple[Thinking, list[s
     """
     keep: Literal["all", "template"] | int = "template"
     edits: list[str] = []
-    for at, edit in enumerate(_edits(asked)):
+    for at, edit in enumerate(_edits(body)):
         if edit.type.startswith("clear_thinking"):
             keep = _keep(edit.keep, f"context_management.edits[{at}].keep")
         else:
             edits.append(f"context_management.edits[{at}]")
-    config, output = asked.thinking, asked.output_config
+    config, output = body.thinking, body.output_config
     if config is not None and config.budget_tokens is not None:
         asked_for = int(config.budget_tokens)
         budget = asked_for if budget is None else min(asked_for, budget)
@@ -211,8 +211,8 @@ def _thinking(asked: wire.Request, budget: int | None) -> tuple[Thinking, list[s
     return thinking, edits
 
 
-def _edits(asked: wire.Request) -> list[wire.Edit]:
-    management = asked.context_management
+def _edits(body: wire.Request) -> list[wire.Edit]:
+    management = body.context_management
     return [] if management is None else management.edits or []
 
 
@@ -228,16 +228,16 @@ def _keep(keep: object, path: str) -> Literal["all"] | int:
     raise InvalidRequest(f"{path}: neither `all` nor a number of turns", param=path)
 
 
-def _output(asked: wire.Request) -> OutputFormat:
-    form = asked.output_format
-    if asked.output_config is not None and asked.output_config.format is not None:
-        form = asked.output_config.format
+def _output(body: wire.Request) -> OutputFormat:
+    form = body.output_format
+    if body.output_config is not None and body.output_config.format is not None:
+        form = body.output_config.format
     if form is None or form.type == "text":
         return OutputFormat()
     return OutputFormat("json_schema", form.schema or {}, form.name, strict=True)
 
 
-def _speaker(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:
+def _session_and_user(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:
     """Session and user, as `metadata.user_id` tells them.
 
     Claude Code writes JSON into it; its older versions glued the session to the end.
@@ -260,4 +260,4 @@ def _unknown_nested(fields: dict[str, Any]) -> Iterator[str]:
     for name, kind in _NESTED.items():
         value = fields.get(name)
         if isinstance(value, dict):
-            yield from unknown(value, kind, f"{name}.")
+            yield from unknown_fields(value, kind, f"{name}.")

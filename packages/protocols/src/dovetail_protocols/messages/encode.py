@@ -22,14 +22,14 @@ from dovetail_model import (
     TextDelta,
     Usage,
 )
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.json_strings import escaped, quoted
+from dovetail_protocols.json_strings import escape_json, encode_json_string
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
-from dovetail_protocols.messages.message import BROKEN, MESSAGE_PREFIX, STOP_REASONS, usage_out
+from dovetail_protocols.messages.message import BROKEN_OUTPUT, MESSAGE_PREFIX, STOP_REASONS, to_usage_out
 from dovetail_protocols.sse import frame
 
 CALL_PREFIX = "toolu_"
@@ -53,14 +53,14 @@ _THINKING = b'{"type":"thinking","thinking":"","signature":""}'
 _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
-class MessagesStream(RunStream):
+class MessagesStream(DeltaRunEncoder):
     """The frames of one answer. Calls come one after the other, as models write them."""
 
     __slots__ = (
         "_block",
         "_call",
         "_dispatcher",
-        "_held",
+        "_pending",
         "_ids",
         "_index",
         "_model",
@@ -70,7 +70,7 @@ class MessagesStream(RunStream):
         "_usage",
     )
 
-    def __init__(self, request: Request, ids: Ids) -> None:
+    def __init__(self, request: Request, ids: IdFactory) -> None:
         super().__init__()
         self._ids = ids
         self._model = request.model
@@ -81,7 +81,7 @@ class MessagesStream(RunStream):
         self._over = False
         self._index = 0  # of the open block, or of the next one
         self._block = NO_RUN  # the deltas of the open block
-        self._held: list[str] = []  # white space that begins a text block, until it has content
+        self._pending: list[str] = []  # white space that begins a text block, until it has content
         self._call = CallOpen(-1, "")
         self._sent = False  # whether the open call has shown any of its arguments
 
@@ -91,22 +91,22 @@ class MessagesStream(RunStream):
             return b""
         frames: list[bytes] = []
         for event in events:
-            act = _ACTS.get(type(event))
+            act = _HANDLERS.get(type(event))
             if act is None or self._over:
                 continue
             if not self._started:
                 frames.append(self._start(event))
             frames.append(act(self, event))
             if self._dispatcher is not None:
-                frames.append(self._dispatcher.follow(event))
-        self._run = self._block if self._goes_on() else NO_RUN
+                frames.append(self._dispatcher.observe(event))
+        self._run = self._block if self._next_run() else NO_RUN
         return b"".join(frames)
 
     def keep_alive(self) -> bytes:
         """A ping, once there is a message. Before that the status of the answer is still open."""
         return _PING if self._started and not self._over else b""
 
-    def _goes_on(self) -> bool:
+    def _next_run(self) -> bool:
         """Whether all there is to do about the next delta of the open block is its frame."""
         if self._over or self._dispatcher is not None:
             return False
@@ -118,7 +118,7 @@ class MessagesStream(RunStream):
         self._started = True
         usage = event if isinstance(event, Usage) else self._usage
         message = wire.MessageOut(
-            self._ids(MESSAGE_PREFIX), "assistant", self._model, [], None, None, usage_out(usage)
+            self._ids(MESSAGE_PREFIX), "assistant", self._model, [], None, None, to_usage_out(usage)
         )
         data = b'{"type":"message_start","message":' + msgspec.json.encode(message) + b"}"
         return frame(data, b"message_start")
@@ -129,9 +129,9 @@ class MessagesStream(RunStream):
         if self._block.kind is TextDelta:
             return self._block.frame(text) if text else b""
         if not text or text.isspace():
-            self._held.append(text)
+            self._pending.append(text)
             return b"" if self._block.kind is CallArgs else self._stop()
-        text = "".join(self._held) + text
+        text = "".join(self._pending) + text
         stopped = self._end()
         started = self._open_block(TextDelta, _TEXT_HEAD, _TEXT)
         return stopped + started + self._block.frame(text)
@@ -146,18 +146,18 @@ class MessagesStream(RunStream):
     def _on_span_end(self, event: SpanEnd) -> bytes:
         """The open span ends. Markup behind a call, the third kind, is part of no block."""
         if self._block.kind is CallArgs:
-            self._held.clear()
+            self._pending.clear()
             return b""
         signature = b""
         if event.seal and self._block.kind is ReasoningDelta:
-            signature = _SIGNATURE_HEAD % self._index + quoted(event.seal) + _DELTA_TAIL
+            signature = _SIGNATURE_HEAD % self._index + encode_json_string(event.seal) + _DELTA_TAIL
         return signature + self._end()
 
     def _on_call_open(self, event: CallOpen) -> bytes:
         ended = self._end()
         self._call = event
         self._sent = event.custom
-        block = _TOOL_USE % (quoted(event.id or self._ids(CALL_PREFIX)), quoted(event.name))
+        block = _TOOL_USE % (encode_json_string(event.id or self._ids(CALL_PREFIX)), encode_json_string(event.name))
         started = ended + self._open_block(CallArgs, _INPUT_HEAD, block, event.index)
         return started + self._block.frame(CUSTOM_HEAD) if event.custom else started
 
@@ -166,7 +166,7 @@ class MessagesStream(RunStream):
         if event.index != self._block.call:
             return b""  # of a call whose block has stopped: it was cut
         if self._call.custom:
-            text = escaped(text)
+            text = escape_json(text)
         elif not self._sent:
             text = text.lstrip()  # the official SDK fails on white space alone
         if not text:
@@ -188,12 +188,12 @@ class MessagesStream(RunStream):
     def _on_finish(self, event: Finish) -> bytes:
         reason = STOP_REASONS.get(event.reason)
         if reason is None:
-            return self._on_failure(BROKEN)
+            return self._on_failure(BROKEN_OUTPUT)
         self._over = True
         delta = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": event.stop_sequence},
-            "usage": usage_out(self._usage),
+            "usage": to_usage_out(self._usage),
         }
         return self._end() + frame(msgspec.json.encode(delta), b"message_delta") + _MESSAGE_STOP
 
@@ -205,12 +205,12 @@ class MessagesStream(RunStream):
     def _open_block(
         self, takes: type[Event], head: bytes, block: bytes, call: int | None = None
     ) -> bytes:
-        self._block = Run(takes, head % self._index, _DELTA_TAIL, call=call)
+        self._block = DeltaRun(takes, head % self._index, _DELTA_TAIL, call=call)
         return _START % (self._index, block)
 
     def _end(self) -> bytes:
         """Another block or the end is next: white space that nothing followed is dropped."""
-        self._held.clear()
+        self._pending.clear()
         return self._stop()
 
     def _stop(self) -> bytes:
@@ -225,7 +225,7 @@ class MessagesStream(RunStream):
         return cut + stop
 
 
-_ACTS: dict[type, Callable[..., bytes]] = {
+_HANDLERS: dict[type, Callable[..., bytes]] = {
     TextDelta: MessagesStream._on_text,
     ReasoningDelta: MessagesStream._on_reasoning,
     SpanEnd: MessagesStream._on_span_end,
@@ -238,6 +238,6 @@ _ACTS: dict[type, Callable[..., bytes]] = {
 }
 
 
-def stream(request: Request, ids: Ids, clock: Clock) -> MessagesStream:
+def stream(request: Request, ids: IdFactory, clock: Clock) -> MessagesStream:
     """An encoder for one answer. This API tells no times."""
     return MessagesStream(request, ids)

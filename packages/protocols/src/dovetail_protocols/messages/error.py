@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from dovetail_model import DovetailError, Failure
-from dovetail_protocols.codec import ErrorAnswer
+from dovetail_protocols.codec import ErrorResponse
 from dovetail_protocols.sse import frame
 
 _KINDS: dict[str, tuple[int, str]] = {
@@ -23,18 +23,18 @@ _KINDS: dict[str, tuple[int, str]] = {
     "overloaded": (529, "overloaded_error"),
     "internal": (500, "api_error"),
 }
-_OTHERWISE = _KINDS["internal"]
+_DEFAULT_KIND = _KINDS["internal"]
 _OVERFLOW = "prompt is too long"
 # The SDK's tool runner asks for threads by itself. Told this, it sends the whole history instead.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def encode_error(error: DovetailError) -> ErrorAnswer:
+def encode_error(error: DovetailError) -> ErrorResponse:
     """An answer with the status that the API's clients expect for this kind of error."""
-    status, _ = _KINDS.get(error.kind, _OTHERWISE)
+    status, _ = _KINDS.get(error.kind, _DEFAULT_KIND)
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorAnswer(status, _body(error.to_failure()), headers)
+    return ErrorResponse(status, _body(error.to_failure()), headers)
 
 
 def error_frame(failure: Failure) -> bytes:
@@ -43,7 +43,7 @@ def error_frame(failure: Failure) -> bytes:
 
 
 def _body(failure: Failure) -> bytes:
-    _, kind = _KINDS.get(failure.kind, _OTHERWISE)
+    _, kind = _KINDS.get(failure.kind, _DEFAULT_KIND)
     error: dict[str, object] = {"type": kind, "message": _message(failure)}
     if (failure.kind, failure.param) == ("unsupported", "thread"):
         error["details"] = _NO_THREADS

@@ -15,8 +15,8 @@ from dovetail_model import (
     Usage,
     error_from_failure,
 )
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.json_strings import sound
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.json_strings import replace_surrogates
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import input_json
 
@@ -30,15 +30,15 @@ STOP_REASONS: dict[FinishReason, str] = {
     "context_window": "model_context_window_exceeded",
     "refusal": "refusal",
 }
-BROKEN = Failure("engine", "The model's output broke off.")
+BROKEN_OUTPUT = Failure("engine", "The model's output broke off.")
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
     """The whole answer. One that broke is an error here too, never a short message."""
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)
     if message.failure is not None or reason is None:
-        raise error_from_failure(message.failure or BROKEN)
+        raise error_from_failure(message.failure or BROKEN_OUTPUT)
     answer = wire.MessageOut(
         id=ids(MESSAGE_PREFIX),
         role="assistant",
@@ -46,7 +46,7 @@ def encode_message(request: Request, messages: Sequence[Message], ids: Ids, cloc
         content=[_block(block) for block in message.blocks if not _is_blank(block)],
         stop_reason=reason,
         stop_sequence=message.stop_sequence,
-        usage=usage_out(message.usage),
+        usage=to_usage_out(message.usage),
     )
     return msgspec.json.encode(answer)
 
@@ -56,7 +56,7 @@ def encode_count(tokens: int) -> bytes:
     return b'{"input_tokens":%d}' % tokens
 
 
-def usage_out(usage: Usage) -> wire.UsageOut:
+def to_usage_out(usage: Usage) -> wire.UsageOut:
     thought = usage.reasoning_tokens
     return wire.UsageOut(
         input_tokens=max(0, usage.input_tokens - usage.cached_tokens),
@@ -73,7 +73,7 @@ def _is_blank(block: OutputBlock) -> bool:
 
 def _block(block: OutputBlock) -> wire.TextOut | wire.ThinkingOut | wire.ToolUseOut:
     if isinstance(block, TextBlock):
-        return wire.TextOut(sound(block.text))
+        return wire.TextOut(replace_surrogates(block.text))
     if isinstance(block, ReasoningBlock):
-        return wire.ThinkingOut(sound(block.text), block.seal or "")
-    return wire.ToolUseOut(block.id, sound(block.name), input_json(block))
+        return wire.ThinkingOut(replace_surrogates(block.text), block.seal or "")
+    return wire.ToolUseOut(block.id, replace_surrogates(block.name), input_json(block))

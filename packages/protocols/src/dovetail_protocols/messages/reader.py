@@ -24,7 +24,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.sse import ServerEvent, SseReader
 
-_REASONS: dict[str, FinishReason] = {
+_FINISH_REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",
     "pause_turn": "stop",
     "tool_use": "tool_calls",
@@ -49,7 +49,7 @@ _BROKEN = Failure("engine_unavailable", "The stream ended before its answer.")
 Json = dict[str, Any]
 
 
-class BlockRead(msgspec.Struct, frozen=True):
+class BlockIn(msgspec.Struct, frozen=True):
     """A content block as it starts, or whole."""
 
     type: str = ""
@@ -62,7 +62,7 @@ class BlockRead(msgspec.Struct, frozen=True):
     input: Any = None
 
 
-class DeltaRead(msgspec.Struct, frozen=True):
+class DeltaIn(msgspec.Struct, frozen=True):
     """More of a block; in a `message_delta`, why the message ended."""
 
     text: str | None = None
@@ -73,40 +73,40 @@ class DeltaRead(msgspec.Struct, frozen=True):
     stop_sequence: str | None = None
 
 
-class OutputDetails(msgspec.Struct, frozen=True):
+class OutputDetailsIn(msgspec.Struct, frozen=True):
     thinking_tokens: int | None = None
 
 
-class UsageRead(msgspec.Struct, frozen=True):
+class UsageIn(msgspec.Struct, frozen=True):
     """Counts. The three of the input add up to the prompt; what is absent is as it was."""
 
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     output_tokens: int | None = None
-    output_tokens_details: OutputDetails | None = None
+    output_tokens_details: OutputDetailsIn | None = None
 
 
-class MessageRead(msgspec.Struct, frozen=True):
+class ResponseMessageIn(msgspec.Struct, frozen=True):
     """A message: whole, or as it starts."""
 
-    content: list[BlockRead] | None = None
+    content: list[BlockIn] | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: UsageRead | None = None
+    usage: UsageIn | None = None
     error: Json | None = None
 
 
-class EventRead(msgspec.Struct, frozen=True):
+class StreamEventIn(msgspec.Struct, frozen=True):
     type: str = ""
-    message: MessageRead | None = None
-    content_block: BlockRead | None = None
-    delta: DeltaRead | None = None
-    usage: UsageRead | None = None
+    message: ResponseMessageIn | None = None
+    content_block: BlockIn | None = None
+    delta: DeltaIn | None = None
+    usage: UsageIn | None = None
     error: Json | None = None
 
 
-_decode = msgspec.json.Decoder(EventRead).decode
+_decode = msgspec.json.Decoder(StreamEventIn).decode
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -120,7 +120,7 @@ class MessagesReader:
         self._out: list[Event] = []
         self._block: _Block | None = None
         self._calls = 0
-        self._counts = UsageRead()
+        self._counts = UsageIn()
         self._finish: Finish | None = None
         self._over = False
 
@@ -129,19 +129,19 @@ class MessagesReader:
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
-        return self._give()
+        return self._take_events()
 
     def finish(self) -> list[Event]:
         """The connection has ended: the events that are left."""
         if not self._over:
             self._over = True
             self._out.append(self._finish or _BROKEN)
-        return self._give()
+        return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
         """The events of an answer that came in one piece."""
         try:
-            message = msgspec.json.decode(body, type=MessageRead)
+            message = msgspec.json.decode(body, type=ResponseMessageIn)
         except _FAULTS:
             return [Failure("engine", "The answer is not a message.")]
         if message.error is not None:
@@ -149,11 +149,11 @@ class MessagesReader:
         for block in message.content or ():
             self._start(block)
             self._stop()
-        self._count(message.usage)
+        self._add_usage(message.usage)
         self._end(message.stop_reason, message.stop_sequence)
-        return [*self._give(), self._finish or _BROKEN]
+        return [*self._take_events(), self._finish or _BROKEN]
 
-    def _give(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         out, self._out = self._out, []
         return out
 
@@ -167,7 +167,7 @@ class MessagesReader:
             return
         match read.type:
             case "message_start" if read.message is not None:
-                self._count(read.message.usage)
+                self._add_usage(read.message.usage)
             case "content_block_start" if read.content_block is not None:
                 self._stop()
                 self._start(read.content_block)
@@ -184,18 +184,18 @@ class MessagesReader:
                 self._over = True
                 self._out.append(_failure(read.error or {}))
 
-    def _message_delta(self, read: EventRead) -> None:
+    def _message_delta(self, read: StreamEventIn) -> None:
         self._stop()
-        self._count(read.usage)
+        self._add_usage(read.usage)
         if read.delta is not None:
             self._end(read.delta.stop_reason, read.delta.stop_sequence)
 
     def _end(self, reason: str | None, stop: str | None) -> None:
         if reason is not None:
-            found = _REASONS.get(reason, "stop")
+            found = _FINISH_REASONS.get(reason, "stop")
             self._finish = Finish(found, stop if found == "stop_sequence" else None)
 
-    def _start(self, block: BlockRead) -> None:
+    def _start(self, block: BlockIn) -> None:
         match block.type:
             case "text":
                 self._block = _Span("text")
@@ -214,10 +214,10 @@ class MessagesReader:
             self._out += self._block.stop()
         self._block = None
 
-    def _count(self, told: UsageRead | None) -> None:
-        if told is None:
+    def _add_usage(self, usage: UsageIn | None) -> None:
+        if usage is None:
             return
-        given = {f: v for f in UsageRead.__struct_fields__ if (v := getattr(told, f)) is not None}
+        given = {f: v for f in UsageIn.__struct_fields__ if (v := getattr(usage, f)) is not None}
         if not given:
             return
         self._counts = msgspec.structs.replace(self._counts, **given)
@@ -234,10 +234,10 @@ class _Span:
         self._seal = seal or None
         self._open = False
 
-    def start(self, block: BlockRead) -> list[Event]:
-        return self.take(DeltaRead(text=block.text, thinking=block.thinking))
+    def start(self, block: BlockIn) -> list[Event]:
+        return self.take(DeltaIn(text=block.text, thinking=block.thinking))
 
-    def take(self, delta: DeltaRead) -> list[Event]:
+    def take(self, delta: DeltaIn) -> list[Event]:
         self._seal = delta.signature or self._seal
         text = delta.text if self._kind == "text" else delta.thinking
         if not text:
@@ -259,15 +259,15 @@ class _Call:
 
     __slots__ = ("_index", "_input", "_pieces")
 
-    def __init__(self, index: int, block: BlockRead) -> None:
+    def __init__(self, index: int, block: BlockIn) -> None:
         self._index = index
         self._input = block.input
         self._pieces: list[str] = []
 
-    def start(self, block: BlockRead) -> list[Event]:
+    def start(self, block: BlockIn) -> list[Event]:
         return [CallOpen(self._index, block.name or "", block.id)]
 
-    def take(self, delta: DeltaRead) -> list[Event]:
+    def take(self, delta: DeltaIn) -> list[Event]:
         if not delta.partial_json:
             return []
         self._pieces.append(delta.partial_json)
@@ -291,7 +291,7 @@ class _Call:
 _Block = _Span | _Call
 
 
-def _usage(counts: UsageRead) -> Usage:
+def _usage(counts: UsageIn) -> Usage:
     cached, details = counts.cache_read_input_tokens or 0, counts.output_tokens_details
     return Usage(
         input_tokens=(counts.input_tokens or 0)

@@ -5,60 +5,60 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail_model import DovetailError, InvalidRequest, Message, Request
-from dovetail_protocols.codec import Clock, Codec, ErrorAnswer, Headers, Ids, StreamEncoder
-from dovetail_protocols.decode_cache import Memory
+from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory, StreamEncoder
+from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.compaction import (
     CompactionEncoder,
-    compacted,
+    to_compaction_response,
     encode_compaction,
 )
 from dovetail_protocols.responses.decode import decode
-from dovetail_protocols.responses.echo import Echo
-from dovetail_protocols.responses.encode import Encoder, encode_message, overflow_stream
-from dovetail_protocols.responses.item_list import encode_input_tokens, encode_list, id_of, listed
+from dovetail_protocols.responses.echo import ResponsesEcho
+from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message, overflow_stream
+from dovetail_protocols.responses.item_list import encode_input_tokens, encode_items, item_id, complete_item
 from dovetail_protocols.responses.raw_body import (
     items_by_id,
-    joined,
-    own_items,
-    previous_of,
-    references,
-    resolved,
-    shortened,
+    prepend_history,
+    input_items,
+    previous_response_id,
+    item_references,
+    resolve_references,
+    minimal_body,
     split_response,
-    triggered,
-    user_items,
-    whole_response,
-    with_model,
+    compaction_body,
+    user_messages,
+    join_response,
+    with_default_model,
 )
 from dovetail_protocols.responses.reader import ResponsesReader
-from dovetail_protocols.responses.upstream_request import responses_request
+from dovetail_protocols.responses.upstream_request import build_responses_request
 
 __all__ = [
     "CODEC",
     "COMPACT",
-    "Echo",
-    "Encoder",
+    "ResponsesEcho",
+    "ResponsesEncoder",
     "ResponsesCodec",
     "ResponsesReader",
     "encode_input_tokens",
-    "encode_list",
-    "id_of",
+    "encode_items",
+    "item_id",
     "items_by_id",
-    "joined",
-    "listed",
+    "prepend_history",
+    "complete_item",
     "overflow_stream",
-    "own_items",
-    "previous_of",
-    "references",
-    "resolved",
-    "responses_request",
-    "shortened",
+    "input_items",
+    "previous_response_id",
+    "item_references",
+    "resolve_references",
+    "build_responses_request",
+    "minimal_body",
     "split_response",
-    "triggered",
-    "whole_response",
-    "with_model",
+    "compaction_body",
+    "join_response",
+    "with_default_model",
 ]
 
 
@@ -68,20 +68,20 @@ class ResponsesCodec:
     name = "responses"
     call_id_prefix = "call_"
 
-    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
-        return decode(body, headers, memory)
+    def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
+        return decode(body, headers, cache)
 
-    def stream(self, request: Request, ids: Ids, clock: Clock) -> StreamEncoder:
-        kind = CompactionEncoder if echo.of(request).compacts else Encoder
+    def stream(self, request: Request, ids: IdFactory, clock: Clock) -> StreamEncoder:
+        kind = CompactionEncoder if echo.echo_of(request).compacts else ResponsesEncoder
         return kind(request, ids, clock)
 
     def encode_message(
-        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+        self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
-        whole = encode_compaction if echo.of(request).compacts else encode_message
+        whole = encode_compaction if echo.echo_of(request).compacts else encode_message
         return whole(request, messages, ids, clock)
 
-    def encode_error(self, error: DovetailError) -> ErrorAnswer:
+    def encode_error(self, error: DovetailError) -> ErrorResponse:
         return encode_error(error)
 
 
@@ -90,19 +90,19 @@ class CompactCodec(ResponsesCodec):
 
     name = "responses_compact"
 
-    def decode(self, body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
-        items = own_items(body)
+    def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
+        items = input_items(body)
         if not items:
             raise InvalidRequest("input: There is nothing to compact", param="input")
-        request = decode(triggered(body), headers, memory)
-        said = msgspec.structs.replace(echo.of(request), said=user_items(items))
+        request = decode(compaction_body(body), headers, cache)
+        said = msgspec.structs.replace(echo.echo_of(request), said=user_messages(items))
         return msgspec.structs.replace(request, echo=said)
 
     def encode_message(
-        self, request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+        self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
         whole = encode_compaction(request, messages, ids, clock)
-        return compacted(whole, echo.of(request).said, ids)
+        return to_compaction_response(whole, echo.echo_of(request).user_messages, ids)
 
 
 CODEC: Codec = ResponsesCodec()

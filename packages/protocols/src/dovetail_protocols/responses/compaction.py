@@ -6,38 +6,38 @@ from typing import Any, ClassVar
 import msgspec
 
 from dovetail_model import Event, Failure, Finish, Message, Request, TextBlock, TextDelta, Usage
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.responses.encode import Encoder
-from dovetail_protocols.responses.item_list import listed
-from dovetail_protocols.responses.output_items import Frames, Item
-from dovetail_protocols.responses.response import Outcome, Response, outcome
-from dovetail_protocols.responses.summary import pack
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.responses.encode import ResponsesEncoder
+from dovetail_protocols.responses.item_list import complete_item
+from dovetail_protocols.responses.output_items import FrameWriter, OutputItem
+from dovetail_protocols.responses.response import ResponseOutcome, ResponseObject, to_outcome
+from dovetail_protocols.responses.summary import pack_summary
 from dovetail_protocols.responses.wire import CompactionOut
 
 # Not an empty item: with it the client would lose the conversation.
-_NOTHING = Failure("engine", "The model gave no summary of the conversation.")
+_NO_SUMMARY = Failure("engine", "The model gave no summary of the conversation.")
 
 
-class CompactionItem(Item):
+class CompactionItem(OutputItem):
     """The conversation as a summary, opaque to the client. It has no deltas."""
 
     __slots__ = ()
     prefix = "cmp_"
 
-    def whole(self) -> bytes:
+    def encode_frames(self) -> bytes:
         """All its frames, once the summary is there."""
         return self._added(CompactionOut(self.id, "")) + self._done()
 
     def final(self) -> CompactionOut:
-        return CompactionOut(self.id, pack(self.text))
+        return CompactionOut(self.id, pack_summary(self.text))
 
 
-class CompactionEncoder(Encoder):
+class CompactionEncoder(ResponsesEncoder):
     """Keeps the text, leaves out thoughts, and sends the item when all of it is there."""
 
     __slots__ = ("_ids", "_pieces")
 
-    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+    def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
         super().__init__(request, ids, clock)
         self._ids = ids
         self._pieces: list[str] = []
@@ -48,62 +48,62 @@ class CompactionEncoder(Encoder):
 
     def _done(self, event: Finish) -> bytes:
         text = "".join(self._pieces)
-        end = _outcome(outcome(event.reason, None, cut=False), text)
+        end = _outcome(to_outcome(event.reason, None, truncated=False), text)
         if end.status != "completed":
             return self._end(end)
         item = _item(text, self._ids, self._frames)
         self._items.all.append(item)
-        return item.whole() + self._end(end)
+        return item.encode_frames() + self._end(end)
 
     def _skip(self, event: Event) -> bytes:
         return b""
 
     _on: ClassVar[dict[type, Callable[[Any, Any], bytes]]] = {
-        **dict.fromkeys(Encoder._on, _skip),
+        **dict.fromkeys(ResponsesEncoder._on, _skip),
         TextDelta: _keep,
         Finish: _done,
-        Usage: Encoder._on[Usage],
-        Failure: Encoder._on[Failure],
+        Usage: ResponsesEncoder._on[Usage],
+        Failure: ResponsesEncoder._on[Failure],
     }
 
 
 def encode_compaction(
-    request: Request, messages: Sequence[Message], ids: Ids, clock: Clock
+    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
     """The same as a whole answer."""
     message = messages[0]
-    response = Response(request, ids, clock)
+    response = ResponseObject(request, ids, clock)
     text = "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
-    end = _outcome(outcome(message.finish, message.failure, cut=False), text)
-    output = [_item(text, ids, Frames()).final()] if end.status == "completed" else []
-    return bytes(response.ended(end, output, message.usage))
+    end = _outcome(to_outcome(message.finish, message.failure, truncated=False), text)
+    output = [_item(text, ids, FrameWriter()).final()] if end.status == "completed" else []
+    return bytes(response.finished(end, output, message.usage))
 
 
-def compacted(response: bytes, said: Sequence[msgspec.Raw], ids: Ids) -> bytes:
+def to_compaction_response(response: bytes, user_messages: Sequence[msgspec.Raw], ids: IdFactory) -> bytes:
     """The response to a trigger as the answer of the endpoint that compacts.
 
     What the user said stays as it was said; the item with the summary comes last.
     """
     fields = msgspec.json.decode(response, type=dict[str, msgspec.Raw])
     items = msgspec.json.decode(fields["output"], type=list[msgspec.Raw])
-    output = [*(_message(raw, ids) for raw in said), *items]
+    output = [*(_message(raw, ids) for raw in user_messages), *items]
     names = ("id", "created_at", "usage")
     more: dict[str, Any] = {name: fields[name] for name in names}
     return msgspec.json.encode({**more, "object": "response.compaction", "output": output})
 
 
-def _message(raw: msgspec.Raw, ids: Ids) -> dict[str, Any]:
+def _message(raw: msgspec.Raw, ids: IdFactory) -> dict[str, Any]:
     item: dict[str, Any] = msgspec.json.decode(raw)
-    return listed(item, ids("msg_")) | {"status": "completed"}
+    return complete_item(item, ids("msg_")) | {"status": "completed"}
 
 
-def _outcome(end: Outcome, text: str) -> Outcome:
+def _outcome(end: ResponseOutcome, text: str) -> ResponseOutcome:
     if end.status == "completed" and not text.strip():
-        return outcome("error", _NOTHING, cut=False)
+        return to_outcome("error", _NO_SUMMARY, truncated=False)
     return end
 
 
-def _item(text: str, ids: Ids, frames: Frames) -> CompactionItem:
+def _item(text: str, ids: IdFactory, frames: FrameWriter) -> CompactionItem:
     item = CompactionItem(ids(CompactionItem.prefix), 0, frames)
     item.pieces.append(text.strip())
     return item

@@ -13,13 +13,13 @@ ContentBlock = TextBlock | ImageBlock | DocumentBlock
 _IMAGES = ("input_image", "image_url", "computer_screenshot")
 
 
-def blocks(content: wire.Content, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
+def decode_content(content: wire.Content, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
     """The blocks that the content makes. A part nobody can show is reported by its path."""
     if isinstance(content, str):
-        return _said(content)
+        return _text_blocks(content)
     found: list[ContentBlock] = []
     for at, part in enumerate(content or ()):
-        made = _said(part) if isinstance(part, str) else _part(part)
+        made = _text_blocks(part) if isinstance(part, str) else _part(part)
         if made is None:
             ignored.append(f"{path}[{at}]")
         else:
@@ -27,27 +27,27 @@ def blocks(content: wire.Content, path: str, ignored: list[str]) -> tuple[Conten
     return tuple(found)
 
 
-def output(value: object, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
+def decode_output(value: object, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
     """What a tool gave back: text, parts, or any other JSON value, which is shown as such."""
     if value is None:
         return ()
     if isinstance(value, str):
-        return _said(value)
+        return _text_blocks(value)
     if isinstance(value, list) and (not value or any(map(_is_part, value))):
-        return blocks(fields.convert(value, list[wire.Part | str], path), path, ignored)
+        return decode_content(fields.convert(value, list[wire.Part | str], path), path, ignored)
     if _is_part(value):
-        return blocks([fields.convert(value, wire.Part, path)], path, ignored)
-    return _said(as_json(value))
+        return decode_content([fields.convert(value, wire.Part, path)], path, ignored)
+    return _text_blocks(to_json(value))
 
 
-def text(content: wire.Content, joint: str = "") -> str:
+def content_text(content: wire.Content, joint: str = "") -> str:
     """The text alone."""
     if content is None or isinstance(content, str):
         return content or ""
     return joint.join(part if isinstance(part, str) else part.text or "" for part in content)
 
 
-def in_clear(content: wire.Content) -> wire.Content:
+def as_plain_content(content: wire.Content) -> wire.Content:
     """What one agent told another by a call: said to be encrypted, it is as the model wrote it."""
     if content is None or isinstance(content, str):
         return content
@@ -59,7 +59,7 @@ def in_clear(content: wire.Content) -> wire.Content:
     ]
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """A JSON value as text, its keys in the order the client sent them."""
     return msgspec.json.encode(value).decode()
 
@@ -71,13 +71,13 @@ def _is_part(value: object) -> bool:
     )  # fmt: skip
 
 
-def _said(text: str) -> tuple[TextBlock, ...]:
+def _text_blocks(text: str) -> tuple[TextBlock, ...]:
     return (TextBlock(text),) if text else ()
 
 
 def _part(part: wire.Part) -> tuple[ContentBlock, ...] | None:
     if part.text is not None or part.refusal is not None:
-        return _said(part.text or part.refusal or "")
+        return _text_blocks(part.text or part.refusal or "")
     if part.type in _IMAGES:
         return _image(part)
     if part.type == "input_file":

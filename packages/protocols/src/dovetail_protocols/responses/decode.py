@@ -12,47 +12,47 @@ from dovetail_model import (
     Thinking,
     Unsupported,
 )
-from dovetail_protocols.body_prefixes import Line
+from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
-from dovetail_protocols.decode_cache import Memory
-from dovetail_protocols.hints import Extension, extension
-from dovetail_protocols.identity import identity, session_of
-from dovetail_protocols.request_body import Body, convert, unknown
+from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.hints import NvextOptions, read_nvext
+from dovetail_protocols.identity import read_identity, read_session
+from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
 from dovetail_protocols.responses import content, tools, wire
 from dovetail_protocols.responses import input_items as items
-from dovetail_protocols.responses.echo import echo
-from dovetail_protocols.responses.input_items import Piece
-from dovetail_protocols.responses.tools import Declared, Offer
+from dovetail_protocols.responses.echo import build_echo
+from dovetail_protocols.responses.input_items import DecodedItem
+from dovetail_protocols.responses.tools import DeclaredTools, ResponsesTools
 
 
-def decode(body: bytes, headers: Headers, memory: Memory | None = None) -> Request:
+def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
     """The request that the body and its headers make."""
-    line = Line("input", "responses.item", session_of(headers))
-    sent = Body(body, memory, raw=("tools",), line=line)
+    line = HistoryKey("input", "responses.item", read_session(headers))
+    sent = RequestBody(body, cache, raw_fields=("tools",), history=line)
     try:
         return _request(sent, convert(sent.fields, wire.Body), headers)
     except RecursionError as error:
         raise InvalidRequest("The request body is nested too deep.") from error
 
 
-def _request(sent: Body, body: wire.Body, headers: Headers) -> Request:
-    _refuse(body)
-    pieces = items.read(sent, body.input)
+def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
+    _reject_unsupported(body)
+    pieces = items.decode_items(sent, body.input)
     odd = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
-    declared = sent.recall("responses.tools", given, lambda: tools.declared(sent.values(given)))
-    offer = _offer(sent, declared, [piece for piece in odd if piece.tools])
-    choice, offered, unmet = tools.choose(body.tool_choice, body.parallel_tool_calls, offer.specs)
+    declared = sent.get_or_decode("responses.tools", given, lambda: tools.read_declared_tools(sent.values(given)))
+    offer = _collect_tools(sent, declared, [piece for piece in odd if piece.tools])
+    choice, offered, unmet = tools.apply_tool_choice(body.tool_choice, body.parallel_tool_calls, offer.specs)
     compacts = bool(pieces) and pieces[-1].compacts  # one further up was answered then
     if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
-    more = extension(body.nvext, headers)
+    more = read_nvext(body.nvext, headers)
     system, unseen = _system(sent, body.instructions)
-    ignored = [*unknown(sent.fields, wire.Body), *offer.ignored, *unmet, *more.ignored, *unseen]
+    ignored = [*unknown_fields(sent.fields, wire.Body), *offer.ignored, *unmet, *more.ignored, *unseen]
     ignored += [path for piece in odd for path in piece.ignored]
     return Request(
         model=body.model,
-        turns=items.turns(sent, pieces),
+        turns=items.build_turns(sent, pieces),
         system=system,
         tools=offered,
         tool_choice=choice,
@@ -63,19 +63,19 @@ def _request(sent: Body, body: wire.Body, headers: Headers) -> Request:
         hints=more.hints,
         stream=body.stream is True,
         ignored=tuple(ignored),
-        echo=echo(body, sent.fields, tools=declared.json, compacts=compacts),
+        echo=build_echo(body, sent.fields, tools=declared.json, compacts=compacts),
     )
 
 
-def _offer(sent: Body, declared: Declared, more: list[Piece]) -> Offer:
+def _collect_tools(sent: RequestBody, declared: DeclaredTools, more: list[DecodedItem]) -> ResponsesTools:
     """The tools of the body and those that came as items."""
-    parts: tuple[Declared | Piece, ...] = (declared, *more)
+    parts: tuple[DeclaredTools | DecodedItem, ...] = (declared, *more)
     return sent.combine(
-        "responses.offer", parts, lambda parts: tools.offer(t for part in parts for t in part.tools)
+        "responses.offer", parts, lambda parts: tools.collect_tools(t for part in parts for t in part.tools)
     )
 
 
-def _refuse(body: wire.Body) -> None:
+def _reject_unsupported(body: wire.Body) -> None:
     """What would silently change the meaning of the request if it were ignored."""
     if not body.model:
         raise InvalidRequest("model: The request names no model", param="model")
@@ -94,14 +94,14 @@ def _refuse(body: wire.Body) -> None:
 
 
 def _system(
-    sent: Body, instructions: str | list[object] | None
+    sent: RequestBody, instructions: str | list[object] | None
 ) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """Instructions as blocks, and the paths of what nobody can show."""
     if isinstance(instructions, str):
         given: str | list[msgspec.Raw] = instructions
     else:
         given = [msgspec.Raw(msgspec.json.encode(instructions))]
-    return sent.recall("responses.instructions", given, lambda: _instructions(instructions))
+    return sent.get_or_decode("responses.instructions", given, lambda: _instructions(instructions))
 
 
 def _instructions(
@@ -110,12 +110,12 @@ def _instructions(
     """Text, or items of which every message counts, whatever its role."""
     ignored: list[str] = []
     if instructions is None or isinstance(instructions, str):
-        return content.blocks(instructions, "instructions", ignored), ()
+        return content.decode_content(instructions, "instructions", ignored), ()
     found: list[Block] = []
     for at, item in enumerate(instructions):
         path = f"instructions[{at}]"
         message = convert(item, wire.MessageIn, path)
-        found += content.blocks(message.content, f"{path}.content", ignored)
+        found += content.decode_content(message.content, f"{path}.content", ignored)
     return tuple(found), tuple(ignored)
 
 
@@ -137,7 +137,7 @@ def _sampling(body: wire.Body) -> Sampling:
     )
 
 
-def _thinking(body: wire.Body, more: Extension) -> Thinking:
+def _thinking(body: wire.Body, more: NvextOptions) -> Thinking:
     """An empty `reasoning` asks for nothing; what goes to the template itself is the last word."""
     asked = body.reasoning or wire.Reasoning()
     kwargs = body.chat_template_kwargs or {}
@@ -188,7 +188,7 @@ def _identity(body: wire.Body, headers: Headers, compacts: bool) -> Identity:
         for name, value in (body.client_metadata or {}).items()
         if isinstance(value, str)
     }
-    found = identity(
+    found = read_identity(
         {**told, **headers},
         session=body.prompt_cache_key,
         user=body.safety_identifier or body.user,

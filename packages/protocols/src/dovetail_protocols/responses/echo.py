@@ -10,7 +10,7 @@ from dovetail_protocols.responses import wire
 _NONE = msgspec.Raw(b"[]")
 
 
-class Echo(msgspec.Struct, frozen=True):
+class ResponsesEcho(msgspec.Struct, frozen=True):
     """Kept in `Request.echo`.
 
     `fields` is the JSON object whose members every response object repeats; made once, as a
@@ -26,14 +26,14 @@ class Echo(msgspec.Struct, frozen=True):
     previous_response_id: str | None = None
     compacts: bool = False
     background: bool = False
-    said: tuple[msgspec.Raw, ...] = ()
+    user_messages: tuple[msgspec.Raw, ...] = ()
 
 
-def echo(
+def build_echo(
     body: wire.Body, sent: dict[str, Any], *, tools: msgspec.Raw = _NONE, compacts: bool = False
-) -> Echo:
+) -> ResponsesEcho:
     """The echo of a body; `sent` is the same as it came, for what is repeated word for word."""
-    return Echo(
+    return ResponsesEcho(
         fields=msgspec.json.encode(_fields(body, sent, tools)),
         store=body.store is not False,
         previous_response_id=body.previous_response_id,
@@ -42,11 +42,11 @@ def echo(
     )
 
 
-def of(request: Request) -> Echo:
+def echo_of(request: Request) -> ResponsesEcho:
     """The echo of a request, or a bare one where another codec decoded it."""
-    if isinstance(request.echo, Echo):
+    if isinstance(request.echo, ResponsesEcho):
         return request.echo
-    return echo(wire.Body(model=request.model), {})
+    return build_echo(wire.Body(model=request.model), {})
 
 
 def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[str, Any]:

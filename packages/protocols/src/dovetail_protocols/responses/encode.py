@@ -26,28 +26,28 @@ from dovetail_model import (
     ToolCallBlock,
     Usage,
 )
-from dovetail_protocols.codec import Clock, Ids
-from dovetail_protocols.delta_run import NO_RUN, Run, RunStream
+from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.responses.output_items import (
     CallItem,
     CustomCallItem,
-    Frames,
-    Item,
+    FrameWriter,
+    OutputItem,
     MessageItem,
     ReasoningItem,
-    logprob,
+    logprob_out,
 )
-from dovetail_protocols.responses.response import Outcome, Response, outcome
+from dovetail_protocols.responses.response import ResponseOutcome, ResponseObject, to_outcome
 
 
-class Items:
+class OutputItems:
     """The items of one response in the order they began, each with its place and its id."""
 
     __slots__ = ("_ids", "_summary", "all", "frames")
 
-    def __init__(self, request: Request, ids: Ids, frames: Frames) -> None:
-        self.all: list[Item] = []
+    def __init__(self, request: Request, ids: IdFactory, frames: FrameWriter) -> None:
+        self.all: list[OutputItem] = []
         self.frames = frames
         self._ids = ids
         self._summary = request.thinking.summary is not None
@@ -69,9 +69,9 @@ class Items:
         self.all.append(item)
         return item
 
-    def block(self, block: OutputBlock) -> Item | None:
+    def block(self, block: OutputBlock) -> OutputItem | None:
         """The finished item of a finished block; none where a stream would have sent none."""
-        item: Item
+        item: OutputItem
         match block:
             case TextBlock(text=text):
                 if not text.strip():
@@ -89,7 +89,7 @@ class Items:
         return item
 
 
-class Encoder(RunStream):
+class ResponsesEncoder(DeltaRunEncoder):
     """The stream of one response.
 
     `on_end` gets the final response object and its frame before anybody else, and gives the frame
@@ -101,11 +101,11 @@ class Encoder(RunStream):
         "_span", "_tokens", "_usage", "_wants_logprobs", "on_end",
     )  # fmt: skip
 
-    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+    def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
         super().__init__()
-        self._response = Response(request, ids, clock)
-        self._frames = Frames()
-        self._items = Items(request, ids, self._frames)
+        self._response = ResponseObject(request, ids, clock)
+        self._frames = FrameWriter()
+        self._items = OutputItems(request, ids, self._frames)
         dispatcher = Dispatcher(request.hints)
         self._dispatcher = dispatcher if dispatcher.active else None
         self._wants_logprobs = request.sampling.logprobs is not None
@@ -131,7 +131,7 @@ class Encoder(RunStream):
         if self._ended:
             return b""
         begun = b"" if self._begun else self._begin()
-        return begun + self._end(Outcome("cancelled"))
+        return begun + self._end(ResponseOutcome("cancelled"))
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Frames for these events. This API knows one choice: others are left out."""
@@ -145,7 +145,7 @@ class Encoder(RunStream):
             out.append(self._on[type(event)](self, event))
             if self._dispatcher is not None:
                 self._run = NO_RUN  # it has to see them all
-                out.append(self._dispatcher.follow(event))
+                out.append(self._dispatcher.observe(event))
         return b"".join(out)
 
     def keep_alive(self) -> bytes:
@@ -165,7 +165,7 @@ class Encoder(RunStream):
     def _text(self, event: TextDelta) -> bytes:
         span = self._span
         if type(span) is MessageItem:
-            return self._more(span, event.text)
+            return self._append_delta(span, event.text)
         closed = self._close_span() if span is not None else b""
         self._held.append(event.text)
         if not event.text.strip():
@@ -174,11 +174,11 @@ class Encoder(RunStream):
         self._span = span = self._items.message()
         text = "".join(self._held)
         self._held.clear()
-        return closed + span.open() + self._more(span, text)
+        return closed + span.open() + self._append_delta(span, text)
 
-    def _more(self, span: MessageItem, text: str) -> bytes:
+    def _append_delta(self, span: MessageItem, text: str) -> bytes:
         if not self._tokens:
-            return self._go_on(span.run, text)
+            return self._continue_run(span.run, text)
         tokens, self._tokens = self._tokens, []
         return span.add_with(text, tokens)
 
@@ -186,12 +186,12 @@ class Encoder(RunStream):
         span = self._span
         self._tokens.clear()  # only visible text is told with its probabilities
         if type(span) is ReasoningItem:
-            return self._go_on(span.run, event.text)
+            return self._continue_run(span.run, event.text)
         closed = self._close_span()
         self._span = span = self._items.reasoning()
-        return closed + span.open() + self._go_on(span.run, event.text)
+        return closed + span.open() + self._continue_run(span.run, event.text)
 
-    def _go_on(self, run: Run, text: str) -> bytes:
+    def _continue_run(self, run: DeltaRun, text: str) -> bytes:
         """A delta. The next one may go on with it."""
         self._run = run
         return run.frame(text)
@@ -216,7 +216,7 @@ class Encoder(RunStream):
     def _call_args(self, event: CallArgs) -> bytes:
         self._tokens.clear()
         item = self._calls.get(event.index)
-        return b"" if item is None else self._go_on(item.run, event.text)
+        return b"" if item is None else self._continue_run(item.run, event.text)
 
     def _call_close(self, event: CallClose) -> bytes:
         item = self._calls.pop(event.index, None)
@@ -226,7 +226,7 @@ class Encoder(RunStream):
         self._usage = event
         return b""
 
-    def _likely(self, event: Logprobs) -> bytes:
+    def _logprobs(self, event: Logprobs) -> bytes:
         if self._wants_logprobs:
             self._tokens.extend(event.tokens)
         return b""
@@ -235,20 +235,20 @@ class Encoder(RunStream):
         broken = event.reason in ("error", "cancelled")
         closed = b"" if broken else self._close_span()
         cut = not all(item.done for item in self._items.all)
-        return closed + self._end(outcome(event.reason, None, cut))
+        return closed + self._end(to_outcome(event.reason, None, cut))
 
     def _failure(self, event: Failure) -> bytes:
         """Nothing is closed: a client must not take an item for whole that may not be."""
-        return self._end(outcome("error", event, cut=False))
+        return self._end(to_outcome("error", event, truncated=False))
 
-    def _end(self, end: Outcome) -> bytes:
+    def _end(self, end: ResponseOutcome) -> bytes:
         self._ended = True
         output = [item.final() for item in self._items.all]
-        response = self._response.ended(end, output, self._usage)
+        response = self._response.finished(end, output, self._usage)
         frame = self._frames.frame(f"response.{end.status}", response=response)
         return frame if self.on_end is None else self.on_end(bytes(response), frame)
 
-    def _nothing(self, event: Diagnostic) -> bytes:
+    def _ignore(self, event: Diagnostic) -> bytes:
         return b""
 
     _on: ClassVar[dict[type, Callable[[Any, Any], bytes]]] = {
@@ -259,31 +259,31 @@ class Encoder(RunStream):
         CallArgs: _call_args,
         CallClose: _call_close,
         Usage: _count,
-        Logprobs: _likely,
+        Logprobs: _logprobs,
         Finish: _finish,
-        Diagnostic: _nothing,
+        Diagnostic: _ignore,
         Failure: _failure,
     }
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: Ids, clock: Clock) -> bytes:
+def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
     """The whole answer: the same items under the same ids as the stream's."""
     message = messages[0]
-    response = Response(request, ids, clock)
-    items = Items(request, ids, Frames())
-    tokens = _Tokens(message.logprobs if request.sampling.logprobs is not None else ())
+    response = ResponseObject(request, ids, clock)
+    items = OutputItems(request, ids, FrameWriter())
+    tokens = _TokenSplitter(message.logprobs if request.sampling.logprobs is not None else ())
     for block in message.blocks:
         item = items.block(block)
         found = tokens.take(block)
         if isinstance(item, MessageItem):
-            item.logprobs += map(logprob, found)
+            item.logprobs += map(logprob_out, found)
     cut = not all(item.done for item in items.all)
-    end = outcome(message.finish, message.failure, cut)
+    end = to_outcome(message.finish, message.failure, cut)
     output = [item.final() for item in items.all]
-    return bytes(response.ended(end, output, message.usage))
+    return bytes(response.finished(end, output, message.usage))
 
 
-def overflow_stream(request: Request, error: DovetailError, ids: Ids, clock: Clock) -> bytes:
+def overflow_stream(request: Request, error: DovetailError, ids: IdFactory, clock: Clock) -> bytes:
     """An error as a whole stream: clients of this API take an overflow only in that form."""
     failure = error.to_failure()
     if error.retry_after is not None and "try again in" not in failure.message:
@@ -291,10 +291,10 @@ def overflow_stream(request: Request, error: DovetailError, ids: Ids, clock: Clo
         seconds = ceil(round(error.retry_after * 10, 3)) / 10
         message = f"{failure.message} Please try again in {seconds:g}s."
         failure = Failure(failure.kind, message, failure.param)
-    return Encoder(request, ids, clock).encode([failure])
+    return ResponsesEncoder(request, ids, clock).encode([failure])
 
 
-class _Tokens:
+class _TokenSplitter:
     """Finds the tokens of each block in the flat list that a message keeps."""
 
     __slots__ = ("_at", "_ends", "_text", "_tokens")

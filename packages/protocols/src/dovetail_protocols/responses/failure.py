@@ -1,6 +1,6 @@
 """The code of a response that failed in the middle of its stream."""
 
-_STREAM = {
+_FAILURE_CODES = {
     "context_overflow": "context_length_exceeded",
     "rate_limited": "rate_limit_exceeded",
     "invalid_request": "invalid_prompt",
@@ -16,6 +16,6 @@ _STREAM = {
 `server_is_overloaded` too: a server that is only busy says `server_error`, and is asked again."""
 
 
-def code_in_stream(kind: str) -> str:
+def failure_code(kind: str) -> str:
     """The code of a failed response. What is not listed is ours or the engine's fault."""
-    return _STREAM.get(kind, "server_error")
+    return _FAILURE_CODES.get(kind, "server_error")

@@ -15,7 +15,7 @@ class FramePart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
     @property
-    def said(self) -> str:
+    def content_text(self) -> str:
         return self.text or self.refusal or ""
 
 
@@ -43,11 +43,11 @@ class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
         """All that the item says: a call's arguments, a thought before its summary."""
         if self.is_call:
             return (self.input if self.type == "custom_tool_call" else self.arguments) or ""
-        told = "".join(part.said for part in self.content or ())
-        return told or "\n\n".join(part.said for part in self.summary or ())
+        told = "".join(part.content_text for part in self.content or ())
+        return told or "\n\n".join(part.content_text for part in self.summary or ())
 
 
-class Counts(msgspec.Struct, frozen=True):
+class FrameTokenDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
@@ -55,12 +55,12 @@ class Counts(msgspec.Struct, frozen=True):
 class FrameUsage(msgspec.Struct, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
-    input_tokens_details: Counts | None = None
-    output_tokens_details: Counts | None = None
+    input_tokens_details: FrameTokenDetails | None = None
+    output_tokens_details: FrameTokenDetails | None = None
 
     def usage(self) -> Usage:
-        cached = self.input_tokens_details or Counts()
-        thought = self.output_tokens_details or Counts()
+        cached = self.input_tokens_details or FrameTokenDetails()
+        thought = self.output_tokens_details or FrameTokenDetails()
         return Usage(
             input_tokens=self.input_tokens or 0,
             output_tokens=self.output_tokens or 0,
@@ -69,7 +69,7 @@ class FrameUsage(msgspec.Struct, frozen=True):
         )
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class FrameResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response object at the end of a stream, or a whole answer."""
 
     status: str | None = None
@@ -79,17 +79,17 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     incomplete_details: dict[str, Any] | None = None
 
 
-class Likely(msgspec.Struct, frozen=True):
+class FrameLogprob(msgspec.Struct, frozen=True):
     token: str = ""
     logprob: float = 0.0
-    top_logprobs: "list[Likely] | None" = None
+    top_logprobs: "list[FrameLogprob] | None" = None
 
-    def told(self) -> TokenLogprob:
+    def to_token_logprob(self) -> TokenLogprob:
         top = tuple((each.token, each.logprob) for each in self.top_logprobs or ())
         return TokenLogprob(self.token, self.logprob, top)
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseFrame(msgspec.Struct, frozen=True, kw_only=True):
     """One event of any type. A whole answer has the same fields as a response object."""
 
     type: str = ""
@@ -102,8 +102,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     arguments: str | None = None
     input: str | None = None
-    logprobs: list[Likely] | None = None
-    response: Ending | None = None
+    logprobs: list[FrameLogprob] | None = None
+    response: FrameResponse | None = None
     error: dict[str, Any] | str | None = None
     code: Any = None
     message: str | None = None

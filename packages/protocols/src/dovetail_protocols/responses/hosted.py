@@ -6,7 +6,7 @@ own become calls and results under the tool's plain name; the others become a li
 
 from typing import Any
 
-from dovetail_protocols.responses.content import as_json
+from dovetail_protocols.responses.content import to_json
 
 PAIRED_CALLS = {
     "tool_search_call": ("tool_search", "arguments"),
@@ -25,7 +25,7 @@ PAIRED_RESULTS = (
 )
 """What came back from those."""
 
-TOLD = {
+DESCRIBED_CALLS = {
     "web_search_call": ("action",),
     "file_search_call": ("queries", "results"),
     "code_interpreter_call": ("code", "outputs"),
@@ -34,25 +34,25 @@ TOLD = {
 """Item type to the fields worth telling. An image's own data is not: it is no text."""
 
 
-def arguments(value: object) -> str:
+def arguments_json(value: object) -> str:
     """Arguments as JSON text: verbatim where they are text already, whatever they look like."""
     if isinstance(value, str):
         return value
-    return as_json({} if value is None else value)
+    return to_json({} if value is None else value)
 
 
-def told(item: dict[str, Any]) -> str:
+def describe_call(item: dict[str, Any]) -> str:
     """A line that says what was done."""
     kind: str = item["type"]
-    fields = {name: item[name] for name in TOLD[kind] if item.get(name) is not None}
-    return f"[{kind} {as_json(fields)}]"
+    fields = {name: item[name] for name in DESCRIBED_CALLS[kind] if item.get(name) is not None}
+    return f"[{kind} {to_json(fields)}]"
 
 
-def names(tools: object) -> list[str]:
+def tool_names(tools: object) -> list[str]:
     """The names of tools that a search found, those inside namespaces too."""
     found: list[str] = []
     for tool in tools if isinstance(tools, list) else []:
         if isinstance(tool, dict):
             inner = tool.get("tools")
-            found += names(inner) if isinstance(inner, list) else [str(tool.get("name"))]
+            found += tool_names(inner) if isinstance(inner, list) else [str(tool.get("name"))]
     return found

@@ -18,7 +18,7 @@ _PREFIXES = {
 }
 
 
-def listed(item: Item, id: str) -> Item:
+def complete_item(item: Item, id: str) -> Item:
     """An item in the full form: with a type, an id, and content in parts."""
     kind = item.get("type", "message")
     found = {"type": kind, **item, "id": id}
@@ -30,12 +30,12 @@ def listed(item: Item, id: str) -> Item:
     return found
 
 
-def id_of(item: Item, name: str) -> str:
+def item_id(item: Item, name: str) -> str:
     """An id of the API's own style, for an item that came without one."""
     return _PREFIXES.get(item.get("type", "message"), "item_") + name
 
 
-def encode_list(items: Sequence[Item], *, has_more: bool) -> bytes:
+def encode_items(items: Sequence[Item], *, has_more: bool) -> bytes:
     """One page of a list."""
     return msgspec.json.encode(
         {

@@ -9,8 +9,8 @@ import itertools
 import msgspec
 
 from dovetail_model import CallArgs, CallOpen, Event, ReasoningDelta, TextDelta, TokenLogprob
-from dovetail_protocols.delta_run import Run
-from dovetail_protocols.json_strings import quoted, sound
+from dovetail_protocols.delta_run import DeltaRun
+from dovetail_protocols.json_strings import encode_json_string, replace_surrogates
 from dovetail_protocols.responses import wire
 from dovetail_protocols.sse import frame
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.encode
 _TAILS: dict[type, bytes] = {TextDelta: b',"logprobs":[]}\n\n'}
 
 
-class Frames:
+class FrameWriter:
     """Makes frames and counts them: `sequence_number` grows by one in every stream."""
 
     __slots__ = ("count",)
@@ -31,13 +31,13 @@ class Frames:
         return frame(data, kind.encode())
 
 
-class Item:
+class OutputItem:
     """What all items share. `final` is the item as it stands, under the status it then has."""
 
     __slots__ = ("done", "frames", "id", "index", "pieces")
     prefix = ""
 
-    def __init__(self, id: str, index: int, frames: Frames) -> None:
+    def __init__(self, id: str, index: int, frames: FrameWriter) -> None:
         self.id = id
         self.index = index
         self.pieces: list[str] = []
@@ -46,7 +46,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        return sound("".join(self.pieces))
+        return replace_surrogates("".join(self.pieces))
 
     @property
     def status(self) -> str:
@@ -64,87 +64,87 @@ class Item:
             "response.output_item.done", output_index=self.index, item=self.final()
         )
 
-    def _tell(self, kind: str, **fields: object) -> bytes:
+    def _encode_frame(self, kind: str, **fields: object) -> bytes:
         """A frame about something inside the item."""
         return self.frames.frame(kind, item_id=self.id, output_index=self.index, **fields)
 
-    def place(self, **more: int) -> dict[str, object]:
+    def position(self, **more: int) -> dict[str, object]:
         """What clients tell the item by, and a place in it."""
         return {"item_id": self.id, "output_index": self.index, **more}
 
 
-class Deltas(Run):
+class ItemDeltaRun(DeltaRun):
     """More of an item, piece by piece: the item keeps them all, and each frame has its number."""
 
     __slots__ = ("_count", "_middle", "_pieces")
 
     def __init__(
-        self, item: Item, kind: type[Event], name: str, *, call: int | None = None, **place: int
+        self, item: OutputItem, kind: type[Event], name: str, *, call: int | None = None, **place: int
     ) -> None:
         head = f'event: {name}\ndata: {{"type":"{name}","sequence_number":'.encode()
         super().__init__(kind, head, _TAILS.get(kind, b"}\n\n"), call=call)
         self._count = item.frames.count
-        self._middle = b"," + _encode(item.place(**place))[1:-1] + b',"delta":'
+        self._middle = b"," + _encode(item.position(**place))[1:-1] + b',"delta":'
         self._pieces = item.pieces
 
     def frame(self, text: str) -> bytes:
         try:
             told = _encode(text)
         except UnicodeEncodeError:
-            told = _encode(sound(text))
+            told = _encode(replace_surrogates(text))
         self._pieces.append(text)
         # Numbers of a format (%d) would cost more than all the rest, once out of the caches.
         return self.head + _encode(next(self._count)) + self._middle + told + self.tail
 
 
-class SummarizedDeltas(Deltas):
+class ReasoningDeltaRun(ItemDeltaRun):
     """More of a thought, and once more as its own summary."""
 
     __slots__ = ("_summary",)
 
-    def __init__(self, item: Item, kind: type[Event], name: str) -> None:
+    def __init__(self, item: OutputItem, kind: type[Event], name: str) -> None:
         super().__init__(item, kind, name, content_index=0)
-        self._summary = Deltas(item, kind, "response.reasoning_summary_text.delta", summary_index=0)
+        self._summary = ItemDeltaRun(item, kind, "response.reasoning_summary_text.delta", summary_index=0)
 
     def frame(self, text: str) -> bytes:
         thought, again = super().frame(text), self._summary
         number = _encode(next(self._count))
-        return thought + again.head + number + again._middle + quoted(text) + again.tail
+        return thought + again.head + number + again._middle + encode_json_string(text) + again.tail
 
 
-class MessageItem(Item):
+class MessageItem(OutputItem):
     """Visible text: one message with one part."""
 
     __slots__ = ("logprobs", "run")
     prefix = "msg_"
 
-    def __init__(self, id: str, index: int, frames: Frames) -> None:
+    def __init__(self, id: str, index: int, frames: FrameWriter) -> None:
         super().__init__(id, index, frames)
         self.logprobs: list[wire.Json] = []
-        self.run = Deltas(self, TextDelta, "response.output_text.delta", content_index=0)
+        self.run = ItemDeltaRun(self, TextDelta, "response.output_text.delta", content_index=0)
 
     def open(self) -> bytes:
-        return self._added(wire.MessageOut(self.id, "in_progress")) + self._tell(
+        return self._added(wire.MessageOut(self.id, "in_progress")) + self._encode_frame(
             "response.content_part.added", content_index=0, part=wire.OutputText("")
         )
 
     def add_with(self, text: str, tokens: list[TokenLogprob]) -> bytes:
         """More text, with the log probabilities of its tokens."""
         self.pieces.append(text)
-        told = [logprob(token) for token in tokens]
+        told = [logprob_out(token) for token in tokens]
         self.logprobs += told
-        return self._tell(
-            "response.output_text.delta", content_index=0, delta=sound(text), logprobs=told
+        return self._encode_frame(
+            "response.output_text.delta", content_index=0, delta=replace_surrogates(text), logprobs=told
         )
 
     def close(self) -> bytes:
         part = self._part()
         return b"".join((
-            self._tell(
+            self._encode_frame(
                 "response.output_text.done",
                 content_index=0, text=part.text, logprobs=part.logprobs,
             ),
-            self._tell("response.content_part.done", content_index=0, part=part),
+            self._encode_frame("response.content_part.done", content_index=0, part=part),
             self._done(),
         ))  # fmt: skip
 
@@ -155,32 +155,32 @@ class MessageItem(Item):
         return wire.OutputText(self.text, logprobs=tuple(self.logprobs))
 
 
-class ReasoningItem(Item):
+class ReasoningItem(OutputItem):
     """A thought: its text as content and, for a client that asked, as a summary of one part."""
 
     __slots__ = ("_summary", "run", "seal")
     prefix = "rs_"
 
-    def __init__(self, id: str, index: int, frames: Frames, summary: bool) -> None:
+    def __init__(self, id: str, index: int, frames: FrameWriter, summary: bool) -> None:
         super().__init__(id, index, frames)
         self.seal: str | None = None
         self._summary = summary
         name = "response.reasoning_text.delta"
-        self.run: Run
+        self.run: DeltaRun
         if summary:
-            self.run = SummarizedDeltas(self, ReasoningDelta, name)
+            self.run = ReasoningDeltaRun(self, ReasoningDelta, name)
         else:
-            self.run = Deltas(self, ReasoningDelta, name, content_index=0)
+            self.run = ItemDeltaRun(self, ReasoningDelta, name, content_index=0)
 
     def open(self) -> bytes:
         out = [self._added(wire.ReasoningOut(self.id, "in_progress"))]
         if self._summary:
             part = wire.SummaryText("")
             out.append(
-                self._tell("response.reasoning_summary_part.added", summary_index=0, part=part)
+                self._encode_frame("response.reasoning_summary_part.added", summary_index=0, part=part)
             )
         text = wire.ReasoningText("")
-        out.append(self._tell("response.content_part.added", content_index=0, part=text))
+        out.append(self._encode_frame("response.content_part.added", content_index=0, part=text))
         return b"".join(out)
 
     def close(self, seal: str | None = None) -> bytes:
@@ -188,13 +188,13 @@ class ReasoningItem(Item):
         text = self.text
         part = wire.ReasoningText(text)
         out = [
-            self._tell("response.reasoning_text.done", content_index=0, text=text),
-            self._tell("response.content_part.done", content_index=0, part=part),
+            self._encode_frame("response.reasoning_text.done", content_index=0, text=text),
+            self._encode_frame("response.content_part.done", content_index=0, part=part),
         ]
         if self._summary:
             out += [
-                self._tell("response.reasoning_summary_text.done", summary_index=0, text=text),
-                self._tell(
+                self._encode_frame("response.reasoning_summary_text.done", summary_index=0, text=text),
+                self._encode_frame(
                     "response.reasoning_summary_part.done",
                     summary_index=0, part=wire.SummaryText(text),
                 ),
@@ -209,7 +209,7 @@ class ReasoningItem(Item):
         )
 
 
-class CallItem(Item):
+class CallItem(OutputItem):
     """A call of a function. Its frames of `done` mean that a client may run it."""
 
     __slots__ = ("_call", "run")
@@ -217,16 +217,16 @@ class CallItem(Item):
     events = "response.function_call_arguments"
     field = "arguments"
 
-    def __init__(self, id: str, index: int, frames: Frames, call: CallOpen) -> None:
+    def __init__(self, id: str, index: int, frames: FrameWriter, call: CallOpen) -> None:
         super().__init__(id, index, frames)
         self._call = call
-        self.run = Deltas(self, CallArgs, f"{self.events}.delta", call=call.index)
+        self.run = ItemDeltaRun(self, CallArgs, f"{self.events}.delta", call=call.index)
 
     def open(self) -> bytes:
         return self._added(self._out("in_progress", ""))
 
     def close(self) -> bytes:
-        return self._tell(f"{self.events}.done", **{self.field: self.text}) + self._done()
+        return self._encode_frame(f"{self.events}.done", **{self.field: self.text}) + self._done()
 
     def final(self) -> wire.ItemOut:
         return self._out(self.status, self.text)
@@ -253,11 +253,11 @@ class CustomCallItem(CallItem):
         )
 
 
-def logprob(token: TokenLogprob) -> wire.Json:
+def logprob_out(token: TokenLogprob) -> wire.Json:
     """One token as the API tells it."""
-    top = [_likely(text, value) for text, value in token.top]
-    return {**_likely(token.token, token.logprob), "top_logprobs": top}
+    top = [_top_logprob_out(text, value) for text, value in token.top]
+    return {**_top_logprob_out(token.token, token.logprob), "top_logprobs": top}
 
 
-def _likely(token: str, value: float) -> wire.Json:
+def _top_logprob_out(token: str, value: float) -> wire.Json:
     return {"token": token, "bytes": list(token.encode()), "logprob": value}

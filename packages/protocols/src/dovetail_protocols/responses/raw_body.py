@@ -12,14 +12,14 @@ import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols.request_body import checked
+from dovetail_protocols.request_body import ensure_json_object
 
-_NAME = b'"previous_response_id"'
+_PREVIOUS_FIELD = b'"previous_response_id"'
 _REFERENCE = b'"item_reference"'
 # An item that is named may say so by having nothing but an id. Each begins with what is found fast.
 _UNTYPED = re.compile(rb'"type"\s*:\s*null')
 _LONE_ID = re.compile(rb'"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}')
-_SHORT = ("model", "stream")
+_MINIMAL_FIELDS = ("model", "stream")
 _ESCAPED = re.compile(rb"\\u00[567]")  # a letter or _ that nobody had to escape: any name may be so
 _NULL = Raw(b"null")
 _TRIGGER = b'{"type":"compaction_trigger"}'
@@ -29,14 +29,14 @@ _encode = msgspec.json.encode
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def previous_of(body: bytes) -> str | None:
+def previous_response_id(body: bytes) -> str | None:
     """The response that a body goes on from. What is no id is left to the codec to refuse."""
-    if not _may_say(body, _NAME):
+    if not _may_contain(body, _PREVIOUS_FIELD):
         return None
     return _text(_fields(body).get("previous_response_id", _NULL)) or None
 
 
-def own_items(body: bytes) -> bytes:
+def input_items(body: bytes) -> bytes:
     """The items of a body's own input. A text is one message."""
     given = _fields(body).get("input", _NULL)
     inside = bytes(given)
@@ -49,24 +49,24 @@ def own_items(body: bytes) -> bytes:
     return _encode({"type": "message", "role": "user", "content": [part]})
 
 
-def shortened(body: bytes) -> bytes:
+def minimal_body(body: bytes) -> bytes:
     """The body with nothing that may be long: enough to tell a refusal in the form it asks for."""
-    short = {name: raw for name, raw in _fields(body).items() if name in _SHORT}
+    short = {name: raw for name, raw in _fields(body).items() if name in _MINIMAL_FIELDS}
     return _encode(short | {"input": Raw(b'"-"')})
 
 
-def references(body: bytes) -> list[str]:
+def item_references(body: bytes) -> list[str]:
     """The ids of items that a body names instead of sending them."""
-    if not (_may_say(body, _REFERENCE) or _has_untyped(body)):
+    if not (_may_contain(body, _REFERENCE) or _may_have_untyped_reference(body)):
         return []
-    items = map(_reference, _items(b"[%b]" % own_items(body)))
+    items = map(_reference, _items(b"[%b]" % input_items(body)))
     return [id for id in items if id is not None]
 
 
-def resolved(body: bytes, found: Mapping[str, bytes]) -> bytes:
+def resolve_references(body: bytes, found: Mapping[str, bytes]) -> bytes:
     """The body with the items themselves in place of their ids."""
     fields = _fields(body)
-    items = _items(b"[%b]" % own_items(body))
+    items = _items(b"[%b]" % input_items(body))
     known = (found.get(_reference(raw) or "", bytes(raw)) for raw in items)
     return _encode(fields | {"input": Raw(b"[%b]" % b",".join(known))})
 
@@ -77,12 +77,12 @@ def items_by_id(inside: bytes) -> dict[str, bytes]:
     return {id: raw for id, raw in all_ if isinstance(id, str)}
 
 
-def _may_say(body: bytes, name: bytes) -> bool:
+def _may_contain(body: bytes, name: bytes) -> bool:
     """Whether a body can have this name in it, without reading it."""
     return name in body or _ESCAPED.search(body) is not None
 
 
-def _has_untyped(body: bytes) -> bool:
+def _may_have_untyped_reference(body: bytes) -> bool:
     """Whether an object of a body may be a reference that does not say so."""
     if _UNTYPED.search(body) is not None:
         return True
@@ -104,7 +104,7 @@ def _reference(raw: Raw) -> str | None:
     return id if isinstance(id, str) else None
 
 
-def joined(body: bytes, history: Iterable[bytes]) -> bytes:
+def prepend_history(body: bytes, history: Iterable[bytes]) -> bytes:
     """The body with the items of its history before its own.
 
     The input comes first, so that every body of a conversation begins with the bytes of the last.
@@ -113,21 +113,21 @@ def joined(body: bytes, history: Iterable[bytes]) -> bytes:
     given = bytes(fields.pop("input", _NULL))
     if not given.startswith((b"[", b'"', b"n")):
         return body  # the codec says what is wrong with it
-    items = b",".join(filter(None, (*history, own_items(body))))
-    return b'{"input":[%b]%b' % (items, _rest(fields))
+    items = b",".join(filter(None, (*history, input_items(body))))
+    return b'{"input":[%b]%b' % (items, _encode_rest(fields))
 
 
-def triggered(body: bytes) -> bytes:
+def compaction_body(body: bytes) -> bytes:
     """The body of a compaction as that of a response: with the item that asks for a summary."""
     fields = _fields(body)
     fields.pop("input", None)
     for name in ("stream", "background"):
         fields.pop(name, None)
-    items = b",".join(filter(None, (own_items(body), _TRIGGER)))
-    return b'{"input":[%b]%b' % (items, _rest(fields | {"store": Raw(b"false")}))
+    items = b",".join(filter(None, (input_items(body), _TRIGGER)))
+    return b'{"input":[%b]%b' % (items, _encode_rest(fields | {"store": Raw(b"false")}))
 
 
-def with_model(body: bytes, name: str) -> bytes:
+def with_default_model(body: bytes, name: str) -> bytes:
     """The body, with this model where it names none."""
     fields = _fields(body)
     if bytes(fields.get("model", _NULL)) != b"null":
@@ -135,12 +135,12 @@ def with_model(body: bytes, name: str) -> bytes:
     return _encode(fields | {"model": name})
 
 
-def user_items(inside: bytes) -> tuple[Raw, ...]:
+def user_messages(inside: bytes) -> tuple[Raw, ...]:
     """The messages of the user among some items."""
-    return tuple(raw for raw in _items(b"[%b]" % inside) if _is_users(raw))
+    return tuple(raw for raw in _items(b"[%b]" % inside) if _is_user_message(raw))
 
 
-def _is_users(raw: Raw) -> bool:
+def _is_user_message(raw: Raw) -> bool:
     item = msgspec.json.decode(raw)
     if not isinstance(item, dict) or item.get("role") != "user":
         return False
@@ -154,12 +154,12 @@ def split_response(response: bytes) -> tuple[dict[str, Raw], bytes]:
     return fields, output[1:-1]
 
 
-def whole_response(head: bytes, output: bytes) -> bytes:
+def join_response(head: bytes, output: bytes) -> bytes:
     """The response object of both."""
     return b'%b,"output":[%b]}' % (head[:-1], output)
 
 
-def _rest(fields: dict[str, Raw]) -> bytes:
+def _encode_rest(fields: dict[str, Raw]) -> bytes:
     """The other fields, behind the first."""
     return b"," + _encode(fields)[1:] if fields else b"}"
 
@@ -168,7 +168,7 @@ def _fields(body: bytes) -> dict[str, Raw]:
     try:
         return _decode(body)
     except _NOT_JSON:
-        return _decode(checked(body))
+        return _decode(ensure_json_object(body))
 
 
 def _text(raw: Raw) -> str | None:

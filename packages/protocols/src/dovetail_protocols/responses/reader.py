@@ -24,31 +24,31 @@ from dovetail_model import (
     SpanEnd,
     TextDelta,
 )
-from dovetail_protocols.openai_error import kind_of
-from dovetail_protocols.responses.frame import Ending, Frame, FrameItem
-from dovetail_protocols.responses.sequencer import InTurn
+from dovetail_protocols.openai_error import error_kind
+from dovetail_protocols.responses.frame import FrameResponse, ResponseFrame, FrameItem
+from dovetail_protocols.responses.sequencer import EventSequencer
 from dovetail_protocols.sse import ServerEvent, SseReader
 
-_decode = msgspec.json.Decoder(Frame).decode
-_decode_whole = msgspec.json.Decoder(Ending).decode
+_decode = msgspec.json.Decoder(ResponseFrame).decode
+_decode_whole = msgspec.json.Decoder(FrameResponse).decode
 
 _KINDS = ("message", "reasoning", "function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"content_filter": "refusal"}
-_CODES = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate_limited"}
+_ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate_limited"}
 """Codes of a failed response that the API's other answers do not have."""
 
 
 class ResponsesReader:
     """Reads one response, in any pieces."""
 
-    __slots__ = ("_calls", "_in_turn", "_items", "_out", "_over", "_span", "_sse")
+    __slots__ = ("_calls", "_sequencer", "_items", "_out", "_over", "_span", "_sse")
 
     def __init__(self) -> None:
         self._sse = SseReader()
         self._out: list[Event] = []
-        self._in_turn = InTurn()
-        self._items: list[_Item] = []
-        self._span: _Item | None = None  # the text or thought that is open
+        self._sequencer = EventSequencer()
+        self._items: list[_ItemState] = []
+        self._span: _ItemState | None = None  # the text or thought that is open
         self._calls = 0
         self._over = False
 
@@ -57,7 +57,7 @@ class ResponsesReader:
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
-        return self._give()
+        return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
         """The events of an answer that did not come as a stream."""
@@ -65,18 +65,18 @@ class ResponsesReader:
             self._end(_decode_whole(body))
         except (msgspec.DecodeError, RecursionError):
             self._fail({"message": "The server's answer is no response."})
-        return self._give()
+        return self._take_events()
 
     def finish(self) -> list[Event]:
         """The connection has ended: the events that are left."""
         if not self._over:
             self._over = True
             self._out.append(Failure("engine_unavailable", "The stream ended before its answer."))
-        return self._give()
+        return self._take_events()
 
-    def _give(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         out, self._out = self._out, []
-        return self._in_turn.order(out)
+        return self._sequencer.order(out)
 
     def _take(self, event: ServerEvent) -> None:
         if not event.data or event.data.startswith("[DONE]"):
@@ -90,71 +90,71 @@ class ResponsesReader:
         if take is not None:
             take(self, frame)
 
-    def _added(self, frame: Frame) -> None:
+    def _added(self, frame: ResponseFrame) -> None:
         if frame.item is not None:
             self._item(frame.item, frame.output_index)
 
-    def _done(self, frame: Frame) -> None:
+    def _done(self, frame: ResponseFrame) -> None:
         if frame.item is not None:
             self._close(self._item(frame.item, frame.output_index), frame.item)
 
-    def _text(self, frame: Frame) -> None:
+    def _text(self, frame: ResponseFrame) -> None:
         item = self._place(frame, "message")
         self._open_span(item)
         if frame.logprobs:
-            self._out.append(Logprobs(tuple(token.told() for token in frame.logprobs)))
-        self._tell(item, frame.delta or "")
+            self._out.append(Logprobs(tuple(token.to_token_logprob() for token in frame.logprobs)))
+        self._append_delta(item, frame.delta or "")
 
-    def _thought(self, frame: Frame) -> None:
+    def _reasoning(self, frame: ResponseFrame) -> None:
         """The thought itself, or its summary where a server keeps the thought to itself."""
         item = self._place(frame, "reasoning")
         summary = frame.type.startswith("response.reasoning_summary")
-        if item.told and item.summary != summary:
+        if item.has_output and item.summary != summary:
             return
         item.summary = summary
         self._open_span(item)
-        if summary and item.told and frame.summary_index != item.part:
-            self._tell(item, "\n\n")
+        if summary and item.has_output and frame.summary_index != item.part:
+            self._append_delta(item, "\n\n")
         item.part = frame.summary_index
-        self._tell(item, frame.delta or "")
+        self._append_delta(item, frame.delta or "")
 
-    def _arguments(self, frame: Frame) -> None:
+    def _arguments(self, frame: ResponseFrame) -> None:
         item = self._known(frame.item_id, frame.output_index)
         if item is None and frame.item_id is None and frame.output_index is None:
             item = self._items[-1] if self._items else None
         if item is None or item.number is None or item.closed:
             self._out.append(Diagnostic("late_arguments"))
         else:
-            self._tell(item, frame.delta or "")
+            self._append_delta(item, frame.delta or "")
 
-    def _completed(self, frame: Frame) -> None:
-        self._end(frame.response or Ending(status=frame.type.removeprefix("response.")))
+    def _completed(self, frame: ResponseFrame) -> None:
+        self._end(frame.response or FrameResponse(status=frame.type.removeprefix("response.")))
 
-    def _failed(self, frame: Frame) -> None:
+    def _failed(self, frame: ResponseFrame) -> None:
         told = frame.response.error if frame.response is not None else frame.error
         if told is None:
             told = {"code": frame.code, "message": frame.message, "param": frame.param}
         self._fail(told)
 
-    def _place(self, frame: Frame, kind: str) -> "_Item":
+    def _place(self, frame: ResponseFrame, kind: str) -> "_ItemState":
         """The item of a delta. Some servers never say that they added it."""
         return self._item(FrameItem(type=kind, id=frame.item_id), frame.output_index)
 
-    def _item(self, told: FrameItem, place: int | None) -> "_Item":
+    def _item(self, frame_item: FrameItem, place: int | None) -> "_ItemState":
         """The item that is meant; a new one where none is."""
-        found = self._known(told.id, place)
+        found = self._known(frame_item.id, place)
         last = self._items[-1] if self._items else None
-        nameless = place is None and (told.id is None or (last is not None and last.id is None))
+        nameless = place is None and (frame_item.id is None or (last is not None and last.id is None))
         if found is None and nameless and last is not None and not last.closed:
-            found = last if last.kind == told.type else None
+            found = last if last.kind == frame_item.type else None
         if found is None:
-            found = _Item(told.type, told.id, place)
+            found = _ItemState(frame_item.type, frame_item.id, place)
             self._items.append(found)
-            if told.is_call:
-                self._open_call(found, told)
+            if frame_item.is_call:
+                self._open_call(found, frame_item)
         return found
 
-    def _known(self, id: str | None, place: int | None) -> "_Item | None":
+    def _known(self, id: str | None, place: int | None) -> "_ItemState | None":
         """The item of that place or id. Servers have both of them, one, or none."""
         for item in reversed(self._items):
             if place is not None and item.place == place:
@@ -163,30 +163,30 @@ class ResponsesReader:
                 return item
         return None
 
-    def _streamed(self, told: FrameItem, at: int) -> "_Item | None":
+    def _streamed(self, frame_item: FrameItem, at: int) -> "_ItemState | None":
         """What was streamed of an item of the whole output, with neither a place nor an id."""
         found = self._items[at] if at < len(self._items) else None
         if found is None or found.place is not None or found.id is not None:
             return None
-        return found if found.kind == told.type else None
+        return found if found.kind == frame_item.type else None
 
-    def _open_call(self, item: "_Item", told: FrameItem) -> None:
+    def _open_call(self, item: "_ItemState", frame_item: FrameItem) -> None:
         self._close_span()
         item.number, self._calls = self._calls, self._calls + 1
-        custom = told.type == "custom_tool_call"
-        id = told.call_id or told.id
-        self._out.append(CallOpen(item.number, told.name or "", id, told.namespace, custom=custom))
+        custom = frame_item.type == "custom_tool_call"
+        id = frame_item.call_id or frame_item.id
+        self._out.append(CallOpen(item.number, frame_item.name or "", id, frame_item.namespace, custom=custom))
 
-    def _open_span(self, item: "_Item") -> None:
+    def _open_span(self, item: "_ItemState") -> None:
         if self._span is not item:
             self._close_span()
             self._span = item
 
-    def _tell(self, item: "_Item", text: str) -> None:
+    def _append_delta(self, item: "_ItemState", text: str) -> None:
         """More of an item."""
         if not text:
             return
-        item.told = True
+        item.has_output = True
         if item.number is not None:
             self._out.append(CallArgs(item.number, text))
         elif item.kind == "reasoning":
@@ -194,36 +194,36 @@ class ResponsesReader:
         else:
             self._out.append(TextDelta(text))
 
-    def _close(self, item: "_Item", told: FrameItem) -> None:
+    def _close(self, item: "_ItemState", frame_item: FrameItem) -> None:
         """An item is done; what no delta told of it is told now."""
         if item.closed or item.kind not in _KINDS:
             return
-        if not item.told:
-            self._tell_late(item, told)
+        if not item.has_output:
+            self._append_missing(item, frame_item)
         if item.number is None:
             item.closed = True
             if self._span is item:
-                self._close_span(told.encrypted_content)
-        elif told.status != "incomplete":
+                self._close_span(frame_item.encrypted_content)
+        elif frame_item.status != "incomplete":
             item.closed = True
             self._out.append(CallClose(item.number))
 
-    def _tell_late(self, item: "_Item", told: FrameItem) -> None:
+    def _append_missing(self, item: "_ItemState", frame_item: FrameItem) -> None:
         """What an item says that came without deltas."""
-        sealed = told.encrypted_content is not None
-        if item.number is None and (told.text or sealed):
+        sealed = frame_item.encrypted_content is not None
+        if item.number is None and (frame_item.text or sealed):
             self._open_span(item)
-        if sealed and not told.text:
+        if sealed and not frame_item.text:
             # A thought that the server keeps to itself: nothing to read, but a handle to it.
             self._out.append(ReasoningDelta(""))
-        self._tell(item, told.text)
+        self._append_delta(item, frame_item.text)
 
     def _close_span(self, seal: str | None = None) -> None:
         span, self._span = self._span, None
         if span is not None:
             self._out.append(SpanEnd("text" if span.kind == "message" else "reasoning", seal=seal))
 
-    def _end(self, response: Ending) -> None:
+    def _end(self, response: FrameResponse) -> None:
         if response.status in ("failed", "cancelled") or response.error:
             self._fail(response.error or {})
             return
@@ -234,10 +234,10 @@ class ResponsesReader:
         self._over = True
         if response.usage is not None:
             self._out.append(response.usage.usage())
-        self._out.append(Finish(self._reason(cut, response.incomplete_details or {})))
+        self._out.append(Finish(self._finish_reason(cut, response.incomplete_details or {})))
 
-    def _reason(self, cut: bool, details: Mapping[str, Any]) -> FinishReason:
-        if cut:
+    def _finish_reason(self, truncated: bool, details: Mapping[str, Any]) -> FinishReason:
+        if truncated:
             reason = details.get("reason")
             return _INCOMPLETE.get(reason, "length") if isinstance(reason, str) else "length"
         return "tool_calls" if self._calls else "stop"
@@ -246,20 +246,20 @@ class ResponsesReader:
         self._over = True
         told = error if isinstance(error, dict) else {"message": error}
         code, message, param = told.get("code"), told.get("message"), told.get("param")
-        kind = _CODES.get(code) if isinstance(code, str) else None
+        kind = _ERROR_KINDS.get(code) if isinstance(code, str) else None
         self._out.append(
             Failure(
-                kind or kind_of(told),
+                kind or error_kind(told),
                 message if isinstance(message, str) else "The server failed.",
                 param if isinstance(param, str) else None,
             )
         )
 
 
-class _Item:
+class _ItemState:
     """An output item in the making. `number` counts the calls."""
 
-    __slots__ = ("closed", "id", "kind", "number", "part", "place", "summary", "told")
+    __slots__ = ("closed", "id", "kind", "number", "part", "place", "summary", "has_output")
 
     def __init__(self, kind: str, id: str | None, place: int | None) -> None:
         self.kind = kind
@@ -267,18 +267,18 @@ class _Item:
         self.place = place
         self.number: int | None = None
         self.closed = False
-        self.told = False
+        self.has_output = False
         self.summary = False
         self.part: int | None = None
 
 
-_ON: dict[str, Callable[[ResponsesReader, Frame], None]] = {
+_ON: dict[str, Callable[[ResponsesReader, ResponseFrame], None]] = {
     "response.output_item.added": ResponsesReader._added,
     "response.output_item.done": ResponsesReader._done,
     "response.output_text.delta": ResponsesReader._text,
     "response.refusal.delta": ResponsesReader._text,
-    "response.reasoning_text.delta": ResponsesReader._thought,
-    "response.reasoning_summary_text.delta": ResponsesReader._thought,
+    "response.reasoning_text.delta": ResponsesReader._reasoning,
+    "response.reasoning_summary_text.delta": ResponsesReader._reasoning,
     "response.function_call_arguments.delta": ResponsesReader._arguments,
     "response.custom_tool_call_input.delta": ResponsesReader._arguments,
     "response.completed": ResponsesReader._completed,

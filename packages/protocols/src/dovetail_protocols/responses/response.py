@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import msgspec
 
 from dovetail_model import Failure, FinishReason, Request, Usage
-from dovetail_protocols.codec import Clock, Ids
+from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.responses import echo, wire
-from dovetail_protocols.responses.failure import code_in_stream
+from dovetail_protocols.responses.failure import failure_code
 
 _encode = msgspec.json.encode
 
@@ -18,7 +18,7 @@ _INCOMPLETE = {
 }
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ResponseOutcome(msgspec.Struct, frozen=True):
     """How a response ended. `status` is also the name of its last event."""
 
     status: str
@@ -26,32 +26,32 @@ class Outcome(msgspec.Struct, frozen=True):
     error: wire.Json | None = None
 
 
-def outcome(finish: FinishReason, failure: Failure | None, cut: bool) -> Outcome:
+def to_outcome(finish: FinishReason, failure: Failure | None, truncated: bool) -> ResponseOutcome:
     """What the end of the model's output means here.
 
     A cut call makes the response incomplete whatever the engine said: a client that saw it
     completed would take a turn in which nothing runs for the end of the work.
     """
     if failure is not None:
-        code = code_in_stream(failure.kind)
-        return Outcome("failed", error={"code": code, "message": failure.message})
+        code = failure_code(failure.kind)
+        return ResponseOutcome("failed", error={"code": code, "message": failure.message})
     if finish in ("cancelled", "error"):
         message = f"The generation ended early: {finish}."
-        return Outcome("failed", error={"code": "server_error", "message": message})
+        return ResponseOutcome("failed", error={"code": "server_error", "message": message})
     reason = _INCOMPLETE.get(finish)
-    return Outcome("incomplete" if reason or cut else "completed", reason)
+    return ResponseOutcome("incomplete" if reason or truncated else "completed", reason)
 
 
-class Response:
+class ResponseObject:
     """One response: its id, its time, and all that it repeats of the request."""
 
     __slots__ = ("_clock", "_created", "_echo", "id")
 
-    def __init__(self, request: Request, ids: Ids, clock: Clock) -> None:
+    def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
         self.id = ids("resp_")
         self._clock = clock
         self._created = int(clock())
-        self._echo = echo.of(request).fields
+        self._echo = echo.echo_of(request).fields
 
     def queued(self) -> msgspec.Raw:
         return self._object("queued", {"output": []})
@@ -59,7 +59,7 @@ class Response:
     def in_progress(self) -> msgspec.Raw:
         return self._object("in_progress", {"output": []})
 
-    def ended(self, end: Outcome, output: Iterable[wire.ItemOut], usage: Usage) -> msgspec.Raw:
+    def finished(self, end: ResponseOutcome, output: Iterable[wire.ItemOut], usage: Usage) -> msgspec.Raw:
         details = {"reason": end.reason} if end.reason else None
         return self._object(
             end.status,

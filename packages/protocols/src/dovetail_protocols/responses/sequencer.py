@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Failure, Finish
 
 
-class InTurn:
+class EventSequencer:
     """Lets the open call pass, and holds what is said beside it until it has ended."""
 
     __slots__ = ("_open", "_waiting")
@@ -28,7 +28,7 @@ class InTurn:
             if isinstance(event, Finish | Failure):  # nothing ends any more: all is told as it came
                 out += [*self._waiting, event]
                 self._waiting, self._open = [], None
-            elif self._open is not None and _call(event) != self._open:
+            elif self._open is not None and _call_index(event) != self._open:
                 self._waiting.append(event)
             else:
                 out.append(event)
@@ -40,5 +40,5 @@ class InTurn:
         return out
 
 
-def _call(event: Event) -> int | None:
+def _call_index(event: Event) -> int | None:
     return event.index if isinstance(event, CallOpen | CallArgs | CallClose) else None

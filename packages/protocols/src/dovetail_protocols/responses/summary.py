@@ -9,23 +9,23 @@ client nothing that it could not have asked the model for.
 import base64
 import binascii
 
-TRIGGER = (
+SUMMARY_INSTRUCTION = (
     "The conversation is about to be cut to save space. Write a summary from which the work can go"
     " on without it: what the user wants, what has been decided and why, what has been done, with"
     " the names of files, commands and values that matter, what is left to do, and what comes next."
     " Give the summary alone, and call no tools."
 )
-PREFACE = "Summary of the conversation so far:\n\n"
+SUMMARY_PREFACE = "Summary of the conversation so far:\n\n"
 
 _MARK = "dovetail.summary."
 
 
-def pack(summary: str) -> str:
+def pack_summary(summary: str) -> str:
     """The summary as the opaque content of a compaction item."""
     return _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
 
 
-def unpack(content: str) -> str | None:
+def unpack_summary(content: str) -> str | None:
     """The summary in the content, or None where somebody else made it."""
     if not content.startswith(_MARK):
         return None

@@ -15,26 +15,26 @@ from dovetail_protocols.request_body import convert
 from dovetail_protocols.responses import wire
 
 Mode = Literal["auto", "none", "required"]
-Key = tuple[str | None, str]
+ToolKey = tuple[str | None, str]
 
 _SERVED = ("function", "custom", "namespace")
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredTools(msgspec.Struct, frozen=True):
     """Tools as a body declares them, with their paths, and as JSON to repeat them."""
 
     tools: tuple[tuple[str, Any], ...]
     json: msgspec.Raw
 
 
-class Offer(msgspec.Struct, frozen=True):
+class ResponsesTools(msgspec.Struct, frozen=True):
     """Tools that the model may call, and the paths of those that nobody here can run."""
 
     specs: tuple[ToolSpec, ...]
     ignored: tuple[str, ...]
 
 
-class Toolbox:
+class ToolCollector:
     """All tools of a request, those that came as input items among them.
 
     A tool that is declared again keeps its place, for the sake of the prompt's prefix, and takes
@@ -44,12 +44,12 @@ class Toolbox:
     __slots__ = ("_specs", "ignored")
 
     def __init__(self) -> None:
-        self._specs: dict[Key, ToolSpec] = {}
+        self._specs: dict[ToolKey, ToolSpec] = {}
         self.ignored: list[str] = []
 
     def add(self, given: object, path: str, namespace: wire.ToolIn | None = None) -> None:
         """One declaration: a tool, or a namespace of tools."""
-        given = _plain(given)
+        given = _unwrap_function(given)
         if isinstance(given, dict) and given.get("type", "function") not in _SERVED:
             self.ignored.append(path)
             return
@@ -69,10 +69,10 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         """The tools as the model is shown them: no two under one name."""
         taken = {name for namespace, name in self._specs if namespace is None}
-        return tuple(_shown(spec, taken) for spec in self._specs.values())
+        return tuple(_with_unique_name(spec, taken) for spec in self._specs.values())
 
 
-def choose(
+def apply_tool_choice(
     given: str | wire.Json | None, parallel: bool | None, specs: tuple[ToolSpec, ...]
 ) -> tuple[ToolChoice, tuple[ToolSpec, ...], tuple[str, ...]]:
     """The choice, the tools it leaves, and the paths of what could not be honoured.
@@ -90,7 +90,7 @@ def choose(
         return _by_mode(_mode(kind, "tool_choice.type"), specs, together)
     if kind not in ("function", "custom"):
         return ToolChoice(parallel=together), specs, ("tool_choice",)
-    wanted = _find(_plain(given), specs)
+    wanted = _find(_unwrap_function(given), specs)
     if not wanted:
         raise InvalidRequest("tool_choice: There is no such tool", param="tool_choice")
     return ToolChoice("named", wanted[0].model_name, together), specs, ()
@@ -115,7 +115,7 @@ def _mode(given: object, path: str) -> Mode:
 def _allowed(given: object, specs: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
     """The tools that an allow-list leaves, in their own order."""
     names = given if isinstance(given, list) else []
-    kept = {id(spec) for entry in names for spec in _find(_plain(entry), specs)}
+    kept = {id(spec) for entry in names for spec in _find(_unwrap_function(entry), specs)}
     return tuple(spec for spec in specs if id(spec) in kept)
 
 
@@ -131,7 +131,7 @@ def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
     return exact[:1] or (found[:1] if namespace is None else [])
 
 
-def _plain(given: object) -> object:
+def _unwrap_function(given: object) -> object:
     """Chat Completions wraps a function's fields in `function`: unwrapped."""
     if isinstance(given, dict) and isinstance(given.get("function"), dict):
         return {**given["function"], "type": "function"}
@@ -164,7 +164,7 @@ def _grammar(form: wire.ToolFormat | None) -> str | None:
     return form.definition
 
 
-def _shown(spec: ToolSpec, taken: set[str]) -> ToolSpec:
+def _with_unique_name(spec: ToolSpec, taken: set[str]) -> ToolSpec:
     """The tool under a name that is still free; `taken` holds those of all tools before it."""
     if spec.namespace is None:
         return spec
@@ -177,17 +177,17 @@ def _shown(spec: ToolSpec, taken: set[str]) -> ToolSpec:
     return msgspec.structs.replace(spec, shown_as=name)
 
 
-def declared(given: Sequence[Any]) -> Declared:
+def read_declared_tools(given: Sequence[Any]) -> DeclaredTools:
     """The body's own tools."""
-    return Declared(
+    return DeclaredTools(
         tuple((f"tools[{at}]", tool) for at, tool in enumerate(given)),
         msgspec.Raw(msgspec.json.encode(given)),
     )
 
 
-def offer(given: Iterable[tuple[str, Any]]) -> Offer:
+def collect_tools(given: Iterable[tuple[str, Any]]) -> ResponsesTools:
     """What all declarations, each with its path, offer the model."""
-    toolbox = Toolbox()
+    toolbox = ToolCollector()
     for path, tool in given:
         toolbox.add(tool, path)
-    return Offer(toolbox.specs(), tuple(toolbox.ignored))
+    return ResponsesTools(toolbox.specs(), tuple(toolbox.ignored))

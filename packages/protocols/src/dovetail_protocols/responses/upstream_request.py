@@ -21,17 +21,17 @@ from dovetail_model import (
     Turn,
 )
 from dovetail_protocols.upstream import (
-    Asked,
-    Dialect,
+    UpstreamRequest,
+    UpstreamDialect,
     ToolNames,
-    address,
-    arguments,
-    parameters,
-    template_switches,
-    told,
+    image_url,
+    call_arguments,
+    tool_parameters,
+    template_kwargs,
+    blocks_to_text,
 )
 
-_SAME_NAME = (
+_SHARED_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -44,14 +44,14 @@ _SAME_NAME = (
 Item = dict[str, Any]
 
 
-def responses_request(request: Request, model: str, dialect: Dialect | None = None) -> Asked:
+def build_responses_request(request: Request, model: str, dialect: UpstreamDialect | None = None) -> UpstreamRequest:
     """A body that asks for a stream and has nothing kept behind it."""
-    dialect = dialect or Dialect()
+    dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)
     fields: dict[str, Any] = {"model": model}
-    if system := told(request.system):
+    if system := blocks_to_text(request.system):
         fields["instructions"] = system
-    fields["input"] = _Items(names, dialect).of(request.turns)
+    fields["input"] = _InputItemBuilder(names, dialect).build(request.turns)
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request)
     if form := _format(request.output):
@@ -59,30 +59,30 @@ def responses_request(request: Request, model: str, dialect: Dialect | None = No
     if reasoning := _reasoning(request.thinking):
         fields["reasoning"] = reasoning
     if request.thinking.template_kwargs:
-        fields["chat_template_kwargs"] = template_switches(request.thinking)
+        fields["chat_template_kwargs"] = template_kwargs(request.thinking)
     if include := _include(request, dialect):
         fields["include"] = include
-    return Asked(fields | {"store": False, "stream": True})
+    return UpstreamRequest(fields | {"store": False, "stream": True})
 
 
-class _Items:
+class _InputItemBuilder:
     """Input items in the order of what they tell."""
 
-    __slots__ = ("_custom", "_dialect", "_items", "_names", "_thoughts")
+    __slots__ = ("_custom", "_dialect", "_items", "_names", "_reasoning_count")
 
-    def __init__(self, names: ToolNames, dialect: Dialect) -> None:
+    def __init__(self, names: ToolNames, dialect: UpstreamDialect) -> None:
         self._names = names
         self._dialect = dialect
         self._items: list[Item] = []
         self._custom: set[str] = set()  # ids of calls that went out as those of custom tools
-        self._thoughts = 0
+        self._reasoning_count = 0
 
-    def of(self, turns: Sequence[Turn]) -> list[Item]:
+    def build(self, turns: Sequence[Turn]) -> list[Item]:
         for turn in turns:
             match turn.role:
                 case "assistant":
                     for block in turn.blocks:
-                        self._spoken(block)
+                        self._append_block(block)
                 case "tool":
                     for block in turn.blocks:
                         if isinstance(block, ToolResultBlock):
@@ -92,10 +92,10 @@ class _Items:
                     self._message("user" if role != "user" else role, turn.blocks)
         return self._items
 
-    def _spoken(self, block: Block) -> None:
+    def _append_block(self, block: Block) -> None:
         match block:
             case ReasoningBlock():
-                self._items.append(self._thought(block))
+                self._items.append(self._append_reasoning(block))
             case ToolCallBlock():
                 self._items.append(self._call(block))
             case TextBlock(text=""):
@@ -108,22 +108,22 @@ class _Items:
         if content:
             self._items.append({"type": "message", "role": role, "content": content})
 
-    def _thought(self, thought: ReasoningBlock) -> Item:
+    def _append_reasoning(self, block: ReasoningBlock) -> Item:
         """A thought. The API wants an id; one by its place is the same in every request."""
-        self._thoughts += 1
-        item: Item = {"type": "reasoning", "id": f"rs_{self._thoughts}", "summary": []}
-        if thought.text:
-            item["content"] = [{"type": "reasoning_text", "text": thought.text}]
-        if self._dialect.seals and thought.seal is not None:
-            item["encrypted_content"] = thought.seal
+        self._reasoning_count += 1
+        item: Item = {"type": "reasoning", "id": f"rs_{self._reasoning_count}", "summary": []}
+        if block.text:
+            item["content"] = [{"type": "reasoning_text", "text": block.text}]
+        if self._dialect.seals and block.seal is not None:
+            item["encrypted_content"] = block.seal
         return item
 
     def _call(self, call: ToolCallBlock) -> Item:
-        head = {"call_id": call.id, "name": self._names.shown(call)}
+        head = {"call_id": call.id, "name": self._names.upstream_name(call)}
         if call.custom and self._dialect.custom_tools:
             self._custom.add(call.id)
             return {"type": "custom_tool_call", **head, "input": call.arguments}
-        return {"type": "function_call", **head, "arguments": arguments(call)}
+        return {"type": "function_call", **head, "arguments": call_arguments(call)}
 
     def _result(self, result: ToolResultBlock) -> Item:
         kind = "custom_tool_call" if result.call_id in self._custom else "function_call"
@@ -133,22 +133,22 @@ class _Items:
     def _content(self, blocks: Sequence[Block]) -> str | list[Item]:
         """Text as such, parts where there are images among it."""
         if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
-            return told(blocks)
+            return blocks_to_text(blocks)
         return [*map(_part, blocks)]
 
 
 def _part(block: Block) -> Item:
     if isinstance(block, ImageBlock):
-        return {"type": "input_image", "image_url": address(block), "detail": "auto"}
-    return {"type": "input_text", "text": told([block])}
+        return {"type": "input_image", "image_url": image_url(block), "detail": "auto"}
+    return {"type": "input_text", "text": blocks_to_text([block])}
 
 
-def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, Any]:
+def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
     if not request.tools:
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
     choice = request.tool_choice
-    named = names.chosen(choice) if choice.mode == "named" else None
+    named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:
         kind = "custom" if named.custom and dialect.custom_tools else "function"
         fields["tool_choice"] = {"type": kind, "name": named.model_name}
@@ -159,26 +159,26 @@ def _tools(request: Request, names: ToolNames, dialect: Dialect) -> dict[str, An
     return fields
 
 
-def _tool(tool: ToolSpec, dialect: Dialect) -> Item:
+def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> Item:
     head = {"name": tool.model_name, "description": tool.description}
     if tool.custom and dialect.custom_tools:
         if tool.grammar is None:
             return {"type": "custom", **head}
         form = {"type": "grammar", "syntax": "lark", "definition": tool.grammar}
         return {"type": "custom", **head, "format": form}
-    return {"type": "function", **head, "parameters": parameters(tool), "strict": tool.strict}
+    return {"type": "function", **head, "parameters": tool_parameters(tool), "strict": tool.strict}
 
 
 def _sampling(request: Request) -> dict[str, Any]:
     sampling = request.sampling
-    values = {name: getattr(sampling, name) for name in _SAME_NAME}
+    values = {name: getattr(sampling, name) for name in _SHARED_FIELDS}
     values["max_output_tokens"] = sampling.max_tokens
     values["top_logprobs"] = sampling.logprobs
     values["stop"] = list(sampling.stop) or None
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _include(request: Request, dialect: Dialect) -> list[str]:
+def _include(request: Request, dialect: UpstreamDialect) -> list[str]:
     wanted = {
         "reasoning.encrypted_content": dialect.seals,
         "message.output_text.logprobs": request.sampling.logprobs is not None,

@@ -100,7 +100,7 @@ class AssistantTurnWriter:
             case ReasoningBlock(text=text) if text:
                 return block
             case ToolCallBlock():
-                return msgspec.structs.replace(block, name=self._names.shown(block))
+                return msgspec.structs.replace(block, name=self._names.upstream_name(block))
             case _:
                 return None
 

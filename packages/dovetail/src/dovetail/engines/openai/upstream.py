@@ -27,13 +27,13 @@ from dovetail.engines.openai.tool_calls import DOVETAIL_OWNER, call_id_format, r
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, fetch, send_request
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (
-    Asked,
+    UpstreamRequest,
     ChatReader,
-    Dialect,
+    UpstreamDialect,
     ResponsesReader,
     ToolNames,
-    chat_request,
-    responses_request,
+    build_chat_request,
+    build_responses_request,
 )
 
 UpstreamApi = Literal["chat", "responses"]
@@ -93,8 +93,8 @@ class OpenAIUpstream:
             )
             async with send_request(self._endpoint, call) as reply:
                 if reply.status == 200:
-                    self._not_carried.update(asked.lost)
-                    reader = self._create_reader(request, api, asked.lost, unlimited)
+                    self._not_carried.update(asked.dropped)
+                    reader = self._create_reader(request, api, asked.dropped, unlimited)
                     async with aclosing(self._events(reply, reader)) as batches:
                         async for batch in batches:
                             yield batch
@@ -154,23 +154,23 @@ class OpenAIUpstream:
         restorer = RawTextReader(self._syntax, request) if self._syntax else ToolNameRestorer(names)
         return UpstreamResponseReader(self._server_name, reader, restorer, not_carried, unlimited)
 
-    def _encode_request(self, request: Request, api: UpstreamApi, dialect: Dialect) -> Asked:
+    def _encode_request(self, request: Request, api: UpstreamApi, dialect: UpstreamDialect) -> UpstreamRequest:
         dialect = msgspec.structs.replace(dialect, images=self._adaptations.images)
         request = rewrite_call_ids(request, self._adaptations.call_id_format)
         if api == "responses":
-            return responses_request(request, self._model_name(request), dialect)
+            return build_responses_request(request, self._model_name(request), dialect)
         if self._syntax is None:
-            return chat_request(request, self._model_name(request), dialect)
+            return build_chat_request(request, self._model_name(request), dialect)
         text = AssistantTurnWriter(self._syntax, ToolNames(request.tools))
-        asked = chat_request(request, self._model_name(request), dialect, text)
-        return Asked(asked.fields, (*asked.lost, *text.not_carried))
+        asked = build_chat_request(request, self._model_name(request), dialect, text)
+        return UpstreamRequest(asked.fields, (*asked.dropped, *text.not_carried))
 
     def _is_limit_beyond_context(self, request: Request) -> bool:
         """Whether the limit is no limit: some servers refuse one that the window cannot hold."""
         limit, length = request.sampling.max_tokens, self.capabilities.context_length
         return limit is not None and length is not None and limit >= length
 
-    async def _ensure_probed(self) -> tuple[UpstreamApi, Dialect]:
+    async def _ensure_probed(self) -> tuple[UpstreamApi, UpstreamDialect]:
         """The API and what the server takes; found out once, and again where that failed."""
         async with self._probe_lock:
             if self._api is None:
@@ -181,7 +181,7 @@ class OpenAIUpstream:
         custom = self._options.custom_tools
         if custom is None:
             custom = self._is_dovetail or field == "reasoning_segments"  # which only our servers read
-        return self._api, Dialect(field, custom, seals=self._api == "responses")
+        return self._api, UpstreamDialect(field, custom, seals=self._api == "responses")
 
     def _model_name(self, request: Request) -> str:
         """The model to ask for: the one that the client names, if the server has it."""

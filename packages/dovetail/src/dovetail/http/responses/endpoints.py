@@ -26,8 +26,8 @@ from dovetail_protocols import (
     encode_items,
     item_id,
     listed_item,
-    whole_response,
-    with_model,
+    join_response,
+    with_default_model,
 )
 
 _DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100  # items of a page
@@ -111,7 +111,7 @@ class ResponsesEndpoints:
         """By the same rendering as the real request."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        named = with_model(body, self._service.entries[0].name)
+        named = with_default_model(body, self._service.entries[0].name)
         conversation = ConversationResolver(self._store, exchange, named)
         await conversation.resolve(options.max_body_bytes)
         memory = self._service.memory
@@ -151,7 +151,7 @@ def _response_id(exchange: ApiExchange) -> str:
 
 
 def _encode_response(response: StoredResponse) -> bytes:
-    return whole_response(response.head, response.output)
+    return join_response(response.head, response.output)
 
 
 def _not_found(id: str) -> ResponseNotFound:
