@@ -16,7 +16,7 @@ from benchmarks.frontend.requests import APIS, said
 from benchmarks.frontend.servers import dovetail_frontend, model_folder
 from benchmarks.frontend.targets import Target, targets
 
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -125,7 +125,7 @@ def test_nothing_measured_is_said_so() -> None:
 
 
 def test_texts_have_about_the_tokens_that_are_asked_for(tmp_path: Path) -> None:
-    author = Author(load(model_folder(tmp_path / "model")))
+    author = Author(load_tokenizer(model_folder(tmp_path / "model")))
     assert len(author.ids(author.cut(500, plain(8)))) == 500
     text = author.sized(4_500, call)
     assert len(author.ids(text)) == pytest.approx(4_500, rel=0.05)
@@ -138,7 +138,7 @@ def test_texts_have_about_the_tokens_that_are_asked_for(tmp_path: Path) -> None:
 def test_a_short_run(tmp_path: Path) -> None:
     """Every way of driving the server, for a moment each."""
     model = model_folder(tmp_path / "model")
-    author = Author(load(model))
+    author = Author(load_tokenizer(model))
     words = author.cut(40, plain(1))
     parts = [Part("few", words), Part("quick", words, 200.0), Part("other", words[30:], 200.0)]
     with dovetail_frontend(parts, model, tmp_path) as frontend:

@@ -26,7 +26,7 @@ from benchmarks.gpu.server import END, make_script
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
 from dovetail.ledger.equivalence import is_same_arguments
 from dovetail_parsers import parse
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 QWEN3 = ROOT / ".cache" / "tokenizers" / "qwen3"
@@ -37,7 +37,7 @@ PYTHON = os.environ.get("DOVETAIL_TORCH_PYTHON", "")
 def tokenizer() -> Tokenizer:
     if not QWEN3.is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
-    return load(QWEN3)
+    return load_tokenizer(QWEN3)
 
 
 @pytest.mark.parametrize("tokens", [2_500, 52_000])

@@ -22,7 +22,7 @@ from benchmarks.frontend.servers import (
     model_folder,
     vllm_frontend,
 )
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 #: Many streams come first: what a process has once taken it does not give back.
 PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency")
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     before = cpu.load()
     with TemporaryDirectory(prefix="dovetail-bench-") as folder:
         scratch = Path(folder)
-        bench = Bench(options, Author(load(model_folder(scratch / "model"))))
+        bench = Bench(options, Author(load_tokenizer(model_folder(scratch / "model"))))
         bench.run(scratch)
         if "vllm" in options.against:
             bench.beside_vllm(scratch)

@@ -22,7 +22,7 @@ from benchmarks.frontend.client import Plan, Seen
 from benchmarks.frontend.requests import PATHS
 from benchmarks.gpu.noted import ENGINE, Note, read_notes
 from benchmarks.report import ROOT
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 PARSERS = ("--reasoning-parser", "nemotron_deci", "--tool-call-parser", "qwen3_coder")
 NAME = "paced"
@@ -175,7 +175,7 @@ def _serving(arguments: list[str], log: Path) -> Iterator[int]:
 
 
 def author(tokenizer: Path = QWEN3) -> Tokenizer:
-    return load(tokenizer)
+    return load_tokenizer(tokenizer)
 
 
 def body(api: str, cue: str) -> Mapping[str, Any]:

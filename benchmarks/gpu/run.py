@@ -15,7 +15,7 @@ from benchmarks.gpu.rates import Load, Rates
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rounds import CASES, Client
 from benchmarks.gpu.stage import Stage, play_alone, stage
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 TTFT = (
     "from the first byte of the request written to the bytes of the first content_block_delta "
@@ -53,7 +53,7 @@ def run(settings: Settings, results: Results) -> None:
     folder = settings.scratch / "notes"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tokenizer = load(settings.model)
+    tokenizer = load_tokenizer(settings.model)
     count = lambda text: len(tokenizer.encode(text))  # noqa: E731
     sessions = rounds.session_names(cases or ["A"], settings.repeats)
     sessions += turns.session_names(settings.repeats)

@@ -28,7 +28,7 @@ from benchmarks.report import Result, table
 # isort: split
 from served import qwen_folder
 
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 APIS = ("messages", "chat")
 COLD, STEPS = 3, 24
@@ -164,7 +164,7 @@ def _dovetail(model: Path, scratch: Path) -> Iterator[Frontend]:
 
 @contextmanager
 def _dynamo(scratch: Path) -> Iterator[Frontend]:
-    with dynamo_frontend([ANSWER], Author(load(TOKENIZER)), scratch) as frontend:
+    with dynamo_frontend([ANSWER], Author(load_tokenizer(TOKENIZER)), scratch) as frontend:
         yield frontend
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tiny_qwen3 import VOCABULARY, WIDTH, tiny_qwen3
 
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 #: What it says, in tokens that differ from each other; the first ends every prompt of Qwen3's.
 SENTENCE = (
@@ -31,7 +31,7 @@ _ROW = WIDTH * 4  # bytes
 def talking_qwen3(folder: Path) -> Path:
     """Writes the model into a new folder."""
     tiny_qwen3(folder)
-    tokenizer = load(folder)
+    tokenizer = load_tokenizer(folder)
     chain = [id for text in SENTENCE for id in tokenizer.encode(text)]
     (closing,) = tokenizer.encode(CLOSING)
     assert len({*chain, closing}) == len(SENTENCE) + 1

@@ -20,7 +20,7 @@ from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_parsers import markers, parse
-from dovetail_tokenizers import Guard
+from dovetail_tokenizers import ControlTokenGuard
 
 Blocks = tuple[OutputBlock, ...]
 _TOOLS = [ToolSpec(name, "", schema) for name, schema in TOOLS.items()]
@@ -113,7 +113,7 @@ class Scribe:
 
     def __init__(self, pair: Pair) -> None:
         self._model = found = model(pair)
-        self._guard = Guard(found.tokenizer)
+        self._guard = ControlTokenGuard(found.tokenizer)
         self.writer = TurnWriter(found.tool_parser, found.reasoning_parser)
         self._markers = sorted(markers(found.tool_parser, found.reasoning_parser))
         self._odd = OddSpelling(found.tokenizer, seed=7, share=0.1)

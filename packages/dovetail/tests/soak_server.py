@@ -19,7 +19,7 @@ from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics
 from dovetail.routing import pool
 from dovetail_protocols.decode_cache import DecodeCache
-from dovetail_tokenizers.long_text_cache import LongTexts
+from dovetail_tokenizers.long_text_cache import LongTextCache
 
 FEW, SMALL = 256, 1 << 20
 _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
@@ -29,7 +29,7 @@ _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
     (PrefixDiagnostics.__init__, "max_bytes", SMALL),
     (PromptNormalizer.__init__, "max_chars", SMALL),
     (DecodeCache.__init__, "max_bytes", SMALL),
-    (LongTexts.__init__, "max_bytes", SMALL),
+    (LongTextCache.__init__, "max_bytes", SMALL),
 )
 _CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     (ledger, "_REMEMBERED"),

@@ -59,7 +59,7 @@ def _body(name: str, text: str) -> dict[str, Any]:
 def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
     """The threads that have the library encode a long text."""
     seen: set[threading.Thread] = set()
-    plain = HfTokenizer._ask
+    plain = HfTokenizer._encode_with_library
 
     def ask(self: HfTokenizer, text: str, first: bool) -> list[int]:
         if len(text) >= len(LONG):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from models_at_hand import TOKENIZERS
 
 from dovetail.engines.llamacpp.recovery import TokenIdRecovery
-from dovetail_tokenizers import ByteTokenizer, Tokenizer, load
+from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
 NAMES = ("smollm2", "qwen3", "gemma3")
 
@@ -20,7 +20,7 @@ def recovery(name: str) -> tuple[Tokenizer, TokenIdRecovery]:
     if not path.exists():
         pytest.skip(f"no tokenizer {name}: tools/fetch_tokenizers.py fetches it")
     found = sorted(path.glob("*.gguf"))
-    tokenizer = load(found[0] if found else path)
+    tokenizer = load_tokenizer(found[0] if found else path)
     return tokenizer, TokenIdRecovery(tokenizer)
 
 

@@ -29,7 +29,7 @@ from dovetail_model import (
     ToolSpec,
     Turn,
 )
-from dovetail_tokenizers.words import Words
+from dovetail_tokenizers.words import WordEncoder
 
 THINK = ReasoningBlock("Let me look.")
 CALL = ToolCallBlock("", "run_command", '{"command": "ls"}')
@@ -384,9 +384,9 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
     system = "".join(f"Rule {n}: be brief, and {n * n} times so.\n" for n in range(1000))
     tool = ToolSpec("read_it", "Reads." + "It does. " * 400, {"type": "object"})
     encoded: list[str] = []
-    plain = Words.encode
+    plain = WordEncoder.encode
 
-    def encode(self: Words, text: str) -> list[int] | None:
+    def encode(self: WordEncoder, text: str) -> list[int] | None:
         encoded.append(text)
         return plain(self, text)
 
@@ -399,7 +399,7 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
 
     async def main() -> None:
         await characters(_player(served), "Hi.")
-        monkeypatch.setattr(Words, "encode", encode)
+        monkeypatch.setattr(WordEncoder, "encode", encode)
         assert await characters(_player(served), "What is new?") < 200
         assert await characters(_player(served), "And now?", "Another first line.\n") < 25_000
 

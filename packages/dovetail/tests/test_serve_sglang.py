@@ -13,7 +13,7 @@ from served import TOKENIZERS, Running, qwen_folder, served
 from sglang_stage import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
 
 from dovetail.net.http_client import Endpoint
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 WINDOW = 4096
 CALL = '<tool_call>\n{"name": "look", "arguments": {"where":  "here"}}\n</tool_call>'
@@ -48,7 +48,7 @@ def standing(stand_in: StandIn) -> Iterator[Endpoint]:
 def tokenizer() -> Tokenizer:
     if not (TOKENIZERS / "qwen3").is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
-    return load(TOKENIZERS / "qwen3")
+    return load_tokenizer(TOKENIZERS / "qwen3")
 
 
 @pytest.mark.parametrize("repeats", [True, False])

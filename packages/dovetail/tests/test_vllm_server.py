@@ -28,7 +28,7 @@ from dovetail.engines.vllm import VllmEngine, discover
 from dovetail.engines.vllm.discovery import PROBES
 from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 pytestmark = REAL
 
@@ -43,7 +43,7 @@ def vllm(pytestconfig: pytest.Config) -> Vllm:
 
 @pytest.fixture(scope="module")
 def tokenizer(vllm: Vllm) -> Tokenizer:
-    return load(vllm.folder)
+    return load_tokenizer(vllm.folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from served import Running, served
 from talking import APIS, Shown, talker
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
-from dovetail_tokenizers import load
+from dovetail_tokenizers import load_tokenizer
 
 pytestmark = REAL
 
@@ -122,7 +122,7 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
     Noise that the template trims at its ends is not what was said any more, and a control token
     inside of it is text from then on. Of the others every turn must stand to the id.
     """
-    tokenizer = load(vllm.folder)
+    tokenizer = load_tokenizer(vllm.folder)
 
     def chat(number: int) -> None:
         talk = talker(server, APIS[number % 3], NAME, f"u{number}", limit=12, think=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "tokenizers"
 COMPLETE = ".complete"
@@ -62,4 +62,4 @@ def real(name: str, controls: Iterable[str] = MARKERS) -> Tokenizer:
 
 @functools.cache
 def _read(home: Path, controls: tuple[str, ...]) -> Tokenizer:
-    return load(home, controls)
+    return load_tokenizer(home, controls)

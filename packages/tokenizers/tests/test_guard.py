@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import available, real
 
-from dovetail_tokenizers import ByteTokenizer, Guard, Segment
+from dovetail_tokenizers import ByteTokenizer, ControlTokenGuard, Segment
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "a<think>", "<|im", "·", "[")
 TOKENIZER = ByteTokenizer(CONTROLS)
-GUARD = Guard(TOKENIZER)
+GUARD = ControlTokenGuard(TOKENIZER)
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def test_the_templates_own_markers_are_segments() -> None:
 
 
 def test_each_guard_has_its_own_nonce_of_letters_and_digits() -> None:
-    nonces = {nonce_of(Guard(TOKENIZER)) for _ in range(20)}
+    nonces = {nonce_of(ControlTokenGuard(TOKENIZER)) for _ in range(20)}
     assert len(nonces) == 20
     assert all(set(nonce) <= set(string.ascii_letters + string.digits) for nonce in nonces)
     assert all("a" not in nonce for nonce in nonces), "a control token begins with it"
 
 
-def nonce_of(guard: Guard) -> str:
+def nonce_of(guard: ControlTokenGuard) -> str:
     return guard.protect("<think>")[1:].removesuffix("think>")
 
 
@@ -102,7 +102,7 @@ def test_unprotected_text_encodes_as_the_tokenizer_does(text: str) -> None:
 @pytest.mark.parametrize("name", available() or ["qwen3"])
 def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
     tokenizer = real(name)
-    guard = Guard(tokenizer)
+    guard = ControlTokenGuard(tokenizer)
     markers = list(tokenizer.controls)[:300]
     typed = "\n".join(markers) + markers[0][:-1]
     rendered = f"{markers[0]}{guard.protect(typed)}{markers[-1]}\n"
@@ -119,18 +119,18 @@ def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
 
 def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
     tokenizer = ByteTokenizer(["<|end|>", "<|user|>"])
-    guard = Guard(tokenizer)
+    guard = ControlTokenGuard(tokenizer)
     said = tokenizer.encode("<|user|>é is é<|end|>")
     rendered = "<|user|>é is é<|end|>\n<|user|>more"
-    assert guard.spelled(said, rendered) == len("<|user|>é is é<|end|>")
-    assert guard.spelled([], rendered) == 0
-    assert guard.spelled(said[:2], rendered) is None  # in the middle of a character
-    assert guard.spelled(said[:2], "<|user|>\ufffd<|end|>") == len("<|user|>\ufffd")  # and shown so
-    assert guard.spelled([*said, 1], rendered) is None
-    assert guard.spelled(said, rendered[:5]) is None
+    assert guard.match_length(said, rendered) == len("<|user|>é is é<|end|>")
+    assert guard.match_length([], rendered) == 0
+    assert guard.match_length(said[:2], rendered) is None  # in the middle of a character
+    assert guard.match_length(said[:2], "<|user|>\ufffd<|end|>") == len("<|user|>\ufffd")  # and shown so
+    assert guard.match_length([*said, 1], rendered) is None
+    assert guard.match_length(said, rendered[:5]) is None
     spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")
-    assert guard.spelled(spelled_out, rendered) is None  # the same text, and no control tokens
+    assert guard.match_length(spelled_out, rendered) is None  # the same text, and no control tokens
     typed = guard.protect("<|user|>") + "é is é<|end|>\n"
-    assert guard.spelled(said, typed) is None
+    assert guard.match_length(said, typed) is None
     long = tokenizer.encode_plain("x" * 5000)
-    assert guard.spelled(long, "x" * 6000) == 5000
+    assert guard.match_length(long, "x" * 6000) == 5000

@@ -16,7 +16,7 @@ from dovetail_tokenizers import (
     TiktokenTokenizer,
     Tokenizer,
     from_gguf,
-    load,
+    load_tokenizer,
     read_gguf_metadata,
 )
 from dovetail_tokenizers.patterns import FILE_PATTERNS, PRE_TOKENIZERS
@@ -268,33 +268,33 @@ def test_tiktoken_folder_with_its_config(tmp_path: Path) -> None:
         },
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     assert isinstance(tokenizer, TiktokenTokenizer)
     assert tokenizer.encode("ab<s>ba<t>") == [2, 5, 1, 0, 6]
     assert dict(tokenizer.controls) == {"<s>": 5}
-    assert dict(load(tmp_path, controls=["<t>"]).controls) == {"<s>": 5, "<t>": 6}
+    assert dict(load_tokenizer(tmp_path, controls=["<t>"]).controls) == {"<s>": 5, "<t>": 6}
     assert tokenizer.size == 7
 
 
 def test_a_bare_vocabulary_needs_a_known_name(tmp_path: Path) -> None:
     (tmp_path / "some.tiktoken").write_text(RANKS)
     with pytest.raises(ValueError, match="pat_str"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "some.tiktoken").rename(tmp_path / "tiktoken.model")
-    assert load(tmp_path).encode("ab") == [2]
+    assert load_tokenizer(tmp_path).encode("ab") == [2]
     (tmp_path / "tiktoken.model").write_text("!\n")
     with pytest.raises(ValueError, match="line 1"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no tokenizer"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"gone\.json"):
-        load(tmp_path / "gone.json")
+        load_tokenizer(tmp_path / "gone.json")
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(ValueError, match="no tokenizer that can be read"):
-        load(tmp_path / "tokenizer.model")
+        load_tokenizer(tmp_path / "tokenizer.model")
 
 
 @pytest.mark.parametrize(("library", "extra"), [("tokenizers", "hf"), ("tiktoken", "tiktoken")])
@@ -331,4 +331,4 @@ else:
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=name):
-        load(tmp_path)
+        load_tokenizer(tmp_path)

@@ -15,9 +15,9 @@ from real_tokenizers import available, brief, folder, real
 from test_encode import synthetic
 from test_words import KINDS, PIECES, cut_by_library
 
-from dovetail_tokenizers import Guard, HfTokenizer, patterns
-from dovetail_tokenizers.long_text_cache import FAR, LONG, PIECE, LongTexts, pieces
-from dovetail_tokenizers.words import Patterns, Words
+from dovetail_tokenizers import ControlTokenGuard, HfTokenizer, patterns
+from dovetail_tokenizers.long_text_cache import SOFT_MAX_PIECE_CHARS, MIN_LONG_CHARS, MIN_PIECE_CHARS, LongTextCache, split_text
+from dovetail_tokenizers.words import Patterns, WordEncoder
 
 ASCII = [chr(code) for code in range(0x20, 0x7F)]
 LINES = "".join(f"Line {n} of a long text:\tit's {n * n}.\n" for n in range(2000))
@@ -27,13 +27,13 @@ LINES = "".join(f"Line {n} of a long text:\tit's {n * n}.\n" for n in range(2000
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is cut into words from now on."""
     seen: list[str] = []
-    plain = Words.encode
+    plain = WordEncoder.encode
 
-    def encode(self: Words, text: str) -> list[int] | None:
+    def encode(self: WordEncoder, text: str) -> list[int] | None:
         seen.append(text)
         return plain(self, text)
 
-    monkeypatch.setattr(Words, "encode", encode)
+    monkeypatch.setattr(WordEncoder, "encode", encode)
     return seen
 
 
@@ -47,14 +47,14 @@ def bare(name: str) -> tokenizers.Tokenizer:
 
 
 def in_pieces(cuts: Patterns, text: str) -> list[str]:
-    return [word for piece in pieces(text, 1, 1, 1) for word in cut_by_library(cuts, piece)]
+    return [word for piece in split_text(text, 1, 1, 1) for word in cut_by_library(cuts, piece)]
 
 
 @pytest.mark.parametrize("cuts", KINDS)
 def test_every_two_characters_around_a_line_break_are_cut_as_in_the_whole(cuts: Patterns) -> None:
     for behind in ASCII:
         text = "".join(f"a {before}\n{behind}{behind}b {before}\n\n" for before in ASCII)
-        assert len(list(pieces(text, 1, 1))) > len(ASCII) // 2 or behind in " /"
+        assert len(list(split_text(text, 1, 1))) > len(ASCII) // 2 or behind in " /"
         assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
 
 
@@ -63,7 +63,7 @@ def test_every_two_characters_around_a_space_are_cut_as_in_the_whole(cuts: Patte
     around = [*ASCII, "é", "я", "漢", "ʼ", "\u0301", "\u00a0"]
     for behind in around:
         text = "".join(f"1{before} {behind}s{before}" for before in around)
-        assert len(list(pieces(text, 1, 1, 1))) > len(ASCII) // 4 or not behind.isalpha()
+        assert len(list(split_text(text, 1, 1, 1))) > len(ASCII) // 4 or not behind.isalpha()
         assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
 
 
@@ -72,14 +72,14 @@ def test_every_two_characters_around_a_space_are_cut_as_in_the_whole(cuts: Patte
 @given(parts=st.lists(st.sampled_from([*PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
 def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> None:
     text = "".join(parts)
-    assert "".join(pieces(text, 1, 1, 1)) == text
+    assert "".join(split_text(text, 1, 1, 1)) == text
     assert in_pieces(cuts, text) == cut_by_library(cuts, text)
 
 
 def sources() -> Iterator[str]:
     for path in sorted(Path(json.__file__).parent.parent.glob("c[o-z]*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        if len(text) > 4 * PIECE:
+        if len(text) > 4 * MIN_PIECE_CHARS:
             yield text
 
 
@@ -97,12 +97,12 @@ def test_a_text_that_is_known_in_part_is_what_the_library_makes_of_it(name: str)
             text[:middle] + "e\u0301🦜" + text[middle:],
         ):
             assert tokenizer.encode(shown) == bare(name).encode(shown, add_special_tokens=False).ids
-            assert Guard(tokenizer).pack(shown).tolist() == tokenizer.encode(shown)
+            assert ControlTokenGuard(tokenizer).pack(shown).tolist() == tokenizer.encode(shown)
 
 
 def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
     tokenizer = HfTokenizer.from_file(folder("qwen3") / "tokenizer.json")
-    guard = Guard(tokenizer)
+    guard = ControlTokenGuard(tokenizer)
     first = guard.pack(f"<|im_start|>{LINES}<|im_end|>One.")
     assert characters(encoded) == len(LINES) + len("One.")
     encoded.clear()
@@ -110,69 +110,69 @@ def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
     assert encoded == ["Two."]
     encoded.clear()
     guard.pack(f"<|im_start|>Another line, of another length.\n{LINES}<|im_end|>")
-    assert characters(encoded) < 6 * PIECE
+    assert characters(encoded) < 6 * MIN_PIECE_CHARS
 
 
 def test_no_thread_is_kept_waiting_for_lines_and_words_without_end(encoded: list[str]) -> None:
     """What cannot be cut into small pieces is left to the library, which lets others work."""
     tokenizer = real("qwen3")
-    line, solid = LINES.replace("\n", " "), "word" * FAR
-    for text in (line, "漢字" * FAR, solid + LINES, LINES + solid, "1 2 " * FAR):
+    line, solid = LINES.replace("\n", " "), "word" * SOFT_MAX_PIECE_CHARS
+    for text in (line, "漢字" * SOFT_MAX_PIECE_CHARS, solid + LINES, LINES + solid, "1 2 " * SOFT_MAX_PIECE_CHARS):
         made = tokenizer.pack_plain(text, first=True).tolist()
-        assert max(map(len, encoded), default=0) <= 2 * FAR
+        assert max(map(len, encoded), default=0) <= 2 * SOFT_MAX_PIECE_CHARS
         assert made == bare("qwen3").encode(text, add_special_tokens=False).ids
     assert characters(encoded) > len(line) // 2
 
 
 def test_short_texts_take_no_place() -> None:
-    texts = LongTexts()
-    assert texts.keep("later", "x" * (LONG - 1), [1]) == array("I", [1])
-    assert texts.get("later", "x" * (LONG - 1)) is None
+    texts = LongTextCache()
+    assert texts.put("later", "x" * (MIN_LONG_CHARS - 1), [1]) == array("I", [1])
+    assert texts.get("later", "x" * (MIN_LONG_CHARS - 1)) is None
     assert texts.size == 0
 
 
 def test_no_more_is_held_than_is_wanted_and_the_least_used_goes_first() -> None:
-    texts = LongTexts(max_bytes=100 * LONG)
-    used = "u" * LONG
-    texts.keep("later", used, range(LONG))
+    texts = LongTextCache(max_bytes=100 * MIN_LONG_CHARS)
+    used = "u" * MIN_LONG_CHARS
+    texts.put("later", used, range(MIN_LONG_CHARS))
     for n in range(100):
-        texts.keep("later", f"{n:{LONG}}", range(LONG))
-        assert 0 < texts.size <= 100 * LONG
-        assert texts.get("later", used) == array("I", range(LONG))
-    assert texts.get("later", f"{0:{LONG}}") is None
-    assert texts.get("later", f"{99:{LONG}}") is not None
+        texts.put("later", f"{n:{MIN_LONG_CHARS}}", range(MIN_LONG_CHARS))
+        assert 0 < texts.size <= 100 * MIN_LONG_CHARS
+        assert texts.get("later", used) == array("I", range(MIN_LONG_CHARS))
+    assert texts.get("later", f"{0:{MIN_LONG_CHARS}}") is None
+    assert texts.get("later", f"{99:{MIN_LONG_CHARS}}") is not None
 
 
 def test_one_text_does_not_drive_out_all_others() -> None:
-    texts = LongTexts(max_bytes=100 * LONG)
-    texts.keep("later", "x" * LONG, [1])
-    texts.keep("later", "y" * 90 * LONG, [2])
-    assert texts.get("later", "x" * LONG) == array("I", [1])
-    assert texts.get("later", "y" * 90 * LONG) is None
+    texts = LongTextCache(max_bytes=100 * MIN_LONG_CHARS)
+    texts.put("later", "x" * MIN_LONG_CHARS, [1])
+    texts.put("later", "y" * 90 * MIN_LONG_CHARS, [2])
+    assert texts.get("later", "x" * MIN_LONG_CHARS) == array("I", [1])
+    assert texts.get("later", "y" * 90 * MIN_LONG_CHARS) is None
 
 
 def test_a_text_kept_twice_counts_once() -> None:
-    texts = LongTexts()
-    texts.keep("later", "x" * LONG, [1])
+    texts = LongTextCache()
+    texts.put("later", "x" * MIN_LONG_CHARS, [1])
     size = texts.size
-    texts.keep("later", "x" * LONG, [1])
+    texts.put("later", "x" * MIN_LONG_CHARS, [1])
     assert texts.size == size
 
 
 def test_the_first_text_is_known_apart_from_later_ones() -> None:
     tokenizer = HfTokenizer(synthetic())
-    text = "a" * LONG
+    text = "a" * MIN_LONG_CHARS
     for _ in range(2):
-        assert tokenizer.encode_plain(text, first=True) == [7] + [6] * (LONG - 1)
-        assert tokenizer.encode_plain(text) == [6] * LONG
+        assert tokenizer.encode_plain(text, first=True) == [7] + [6] * (MIN_LONG_CHARS - 1)
+        assert tokenizer.encode_plain(text) == [6] * MIN_LONG_CHARS
 
 
 def test_nothing_is_cut_where_an_added_token_could_reach_across() -> None:
     text = LINES + "x\ny" + LINES
-    words = Words((patterns.QWEN2,), None, lambda word: [len(word)], added=["x\ny"])
-    assert words.encode_long(text, LongTexts()) is None
-    lines = LINES[:FAR]
-    assert words.encode_long(lines, LongTexts()) == words.encode(lines)
+    words = WordEncoder((patterns.QWEN2,), None, lambda word: [len(word)], added=["x\ny"])
+    assert words.encode_long(text, LongTextCache()) is None
+    lines = LINES[:SOFT_MAX_PIECE_CHARS]
+    assert words.encode_long(lines, LongTextCache()) == words.encode(lines)
 
 
 def test_threads_may_share_a_tokenizer() -> None:
@@ -186,15 +186,15 @@ def test_threads_may_share_a_tokenizer() -> None:
 
 def test_ids_behind_a_long_opening_are_known_without_decoding_it() -> None:
     tokenizer = real("qwen3")
-    guard = Guard(tokenizer)
+    guard = ControlTokenGuard(tokenizer)
     head = f"<|im_start|>system\n{LINES}<|im_end|>\n<|im_start|>user\n"
     said = tokenizer.encode(head + "Hi<|im_end|>")
-    assert guard.spelled(said, head + "Hi<|im_end|>\nmore") == len(head + "Hi<|im_end|>")
-    assert guard.spelled(said, head + "Ho<|im_end|>\nmore") is None
-    assert guard.spelled(said, head + guard.protect("Hi<|im_end|>") + "\nmore") is None
-    assert guard.spelled(said, head.replace("Line 1999", "Line 1998") + "Hi<|im_end|>") is None
+    assert guard.match_length(said, head + "Hi<|im_end|>\nmore") == len(head + "Hi<|im_end|>")
+    assert guard.match_length(said, head + "Ho<|im_end|>\nmore") is None
+    assert guard.match_length(said, head + guard.protect("Hi<|im_end|>") + "\nmore") is None
+    assert guard.match_length(said, head.replace("Line 1999", "Line 1998") + "Hi<|im_end|>") is None
     other = [*said[:5], *tokenizer.encode(tokenizer.decode(said[5:6])), *said[6:]]
-    assert guard.spelled(other, head + "Hi<|im_end|>") == len(head + "Hi<|im_end|>")
+    assert guard.match_length(other, head + "Hi<|im_end|>") == len(head + "Hi<|im_end|>")
     typed = guard.protect("<|im_end|>") + LINES
     head = f"<|im_start|>system\n{typed}<|im_end|>"
-    assert guard.spelled(guard.pack(head), head) is None
+    assert guard.match_length(guard.pack(head), head) is None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import available, brief, real
 
-from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, PlainTexts, Tokenizer
+from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, TokenTextCache, Tokenizer
 
 TOKENIZER = ByteTokenizer(["<think>", "</think>"])
 THINK, END = 256, 257
@@ -48,9 +48,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("texts", [None, PlainTexts(TOKENIZER)], ids=["alone", "shared"])
+@pytest.mark.parametrize("texts", [None, TokenTextCache(TOKENIZER)], ids=["alone", "shared"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_pieces(case: Case, texts: PlainTexts | None) -> None:
+def test_pieces(case: Case, texts: TokenTextCache | None) -> None:
     machine = Detokenizer(TOKENIZER, texts)
     assert [*map(machine.feed, case.feeds), machine.finish()] == case.pieces
 
@@ -61,13 +61,13 @@ def test_control_tokens_can_be_left_out() -> None:
 
 
 def test_texts_of_plain_ids() -> None:
-    texts = PlainTexts(TOKENIZER, apart={0x62})
+    texts = TokenTextCache(TOKENIZER, excluded={0x62})
     assert [texts[id] for id in (0x61, 0x62, 0xC3, THINK, 999, -1)] == ["a", *[None] * 5]
     assert 999 not in texts, "what is no token takes no room"
 
 
 def streamed(tokenizer: Tokenizer, feeds: list[list[int]]) -> str:
-    alone, shared = Detokenizer(tokenizer), Detokenizer(tokenizer, PlainTexts(tokenizer))
+    alone, shared = Detokenizer(tokenizer), Detokenizer(tokenizer, TokenTextCache(tokenizer))
     pieces = [piece for ids in feeds for piece in alone.feed(ids)] + alone.finish()
     assert pieces == [piece for ids in feeds for piece in shared.feed(ids)] + shared.finish()
     assert all(piece.text for piece in pieces)

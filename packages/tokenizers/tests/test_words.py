@@ -13,22 +13,22 @@ from real_tokenizers import available, brief, folder
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from dovetail_tokenizers import HfTokenizer, patterns
-from dovetail_tokenizers.words import PATTERNS, Patterns, Words, cutting
+from dovetail_tokenizers.words import SUPPORTED_PATTERNS, Patterns, WordEncoder, read_pre_tokenizer
 
 NAMES = {
     value: name
     for name, value in vars(patterns).items()
     if name.isupper() and name != "FALCON" and isinstance(value, str | tuple)
 }
-KINDS = [pytest.param(one, id=NAMES.get(one) or NAMES[one[0]]) for one in PATTERNS]
+KINDS = [pytest.param(one, id=NAMES.get(one) or NAMES[one[0]]) for one in SUPPORTED_PATTERNS]
 HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()] or ["qwen3"]
 PIECES = ["word", " the", "\n", "\r\n\n", "  ", "\t", "'S", "'ll", "'ſ", "12345", "</", "/", "\n/"]
 PIECES += ["É", "e\u0301", "漢字", "かな", "🦜", "→", "Ǆ", "ʰ", "\x85", "\x1c", "٣", "½", "\u200d"]
 
 
-def words(cuts: Patterns, form: Any = None) -> Words:
+def words(cuts: Patterns, form: Any = None) -> WordEncoder:
     """Words of characters: each word's tokens are the code points in it, then a mark."""
-    return Words(cuts, form, lambda word: [*map(ord, word), -1], added=["<tool>", "é!"])
+    return WordEncoder(cuts, form, lambda word: [*map(ord, word), -1], added=["<tool>", "é!"])
 
 
 def flat(cut: list[str]) -> list[int]:
@@ -95,27 +95,27 @@ def test_no_more_words_are_remembered_than_are_wanted() -> None:
         asked.append(word)
         return [0]
 
-    encoder = Words((patterns.GPT2,), None, merge)
+    encoder = WordEncoder((patterns.GPT2,), None, merge)
     for _ in range(2):
         assert encoder.encode("one two" + "!" * 100) == [0, 0, 0]
     assert asked == ["one", " two", "!" * 100, "!" * 100]
     many = " ".join(f"{chr(97 + n % 26)}{'x' * (n // 26 % 50)}{'y' * (n // 1300)}"
                     for n in range(70_000))  # fmt: skip
     assert encoder.encode(many) == encoder.encode(many)
-    assert len(encoder._known) <= 1 << 16
+    assert len(encoder._cache) <= 1 << 16
 
 
 @pytest.mark.parametrize("name", HF)
 def test_the_kinds_of_vocabularies_that_are_cut_here(name: str) -> None:
     definition = json.loads((folder(name) / "tokenizer.json").read_bytes())
-    assert (cutting(definition) is not None) == (name != "gemma3")
+    assert (read_pre_tokenizer(definition) is not None) == (name != "gemma3")
     for change in (
         {"normalizer": {"type": "Lowercase"}},
         {"pre_tokenizer": None},
         {"model": {**definition["model"], "dropout": 0.1}},
         {"model": {"type": "Unigram"}},
     ):
-        assert cutting({**definition, **change}) is None
+        assert read_pre_tokenizer({**definition, **change}) is None
 
 
 @pytest.mark.parametrize("name", brief(HF))

@@ -1,12 +1,12 @@
 """Text to token ids and back, with control tokens kept apart from text."""
 
 from dovetail_tokenizers.byte import ByteTokenizer
-from dovetail_tokenizers.detokenizer import Detokenizer, PlainTexts
+from dovetail_tokenizers.detokenizer import Detokenizer, TokenTextCache
 from dovetail_tokenizers.gguf import read_gguf_metadata
 from dovetail_tokenizers.gguf_tokenizer import from_gguf
-from dovetail_tokenizers.guard import Guard
+from dovetail_tokenizers.guard import ControlTokenGuard
 from dovetail_tokenizers.hf import HfTokenizer
-from dovetail_tokenizers.loader import load
+from dovetail_tokenizers.loader import load_tokenizer
 from dovetail_tokenizers.suffix import encode_suffix
 from dovetail_tokenizers.tiktoken import TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Piece, Segment, Tokenizer
@@ -14,15 +14,15 @@ from dovetail_tokenizers.tokenizer import Piece, Segment, Tokenizer
 __all__ = [
     "ByteTokenizer",
     "Detokenizer",
-    "Guard",
+    "ControlTokenGuard",
     "HfTokenizer",
     "Piece",
-    "PlainTexts",
+    "TokenTextCache",
     "Segment",
     "TiktokenTokenizer",
     "Tokenizer",
     "encode_suffix",
     "from_gguf",
-    "load",
+    "load_tokenizer",
     "read_gguf_metadata",
 ]

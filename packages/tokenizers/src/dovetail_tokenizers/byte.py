@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Iterable
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.encoding import encode_parts, join_text, well_formed
+from dovetail_tokenizers.encoding import encode_parts, decode_ids, replace_lone_surrogates
 
-BYTES = 256
+BYTE_COUNT = 256
 
 
 class ByteTokenizer:
@@ -15,26 +15,26 @@ class ByteTokenizer:
     __slots__ = ("controls", "size")
 
     def __init__(self, controls: Iterable[str] = ()) -> None:
-        ids = {spelling: BYTES + n for n, spelling in enumerate(dict.fromkeys(controls))}
+        ids = {spelling: BYTE_COUNT + n for n, spelling in enumerate(dict.fromkeys(controls))}
         self.controls = ControlTable(ids)
-        self.size = BYTES + len(ids)
+        self.size = BYTE_COUNT + len(ids)
 
     def encode(self, text: str) -> list[int]:
         return encode_parts(self, self.controls, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
-        return list(well_formed(text).encode())
+        return list(replace_lone_surrogates(text).encode())
 
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
         return array("I", self.encode_plain(text, first=first))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return join_text(self, ids)
+        return decode_ids(self, ids)
 
     def bytes_of(self, id: int) -> bytes:
-        if 0 <= id < BYTES:
+        if 0 <= id < BYTE_COUNT:
             return bytes((id,))
         return (self.controls.spelling(id) or "").encode()
 
     def is_control(self, id: int) -> bool:
-        return self.controls.owns(id)
+        return self.controls.has_id(id)

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from dovetail_tokenizers.literals import longest_of, proper_prefixes
+from dovetail_tokenizers.literals import longest_literal_pattern, proper_prefixes
 
 # White space as Unicode defines it. `str.isspace` also counts four separators of ASCII.
-WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-WHITE_RUN = re.compile(f"[{WHITE}]*")
+WHITESPACE_RUN = re.compile(f"[{WHITESPACE}]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class AddedTokenFlags:
     """What a token does to its surroundings: swallow white space, or touch no word."""
 
     lstrip: bool = False
@@ -24,11 +24,11 @@ class Edges:
     single_word: bool = False
 
 
-PLAIN_EDGES = Edges()
+DEFAULT_FLAGS = AddedTokenFlags()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ControlMatch:
     """A control token's spelling in a text."""
 
     start: int
@@ -39,28 +39,28 @@ class Found:
 class ControlTable(Mapping[str, int]):
     """Spelling to id, with the one pattern that finds the spellings."""
 
-    __slots__ = ("_decoys", "_edges", "_ids", "_spellings", "begun", "longest", "pattern")
+    __slots__ = ("_competitors", "_flags", "_ids", "_spellings", "partial_spellings", "max_chars", "pattern")
 
     def __init__(
         self,
         ids: Mapping[str, int],
-        edges: Mapping[str, Edges] | None = None,
-        others: Iterable[str] = (),
+        flags: Mapping[str, AddedTokenFlags] | None = None,
+        plain_tokens: Iterable[str] = (),
     ) -> None:
         """`others` are the plain added tokens: where one overlaps a control token, they compete."""
         self._ids = {spelling: id for spelling, id in ids.items() if spelling}
-        self._edges = {
-            s: e for s, e in (edges or {}).items() if s in self._ids and e != PLAIN_EDGES
+        self._flags = {
+            s: e for s, e in (flags or {}).items() if s in self._ids and e != DEFAULT_FLAGS
         }
         self._spellings = {id: spelling for spelling, id in self._ids.items()}
-        self._decoys = frozenset(_competing(others, self._ids))
-        self.pattern = longest_of(self.rivals())
+        self._competitors = frozenset(_find_competitors(plain_tokens, self._ids))
+        self.pattern = longest_literal_pattern(self.competing_spellings())
         # Every proper beginning of a spelling: what further text could complete.
-        self.begun = proper_prefixes(self.rivals())
-        self.longest = max(map(len, self.rivals()), default=0)
+        self.partial_spellings = proper_prefixes(self.competing_spellings())
+        self.max_chars = max(map(len, self.competing_spellings()), default=0)
 
     @classmethod
-    def of(cls, controls: Mapping[str, int]) -> Self:
+    def from_mapping(cls, controls: Mapping[str, int]) -> Self:
         """The table itself, or one made of a plain mapping."""
         return controls if isinstance(controls, cls) else cls(controls)
 
@@ -73,28 +73,28 @@ class ControlTable(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def rivals(self) -> list[str]:
+    def competing_spellings(self) -> list[str]:
         """The spellings, and those of plain tokens that compete with them for the same text."""
-        return [*self._ids, *self._decoys]
+        return [*self._ids, *self._competitors]
 
     def spelling(self, id: int) -> str | None:
         """How the control token of this id is written."""
         return self._spellings.get(id)
 
-    def owns(self, id: int) -> bool:
+    def has_id(self, id: int) -> bool:
         """Whether the id is that of a control token."""
         return id in self._spellings
 
-    def find(self, text: str, pattern: re.Pattern[str] | None = None) -> Iterator[Found]:
+    def find(self, text: str, pattern: re.Pattern[str] | None = None) -> Iterator[ControlMatch]:
         """Every control token's spelling from left to right, the longest where several begin."""
         for match in (pattern or self.pattern).finditer(text):
             spelling = match.group()
-            if spelling not in self._decoys and self._stands_free(spelling, text, match):
-                yield Found(match.start(), match.end(), spelling)
+            if spelling not in self._competitors and self._is_isolated(spelling, text, match):
+                yield ControlMatch(match.start(), match.end(), spelling)
 
     def find_last(self, text: str, spelling: str) -> int:
         """Where the last control token stands, given which one it is; -1 if it is not there."""
-        if not self._decoys and not self._edges.get(spelling, PLAIN_EDGES).single_word:
+        if not self._competitors and not self._flags.get(spelling, DEFAULT_FLAGS).single_word:
             return text.rfind(spelling)
         last = -1
         for found in self.find(text):
@@ -107,29 +107,29 @@ class ControlTable(Mapping[str, int]):
         """Plain texts (without id) and control tokens in order, swallowed white space left out."""
         done = 0
         for found in self.find(text, pattern):
-            edges = self._edges.get(found.spelling, PLAIN_EDGES)
+            edges = self._flags.get(found.spelling, DEFAULT_FLAGS)
             plain = text[done : found.start]
             if edges.lstrip:
-                plain = plain.rstrip(WHITE)
+                plain = plain.rstrip(WHITESPACE)
             if plain:
                 yield plain, None
             yield found.spelling, self._ids[found.spelling]
             done = max(done, found.end)
             if edges.rstrip:
-                done = _end_of_white(text, done)
+                done = _skip_whitespace(text, done)
         if done < len(text):
             yield text[done:], None
 
-    def _stands_free(self, spelling: str, text: str, match: re.Match[str]) -> bool:
-        if not self._edges.get(spelling, PLAIN_EDGES).single_word:
+    def _is_isolated(self, spelling: str, text: str, match: re.Match[str]) -> bool:
+        if not self._flags.get(spelling, DEFAULT_FLAGS).single_word:
             return True
         start, end = match.span()
-        return not (_in_word(text[max(start - 1, 0) : start]) or _in_word(text[end : end + 1]))
+        return not (_is_word_character(text[max(start - 1, 0) : start]) or _is_word_character(text[end : end + 1]))
 
 
-def _competing(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
+def _find_competitors(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
     """The tokens whose spelling holds a control token's, or ends as one begins."""
-    whole = longest_of(controls)
+    whole = longest_literal_pattern(controls)
     begun = proper_prefixes(controls)
     for other in others:
         if other in controls:
@@ -138,12 +138,12 @@ def _competing(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[s
             yield other
 
 
-def _end_of_white(text: str, start: int) -> int:
-    run = WHITE_RUN.match(text, start)
+def _skip_whitespace(text: str, start: int) -> int:
+    run = WHITESPACE_RUN.match(text, start)
     return run.end() if run else start
 
 
-def _in_word(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     if not character:
         return False
     kind = unicodedata.category(character)

@@ -6,25 +6,25 @@ from collections.abc import Container, Sequence
 from dovetail_tokenizers.tokenizer import Piece, Tokenizer
 
 
-class PlainTexts(dict[int, str | None]):
+class TokenTextCache(dict[int, str | None]):
     """What plain ids read as, each looked up once; None where an id needs a closer look.
 
     That is: a control token, a part of a character, no token at all, or one of `apart`, ids that
     mean something to the caller. Shared by all streams of a model, and so are its strings.
     """
 
-    __slots__ = ("_apart", "_tokenizer")
+    __slots__ = ("_excluded", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, apart: Container[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, excluded: Container[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._apart = apart
+        self._excluded = excluded
 
     def __missing__(self, id: int) -> str | None:
         if not 0 <= id < self._tokenizer.size:
             return None
         text = None
-        if id not in self._apart and not self._tokenizer.is_control(id):
-            text = _whole_text(self._tokenizer.bytes_of(id))
+        if id not in self._excluded and not self._tokenizer.is_control(id):
+            text = _decode_complete(self._tokenizer.bytes_of(id))
         self[id] = text
         return text
 
@@ -37,29 +37,29 @@ class Detokenizer:
     its streams share, plain ids cost a look-up each.
     """
 
-    __slots__ = ("_held", "_keep_controls", "_texts", "_tokenizer")
+    __slots__ = ("_pending", "_keep_controls", "_texts", "_tokenizer")
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        texts: PlainTexts | None = None,
+        texts: TokenTextCache | None = None,
         *,
         keep_controls: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._keep_controls = keep_controls
-        self._held = b""  # the bytes of an unfinished character
+        self._pending = b""  # the bytes of an unfinished character
 
     @property
-    def holding(self) -> bool:
+    def has_pending_bytes(self) -> bool:
         """Whether the bytes of an unfinished character are held back."""
-        return bool(self._held)
+        return bool(self._pending)
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
         """What these ids add: plain ids joined to one piece, each control token a piece."""
         known = self._texts
-        if known is not None and not self._held:
+        if known is not None and not self._pending:
             texts = [text for id in ids if (text := known[id]) is not None]
             if len(texts) == len(ids):
                 return [Piece("".join(texts), False)] if texts else []
@@ -89,14 +89,14 @@ class Detokenizer:
         return pieces
 
     def _add(self, pieces: list[Piece], plain: bytes | bytearray, *, final: bool) -> None:
-        come = self._held + plain
+        come = self._pending + plain
         text, read = utf_8_decode(come, "replace", final)
-        self._held = come[read:]
+        self._pending = come[read:]
         if text:
             pieces.append(Piece(text, False))
 
 
-def _whole_text(spelled: bytes) -> str | None:
+def _decode_complete(spelled: bytes) -> str | None:
     """The text of bytes that are whole characters, and some."""
     try:
         return spelled.decode() or None

@@ -8,7 +8,7 @@ from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.tokenizer import Tokenizer
 
 
-def well_formed(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """The text with lone surrogates, which have no UTF-8, as U+FFFD."""
     try:
         text.encode()
@@ -28,12 +28,12 @@ def encode_parts(tokenizer: Tokenizer, controls: ControlTable, text: str) -> lis
     return ids
 
 
-def join_text(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+def decode_ids(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """What the ids stand for, in one text."""
     return b"".join(map(tokenizer.bytes_of, ids)).decode("utf-8", "replace")
 
 
-def require(library: str, extra: str) -> ModuleType:
+def require_extra(library: str, extra: str) -> ModuleType:
     """Import a library that comes with an extra."""
     try:
         return importlib.import_module(library)

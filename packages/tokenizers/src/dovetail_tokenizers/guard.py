@@ -13,28 +13,28 @@ from collections.abc import Sequence
 from itertools import islice
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.literals import first_of, longest_of
-from dovetail_tokenizers.long_text_cache import LONG
+from dovetail_tokenizers.literals import first_character_pattern, longest_literal_pattern
+from dovetail_tokenizers.long_text_cache import MIN_LONG_CHARS
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20
-_LOOK = 64  # ids that are looked at first
-_OPENING = 4  # control tokens up to the end of a prompt's first long text
-_BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
+_QUICK_CHECK_TOKENS = 64  # ids that are looked at first
+_MAX_OPENING_CONTROLS = 4  # control tokens up to the end of a prompt's first long text
+_REPLACEMENT_CHARACTER = "\ufffd"  # stands for bytes that are no character, or not yet
 
 
-class Guard:
+class ControlTokenGuard:
     """Breaks the control tokens' spellings in message texts, and puts them together again."""
 
     __slots__ = ("_breakable", "_nonce", "_table", "_tokenizer", "_unbroken")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._table = table = ControlTable.of(tokenizer.controls)
-        self._nonce = _nonce(table)
-        self._breakable = first_of(table)
+        self._table = table = ControlTable.from_mapping(tokenizer.controls)
+        self._nonce = _make_nonce(table)
+        self._breakable = first_character_pattern(table)
         # A spelling of one character cannot be broken: there the nonce behind it is the mark.
-        self._unbroken = longest_of(table.rivals(), lone=f"(?!{self._nonce})")
+        self._unbroken = longest_literal_pattern(table.competing_spellings(), lone=f"(?!{self._nonce})")
 
     def protect(self, text: str) -> str:
         """Message text in which no control token's spelling stands, nor can come to stand."""
@@ -42,8 +42,8 @@ class Guard:
             text = self._breakable.sub(rf"\g<0>{self._nonce}", text)
         # The next text could complete a spelling that begins at the end of this one.
         table = self._table
-        for size in range(1, min(table.longest, len(text) + 1)):
-            if text[-size:] in table.begun:
+        for size in range(1, min(table.max_chars, len(text) + 1)):
+            if text[-size:] in table.partial_spellings:
                 return text + self._nonce
         return text
 
@@ -80,26 +80,26 @@ class Guard:
             first = False
         return ids
 
-    def spelled(self, ids: Sequence[int], rendered: str, *, first: bool = True) -> int | None:
+    def match_length(self, ids: Sequence[int], rendered: str, *, first: bool = True) -> int | None:
         """How many characters of a rendered prompt these ids are; None if it begins otherwise.
 
         Equal text is not enough: a control token of the one must be that token in the other.
         """
-        if not rendered.startswith(self._tokenizer.decode(ids[:_LOOK]).rstrip(_BROKEN)):
+        if not rendered.startswith(self._tokenizer.decode(ids[:_QUICK_CHECK_TOKENS]).rstrip(_REPLACEMENT_CHARACTER)):
             return None  # most that differ do so early, and the rest need not be decoded
         ids = array("I", ids)
-        same, done = self._same_opening(ids, rendered, first)
-        length = self._spelled(ids[same:], rendered[done:])
+        same, done = self._match_opening(ids, rendered, first)
+        length = self._match_decoded(ids[same:], rendered[done:])
         return None if length is None else done + length
 
-    def _same_opening(self, ids: "array[int]", rendered: str, first: bool) -> tuple[int, int]:
+    def _match_opening(self, ids: "array[int]", rendered: str, first: bool) -> tuple[int, int]:
         """How many ids and characters are the same up to the end of the first long text.
 
         That is the system's, as a rule: it is remembered, and need not be decoded.
         """
         done = 0
-        for found in islice(self._table.find(rendered, self._unbroken), _OPENING):
-            if found.start - done >= LONG:
+        for found in islice(self._table.find(rendered, self._unbroken), _MAX_OPENING_CONTROLS):
+            if found.start - done >= MIN_LONG_CHARS:
                 opening = rendered[: found.end]
                 made = self.pack(opening, first=first)
                 same = ids[: len(made)] == made and self._nonce not in opening
@@ -107,7 +107,7 @@ class Guard:
             done = found.end
         return 0, 0
 
-    def _spelled(self, ids: "array[int]", rendered: str) -> int | None:
+    def _match_decoded(self, ids: "array[int]", rendered: str) -> int | None:
         begun = self._tokenizer.decode(ids)
         if not rendered.startswith(begun):
             return None
@@ -120,7 +120,7 @@ class Guard:
             parts.append(Segment(plain, False))
 
 
-def _nonce(table: ControlTable) -> str:
+def _make_nonce(table: ControlTable) -> str:
     """Letters and digits, which every template lets through; none that begins a control token."""
     taken = {spelling[0] for spelling in table}
     alphabet = [c for c in string.ascii_letters + string.digits if c not in taken]

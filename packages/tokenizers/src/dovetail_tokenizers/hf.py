@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dovetail_tokenizers.control import ControlTable, Edges
-from dovetail_tokenizers.encoding import encode_parts, join_text, require, well_formed
-from dovetail_tokenizers.long_text_cache import LONG, LongTexts, Way
+from dovetail_tokenizers.control import ControlTable, AddedTokenFlags
+from dovetail_tokenizers.encoding import encode_parts, decode_ids, require_extra, replace_lone_surrogates
+from dovetail_tokenizers.long_text_cache import MIN_LONG_CHARS, LongTextCache, EncodeMode
 from dovetail_tokenizers.spelling import byte_alphabet, spelling_reader
-from dovetail_tokenizers.words import Words, cutting
+from dovetail_tokenizers.words import WordEncoder, read_pre_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,10 +42,10 @@ class HfTokenizer:
         "_bytes",
         "_inner",
         "_names",
-        "_read",
+        "_read_spelling",
         "_renumbered",
-        "_texts",
-        "_words",
+        "_long_texts",
+        "_word_encoder",
         "controls",
         "size",
     )
@@ -57,13 +57,13 @@ class HfTokenizer:
         self._names = _names(definition, added)
         self.size = len(self._names)
         self._bytes: list[bytes | None] = [None] * self.size
-        self._read = spelling_reader(definition, {token["id"] for token in added})
+        self._read_spelling = spelling_reader(definition, {token["id"] for token in added})
         secret = secrets.token_hex(16)
         self._anchor = f"{secret}-"
-        self._inner = _load(_hide(definition, self.controls, secret))
+        self._inner = _load(_hide_controls(definition, self.controls, secret))
         self._renumbered = self._find_renumbered(added, secret)
-        self._words = self._find_words(definition, added)
-        self._texts = LongTexts()
+        self._word_encoder = self._build_word_encoder(definition, added)
+        self._long_texts = LongTextCache()
 
     @classmethod
     def from_json(cls, source: str | bytes, controls: Iterable[str] = ()) -> Self:
@@ -79,31 +79,31 @@ class HfTokenizer:
         return encode_parts(self, self.controls, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
-        if len(text) >= LONG:
+        if len(text) >= MIN_LONG_CHARS:
             return self.pack_plain(text, first=first).tolist()
-        known = self._words.encode(text) if self._words is not None else None
-        return self._ask(text, first) if known is None else known
+        known = self._word_encoder.encode(text) if self._word_encoder is not None else None
+        return self._encode_with_library(text, first) if known is None else known
 
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
-        if len(text) < LONG:
+        if len(text) < MIN_LONG_CHARS:
             return array("I", self.encode_plain(text, first=first))
-        way: Way = "first" if first else "later"
-        known = self._texts.get(way, text)
-        return self._texts.keep(way, text, self._long(text, first)) if known is None else known
+        way: EncodeMode = "first" if first else "later"
+        known = self._long_texts.get(way, text)
+        return self._long_texts.put(way, text, self._encode_long(text, first)) if known is None else known
 
-    def _long(self, text: str, first: bool) -> Iterable[int]:
-        known = self._words.encode_long(text, self._texts) if self._words is not None else None
-        return self._ask(text, first) if known is None else known
+    def _encode_long(self, text: str, first: bool) -> Iterable[int]:
+        known = self._word_encoder.encode_long(text, self._long_texts) if self._word_encoder is not None else None
+        return self._encode_with_library(text, first) if known is None else known
 
-    def _ask(self, text: str, first: bool) -> list[int]:
+    def _encode_with_library(self, text: str, first: bool) -> list[int]:
         """The ids as the library has them."""
         if not text:
             return []
-        text = well_formed(text)
+        text = replace_lone_surrogates(text)
         return self._encode(text) if first else self._encode(self._anchor + text)[1:]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return join_text(self, ids)
+        return decode_ids(self, ids)
 
     def bytes_of(self, id: int) -> bytes:
         if not 0 <= id < self.size:
@@ -114,23 +114,23 @@ class HfTokenizer:
         return known
 
     def is_control(self, id: int) -> bool:
-        return self.controls.owns(id)
+        return self.controls.has_id(id)
 
     def _spell(self, id: int) -> bytes:
         spelling = self.controls.spelling(id)
-        return self._read(self._names[id], id) if spelling is None else spelling.encode()
+        return self._read_spelling(self._names[id], id) if spelling is None else spelling.encode()
 
     def _encode(self, text: str) -> list[int]:
         (found,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
-        return self._numbered(found.ids)
+        return self._restore_ids(found.ids)
 
-    def _numbered(self, ids: list[int]) -> list[int]:
+    def _restore_ids(self, ids: list[int]) -> list[int]:
         renumbered = self._renumbered
         return [renumbered.get(id, id) for id in ids] if renumbered else ids
 
-    def _find_words(self, definition: Definition, added: list[dict[str, Any]]) -> Words | None:
+    def _build_word_encoder(self, definition: Definition, added: list[dict[str, Any]]) -> WordEncoder | None:
         """What encodes the texts that can be cut here, if the vocabulary is of that kind."""
-        known = cutting(definition)
+        known = read_pre_tokenizer(definition)
         if known is None:
             return None
         spelled = {byte: character for character, byte in byte_alphabet().items()}
@@ -138,16 +138,16 @@ class HfTokenizer:
 
         def merge(word: str) -> list[int]:
             spelling = word.encode().decode("latin-1").translate(spelled)
-            return self._numbered([token.id for token in tokenize(spelling)])
+            return self._restore_ids([token.id for token in tokenize(spelling)])
 
         plain = [token["content"] for token in added if token["content"] not in self.controls]
-        return Words(*known, merge, added=plain)
+        return WordEncoder(*known, merge, added=plain)
 
     def _find_renumbered(self, added: list[dict[str, Any]], secret: str) -> dict[int, int]:
         """The library numbers added tokens itself; where the definition has gaps, they differ."""
         renumbered = {}
         for token in added:
-            name = _hidden(token["content"], self.controls, secret)
+            name = _hidden_name(token["content"], self.controls, secret)
             given = self._inner.token_to_id(name)
             if given is not None and given != token["id"]:
                 renumbered[given] = token["id"]
@@ -158,7 +158,7 @@ def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> Contro
     chosen = [token for token in added if token.get("special") or token["content"] in named]
     ids = {token["content"]: token["id"] for token in chosen}
     edges = {
-        token["content"]: Edges(
+        token["content"]: AddedTokenFlags(
             bool(token.get("lstrip")), bool(token.get("rstrip")), bool(token.get("single_word"))
         )
         for token in chosen
@@ -180,17 +180,17 @@ def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
     return names
 
 
-def _hidden(name: str, controls: ControlTable, secret: str) -> str:
+def _hidden_name(name: str, controls: ControlTable, secret: str) -> str:
     return f"{secret}+{controls[name]}" if name in controls else name
 
 
-def _hide(definition: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
+def _hide_controls(definition: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
     """The definition with the control tokens under secret names, and the anchor added."""
     plain_edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     added = []
     for token in definition.get("added_tokens") or []:
         if token["content"] in controls:
-            token = {**token, **plain_edges, "content": _hidden(token["content"], controls, secret)}
+            token = {**token, **plain_edges, "content": _hidden_name(token["content"], controls, secret)}
         added.append(token)
     top = max((token["id"] for token in added), default=-1)
     anchor = {"id": top + 1, "content": f"{secret}-", "special": True, **plain_edges}
@@ -209,13 +209,13 @@ def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> di
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         inside = [name for name in controls if name in vocabulary]
-        hidden["vocab"] = {_hidden(n, controls, secret): id for n, id in vocabulary.items()}
+        hidden["vocab"] = {_hidden_name(n, controls, secret): id for n, id in vocabulary.items()}
         if inside and "merges" in model:
             hidden["merges"] = _merges_without(model["merges"], frozenset(inside))
     else:
-        hidden["vocab"] = [[_hidden(e[0], controls, secret), e[1]] for e in vocabulary]
+        hidden["vocab"] = [[_hidden_name(e[0], controls, secret), e[1]] for e in vocabulary]
     if model.get("unk_token"):
-        hidden["unk_token"] = _hidden(model["unk_token"], controls, secret)
+        hidden["unk_token"] = _hidden_name(model["unk_token"], controls, secret)
     return hidden
 
 
@@ -230,7 +230,7 @@ def _merges_without(merges: list[Any], gone: frozenset[str]) -> list[Any]:
 
 
 def _load(definition: dict[str, Any]) -> "tokenizers.Tokenizer":
-    library = require("tokenizers", "hf")
+    library = require_extra("tokenizers", "hf")
     source = json.dumps(definition, ensure_ascii=False).encode("utf-8", "surrogatepass")
     tokenizer: tokenizers.Tokenizer = library.Tokenizer.from_buffer(source)
     return tokenizer

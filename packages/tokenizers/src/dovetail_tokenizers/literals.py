@@ -8,25 +8,25 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
-NEVER = re.compile(r"(?!)")
+MATCH_NOTHING = re.compile(r"(?!)")
 Trie: TypeAlias = "dict[str, Trie]"
 
 
-def longest_of(literals: Iterable[str], *, lone: str = "") -> re.Pattern[str]:
+def longest_literal_pattern(literals: Iterable[str], *, lone: str = "") -> re.Pattern[str]:
     """Match the longest literal. `lone` must hold behind a literal of one character."""
-    trie = _trie(literals)
+    trie = _build_trie(literals)
     if not trie:
-        return NEVER
-    heads = [re.escape(head) + _source(rest, lone) for head, rest in sorted(trie.items())]
+        return MATCH_NOTHING
+    heads = [re.escape(head) + _pattern_source(rest, lone) for head, rest in sorted(trie.items())]
     return re.compile("|".join(heads))
 
 
-def first_of(literals: Iterable[str]) -> re.Pattern[str]:
+def first_character_pattern(literals: Iterable[str]) -> re.Pattern[str]:
     """Match only the first character of a literal, so that overlapping ones are all found."""
-    trie = _trie(literals)
+    trie = _build_trie(literals)
     if not trie:
-        return NEVER
-    heads = [f"{re.escape(head)}(?={_source(rest)})" for head, rest in sorted(trie.items())]
+        return MATCH_NOTHING
+    heads = [f"{re.escape(head)}(?={_pattern_source(rest)})" for head, rest in sorted(trie.items())]
     return re.compile("|".join(heads))
 
 
@@ -35,7 +35,7 @@ def proper_prefixes(literals: Iterable[str]) -> frozenset[str]:
     return frozenset(word[:end] for word in literals for end in range(1, len(word)))
 
 
-def _trie(literals: Iterable[str]) -> Trie:
+def _build_trie(literals: Iterable[str]) -> Trie:
     root: Trie = {}
     for literal in filter(None, literals):
         node = root
@@ -45,9 +45,9 @@ def _trie(literals: Iterable[str]) -> Trie:
     return root
 
 
-def _source(node: Trie, end: str = "") -> str:
+def _pattern_source(node: Trie, end: str = "") -> str:
     """The pattern of what may follow. The end comes last, so that the longest literal wins."""
-    branches = [re.escape(head) + _source(rest) for head, rest in sorted(node.items()) if head]
+    branches = [re.escape(head) + _pattern_source(rest) for head, rest in sorted(node.items()) if head]
     if "" in node:
         branches.append(end)
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

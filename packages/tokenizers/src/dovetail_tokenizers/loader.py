@@ -12,10 +12,10 @@ from dovetail_tokenizers.tiktoken import NormalForm, TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Tokenizer
 
 # What is looked for in a folder, the best first.
-FILES = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "*.gguf")
+TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "*.gguf")
 
 
-def load(folder_or_file: str | Path, controls: Iterable[str] = ()) -> Tokenizer:
+def load_tokenizer(folder_or_file: str | Path, controls: Iterable[str] = ()) -> Tokenizer:
     """Read the tokenizer in a folder, or the file itself.
 
     A file that is damaged, or something else, is a `ValueError` that names it.
@@ -40,15 +40,15 @@ def _read(file: Path, controls: Iterable[str]) -> Tokenizer:
         return TiktokenTokenizer.from_tekken(file)
     if file.suffix == ".json":
         return HfTokenizer.from_file(file, controls)
-    raise ValueError(f"{file} is no tokenizer that can be read: {', '.join(FILES)}")
+    raise ValueError(f"{file} is no tokenizer that can be read: {', '.join(TOKENIZER_FILES)}")
 
 
 def _find(folder: Path) -> Path:
-    for pattern in FILES:
+    for pattern in TOKENIZER_FILES:
         found = sorted(folder.glob(pattern))
         if found:
             return found[0]
-    raise FileNotFoundError(f"{folder} holds no tokenizer: none of {', '.join(FILES)}")
+    raise FileNotFoundError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
 
 
 def _load_tiktoken(file: Path, controls: frozenset[str]) -> TiktokenTokenizer:

@@ -17,31 +17,31 @@ from threading import Lock
 from typing import Literal
 from zlib import crc32
 
-LONG = 2048  # characters; what is shorter is not worth a place
+MIN_LONG_CHARS = 2048  # characters; what is shorter is not worth a place
 MAX_BYTES = 64 * 2**20
-PIECE = 2 * LONG  # characters of a piece at least
-FAR = 4 * PIECE  # characters behind which it need not end with a line
-CHOSEN = 8  # one line of so many may begin a piece
+MIN_PIECE_CHARS = 2 * MIN_LONG_CHARS  # characters of a piece at least
+SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # characters behind which it need not end with a line
+LINE_CUT_INTERVAL = 8  # one line of so many may begin a piece
 
-_ENTRY = 300  # bytes that an entry takes besides its text and its ids
-_BEFORE = frozenset(map(chr, range(0x21, 0x7F)))  # a line break that a text may be cut behind
-_BEHIND = _BEFORE - {"/"}
+_ENTRY_OVERHEAD_BYTES = 300  # bytes that an entry takes besides its text and its ids
+_CUTTABLE_BEFORE = frozenset(map(chr, range(0x21, 0x7F)))  # a line break that a text may be cut behind
+_CUTTABLE_AFTER = _CUTTABLE_BEFORE - {"/"}
 
-Way = Literal["words", "first", "later"]
-Key = tuple[Way, str]
+EncodeMode = Literal["words", "first", "later"]
+CacheKey = tuple[EncodeMode, str]
 
 
-class LongTexts:
+class LongTextCache:
     """Ids by texts, the bytes of both bounded; those that were not asked for longest go first.
 
     Threads may share one: at worst a text is encoded twice.
     """
 
-    __slots__ = ("_known", "_lock", "_max_bytes", "_size")
+    __slots__ = ("_entries", "_lock", "_max_bytes", "_size")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._known: OrderedDict[Key, array[int]] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, array[int]] = OrderedDict()
         self._lock = Lock()
         self._size = 0
 
@@ -50,34 +50,34 @@ class LongTexts:
         """The bytes that are held."""
         return self._size
 
-    def get(self, way: Way, text: str) -> "array[int] | None":
+    def get(self, mode: EncodeMode, text: str) -> "array[int] | None":
         """The ids of a text; None if they are not known. Nobody may change them.
 
         `way` says how it was encoded: by its words, or in its place in a prompt.
         """
-        key = (way, text)
+        key = (mode, text)
         with self._lock:
-            known = self._known.get(key)
+            known = self._entries.get(key)
             if known is not None:
-                self._known.move_to_end(key)
+                self._entries.move_to_end(key)
             return known
 
-    def keep(self, way: Way, text: str, ids: Iterable[int]) -> "array[int]":
+    def put(self, mode: EncodeMode, text: str, ids: Iterable[int]) -> "array[int]":
         """The ids packed. They are remembered if the text is long, but leaves room for others."""
-        key, made = (way, text), array("I", ids)
+        key, made = (mode, text), array("I", ids)
         size = _size_of(key, made)
-        if len(text) < LONG or size > self._max_bytes // 4:
+        if len(text) < MIN_LONG_CHARS or size > self._max_bytes // 4:
             return made
         with self._lock:
-            if key not in self._known:
-                self._known[key] = made
+            if key not in self._entries:
+                self._entries[key] = made
                 self._size += size
             while self._size > self._max_bytes:
-                self._size -= _size_of(*self._known.popitem(last=False))
+                self._size -= _size_of(*self._entries.popitem(last=False))
         return made
 
 
-def pieces(text: str, least: int = PIECE, one_in: int = CHOSEN, far: int = FAR) -> Iterator[str]:
+def split_text(text: str, min_chars: int = MIN_PIECE_CHARS, interval: int = LINE_CUT_INTERVAL, soft_max_chars: int = SOFT_MAX_PIECE_CHARS) -> Iterator[str]:
     """A long text in pieces of lines, of at least so many characters; joined, the text itself.
 
     Each is cut into words as it would be inside the whole. None of the patterns of `words` lets a
@@ -89,16 +89,16 @@ def pieces(text: str, least: int = PIECE, one_in: int = CHOSEN, far: int = FAR) 
     pieces are soon the same again: a text that differs in its first line is known but for that.
     """
     start = 0
-    while len(text) - start >= 2 * least and (end := _end(text, start + least, one_in, far)):
+    while len(text) - start >= 2 * min_chars and (end := _next_cut(text, start + min_chars, interval, soft_max_chars)):
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _end(text: str, start: int, one_in: int, far: int) -> int:
+def _next_cut(text: str, start: int, interval: int, soft_max_chars: int) -> int:
     """The first place from here on where a text may be cut; 0 if there is none."""
-    reach = min(start + far, len(text) - 1)
-    return _line_end(text, start, reach, one_in) or _word_end(text, reach)
+    reach = min(start + soft_max_chars, len(text) - 1)
+    return _line_end(text, start, reach, interval) or _word_end(text, reach)
 
 
 def _word_end(text: str, start: int) -> int:
@@ -110,13 +110,13 @@ def _word_end(text: str, start: int) -> int:
     return 0
 
 
-def _line_end(text: str, start: int, reach: int, one_in: int) -> int:
+def _line_end(text: str, start: int, reach: int, interval: int) -> int:
     at = text.find("\n", start, reach)
     while at >= 0:
         if (
-            text[at - 1] in _BEFORE
-            and text[at + 1] in _BEHIND
-            and _digest(text, at + 1) % one_in == 0
+            text[at - 1] in _CUTTABLE_BEFORE
+            and text[at + 1] in _CUTTABLE_AFTER
+            and _digest(text, at + 1) % interval == 0
         ):
             return at + 1
         at = text.find("\n", at + 1, reach)
@@ -128,5 +128,5 @@ def _digest(text: str, at: int) -> int:
     return crc32(text[at : at + 32].encode("utf-8", "replace"))
 
 
-def _size_of(key: Key, ids: "array[int]") -> int:
-    return getsizeof(key[1]) + getsizeof(ids) + _ENTRY
+def _size_of(key: CacheKey, ids: "array[int]") -> int:
+    return getsizeof(key[1]) + getsizeof(ids) + _ENTRY_OVERHEAD_BYTES

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-Reader = Callable[[str, int], bytes]
+SpellingReader = Callable[[str, int], bytes]
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -22,7 +22,7 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def spelling_reader(definition: Mapping[str, Any], added: Set[int]) -> Reader:
+def spelling_reader(definition: Mapping[str, Any], added: Set[int]) -> SpellingReader:
     """The function that turns a token's name and id into its bytes."""
     steps = list(_steps(definition.get("decoder")))
     if any(step["type"] == "ByteLevel" for step in steps):
@@ -30,7 +30,7 @@ def spelling_reader(definition: Mapping[str, Any], added: Set[int]) -> Reader:
     return _sentence_piece(steps)
 
 
-def _byte_level(added: Set[int]) -> Reader:
+def _byte_level(added: Set[int]) -> SpellingReader:
     alphabet = byte_alphabet()
 
     def read(name: str, id: int) -> bytes:
@@ -42,7 +42,7 @@ def _byte_level(added: Set[int]) -> Reader:
     return read
 
 
-def _sentence_piece(steps: list[Mapping[str, Any]]) -> Reader:
+def _sentence_piece(steps: list[Mapping[str, Any]]) -> SpellingReader:
     replacements = [pair for step in steps for pair in _replacement(step)]
     has_bytes = any(step["type"] == "ByteFallback" for step in steps)
 

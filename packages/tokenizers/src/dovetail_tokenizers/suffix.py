@@ -14,20 +14,20 @@ def encode_suffix(
     Tokens never span a control token, so only what follows the last one is encoded again. The
     token itself is encoded with it: some swallow the white space behind them.
     """
-    table = ControlTable.of(tokenizer.controls)
+    table = ControlTable.from_mapping(tokenizer.controls)
     for kept in range(len(known_ids) - 1, -1, -1):
         spelling = table.spelling(known_ids[kept])
         if spelling is not None:
             start = table.find_last(known_text, spelling)
-            if start > 0 and not _reopened(table, known_text, start):
+            if start > 0 and not _is_extendable(table, known_text, start):
                 return [*known_ids[:kept], *tokenizer.encode(known_text[start:] + new_text)]
             break
     return tokenizer.encode(known_text + new_text)
 
 
-def _reopened(table: ControlTable, text: str, start: int) -> bool:
+def _is_extendable(table: ControlTable, text: str, start: int) -> bool:
     """Whether more text could make a longer control token that covers the one at `start`."""
-    if len(text) - start >= table.longest:
+    if len(text) - start >= table.max_chars:
         return False
-    earliest = max(0, len(text) - table.longest)
-    return any(text[at:] in table.begun for at in range(earliest, start + 1))
+    earliest = max(0, len(text) - table.max_chars)
+    return any(text[at:] in table.partial_spellings for at in range(earliest, start + 1))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.encoding import encode_parts, join_text, require, well_formed
-from dovetail_tokenizers.long_text_cache import LongTexts
+from dovetail_tokenizers.encoding import encode_parts, decode_ids, require_extra, replace_lone_surrogates
+from dovetail_tokenizers.long_text_cache import LongTextCache
 
 if TYPE_CHECKING:
     import tiktoken
@@ -54,14 +54,14 @@ class TiktokenTokenizer:
     ) -> None:
         """`specials` are control tokens; `ordinary` are added tokens that text may spell."""
         self._ordinary = ControlTable(ordinary or {})
-        self.controls = ControlTable(specials, others=self._ordinary)
+        self.controls = ControlTable(specials, plain_tokens=self._ordinary)
         self._normal_form = normal_form
         self._tokens = {id: token for token, id in ranks.items()}
         for text, id in (*self._ordinary.items(), *self.controls.items()):
             self._tokens[id] = text.encode()
         self.size = max(self._tokens, default=-1) + 1
-        self._texts = LongTexts()
-        library = require("tiktoken", "tiktoken")
+        self._texts = LongTextCache()
+        library = require_extra("tiktoken", "tiktoken")
         self._encoding: tiktoken.Encoding = library.Encoding(
             "dovetail", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={}
         )
@@ -105,11 +105,11 @@ class TiktokenTokenizer:
 
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
         known = self._texts.get("later", text)
-        return self._texts.keep("later", text, self._ask(text)) if known is None else known
+        return self._texts.put("later", text, self._encode_with_library(text)) if known is None else known
 
-    def _ask(self, text: str) -> list[int]:
+    def _encode_with_library(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part, added in self._ordinary.split(well_formed(text)):
+        for part, added in self._ordinary.split(replace_lone_surrogates(text)):
             if added is not None:
                 ids.append(added)
                 continue
@@ -119,13 +119,13 @@ class TiktokenTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return join_text(self, ids)
+        return decode_ids(self, ids)
 
     def bytes_of(self, id: int) -> bytes:
         return self._tokens.get(id, b"")
 
     def is_control(self, id: int) -> bool:
-        return self.controls.owns(id)
+        return self.controls.has_id(id)
 
 
 def read_ranks(source: bytes) -> dict[bytes, int]:

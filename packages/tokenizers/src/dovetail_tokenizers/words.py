@@ -20,9 +20,9 @@ from functools import cache
 from itertools import chain
 from typing import Any, Final, Literal, get_args
 
-from dovetail_tokenizers.control import WHITE
-from dovetail_tokenizers.literals import longest_of
-from dovetail_tokenizers.long_text_cache import FAR, LongTexts, pieces
+from dovetail_tokenizers.control import WHITESPACE
+from dovetail_tokenizers.literals import longest_literal_pattern
+from dovetail_tokenizers.long_text_cache import SOFT_MAX_PIECE_CHARS, LongTextCache, split_text
 from dovetail_tokenizers.patterns import (
     DEEPSEEK3,
     GPT2,
@@ -36,45 +36,45 @@ from dovetail_tokenizers.patterns import (
 
 Patterns = tuple[str, ...]
 """Each is applied to what the one before it left."""
-PATTERNS: Final[tuple[Patterns, ...]] = (
+SUPPORTED_PATTERNS: Final[tuple[Patterns, ...]] = (
     *((pattern,) for pattern in (GPT2, LLAMA3, O200K, QWEN2, QWEN3_5, TEKKEN)),
     DEEPSEEK3,
     SINGLE_DIGITS,
 )
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
-Merge = Callable[[str], Iterable[int]]
+MergeWord = Callable[[str], Iterable[int]]
 
-_MOST = 1 << 16  # words remembered, of at most this many characters:
-_LONG = 32
-_UNCUT = 2 * FAR  # characters; cutting, and merging one word, let no other thread work meanwhile
-_SET_OR_KIND = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
-_KIND = re.compile(r"\\p\{(\w+)\}|\\s")
+_MAX_CACHED_WORDS = 1 << 16  # words remembered, of at most this many characters:
+_MAX_CACHED_WORD_CHARS = 32
+_MAX_PIECE_CHARS = 2 * SOFT_MAX_PIECE_CHARS  # characters; cutting, and merging one word, let no other thread work meanwhile
+_SET_OR_CATEGORY = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
+_CATEGORY = re.compile(r"\\p\{(\w+)\}|\\s")
 # Symbols that are said most, of those that came later: beyond U+FFFF, all since Unicode 10, ...
 _PICTOGRAPHS = (
     r"\U0001f300-\U0001f64f\U0001f680-\U0001f6c5\U0001f6e0-\U0001f6ec\U0001f910-\U0001f91e"
     r"\U0001f920-\U0001f927\U0001f933-\U0001f93e\U0001f980-\U0001f991\U0001f9d0-\U0001f9e6"
 )
 # ... and up to it, the last of them since Unicode 7.
-_LATER = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B50, 0x2B55))
+_LATE_SYMBOLS = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B50, 0x2B55))
 
 
-class Words:
+class WordEncoder:
     """Encodes the texts that it can cut."""
 
-    __slots__ = ("_added", "_cuts", "_form", "_known", "_pieces", "_strange")
+    __slots__ = ("_added", "_split_patterns", "_normal_form", "_cache", "_split_text", "_unstable")
 
     def __init__(
-        self, patterns: Patterns, form: NormalForm | None, merge: Merge, added: Iterable[str] = ()
+        self, patterns: Patterns, form: NormalForm | None, merge: MergeWord, added: Iterable[str] = ()
     ) -> None:
         """`merge` gives the tokens of one word; `added` are tokens that text may spell."""
-        self._cuts = [translated(pattern) for pattern in patterns]
-        self._strange = re.compile(f"[^{_stable()}]")
-        self._form = form
-        spellings = {s for text in added for s in (text, _normal(form, text))}
-        self._added = longest_of(spellings)
-        self._known = _Known(merge)
+        self._split_patterns = [compile_pattern(pattern) for pattern in patterns]
+        self._unstable = re.compile(f"[^{_stable_characters()}]")
+        self._normal_form = form
+        spellings = {s for text in added for s in (text, _normalize(form, text))}
+        self._added = longest_literal_pattern(spellings)
+        self._cache = _WordCache(merge)
         # An added token could reach across a line's end, or a word's: then nothing is cut there.
-        self._pieces = _whole if any({*spelling} & {*"\n "} for spelling in spellings) else pieces
+        self._split_text = _single_piece if any({*spelling} & {*"\n "} for spelling in spellings) else split_text
 
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if the library has to say."""
@@ -83,52 +83,52 @@ class Words:
         if self._added.search(text):
             return None
         words: Iterable[str] = (text,)
-        for cut in self._cuts:
+        for cut in self._split_patterns:
             words = filter(None, chain.from_iterable(map(cut.split, words)))
-        return list(chain.from_iterable(map(self._known.__getitem__, words)))
+        return list(chain.from_iterable(map(self._cache.__getitem__, words)))
 
-    def encode_long(self, text: str, texts: LongTexts) -> Iterable[int] | None:
+    def encode_long(self, text: str, cache: LongTextCache) -> Iterable[int] | None:
         """The same, with what is remembered of the text's pieces."""
-        parts = list(self._pieces(text))
-        if max(map(len, parts)) > _UNCUT:
+        parts = list(self._split_text(text))
+        if max(map(len, parts)) > _MAX_PIECE_CHARS:
             return None
         if len(parts) == 1:
             return self.encode(text)
         ids = array("I")
         for part in parts:
-            known = texts.get("words", part)
+            known = cache.get("words", part)
             if known is None:
                 made = self.encode(part)
                 if made is None:
                     return None
-                known = texts.keep("words", part, made)
+                known = cache.put("words", part, made)
             ids += known
         return ids
 
     def _is_plain(self, text: str) -> bool:
-        if self._strange.search(text):
+        if self._unstable.search(text):
             return False
-        return self._form is None or unicodedata.is_normalized(self._form, text)
+        return self._normal_form is None or unicodedata.is_normalized(self._normal_form, text)
 
 
-class _Known(dict[str, tuple[int, ...]]):
+class _WordCache(dict[str, tuple[int, ...]]):
     """The tokens of words: those said before, and any other when asked for it."""
 
     __slots__ = ("_merge",)
 
-    def __init__(self, merge: Merge) -> None:
+    def __init__(self, merge: MergeWord) -> None:
         self._merge = merge
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         ids = tuple(self._merge(word))
-        if len(word) <= _LONG:
-            if len(self) >= _MOST:
+        if len(word) <= _MAX_CACHED_WORD_CHARS:
+            if len(self) >= _MAX_CACHED_WORDS:
                 self.clear()  # a new text brings back what it needs, at the library's price
             self[word] = ids
         return ids
 
 
-def cutting(definition: Mapping[str, Any]) -> tuple[Patterns, NormalForm | None] | None:
+def read_pre_tokenizer(definition: Mapping[str, Any]) -> tuple[Patterns, NormalForm | None] | None:
     """The patterns and the normal form of a `tokenizer.json`; None if more is done to its texts."""
     normalizer = definition.get("normalizer") or {"type": None}
     form = normalizer["type"]
@@ -138,16 +138,16 @@ def cutting(definition: Mapping[str, Any]) -> tuple[Patterns, NormalForm | None]
     marks = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type") != "BPE" or any(model.get(mark) for mark in marks):
         return None
-    patterns = _patterns(definition.get("pre_tokenizer") or {})
-    return None if patterns not in PATTERNS else (patterns, form if form != "Sequence" else None)
+    patterns = _read_patterns(definition.get("pre_tokenizer") or {})
+    return None if patterns not in SUPPORTED_PATTERNS else (patterns, form if form != "Sequence" else None)
 
 
-def translated(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """A pattern of the library for `re.split`, with the kinds of characters written out."""
-    return re.compile(f"({_SET_OR_KIND.sub(_written_out, pattern)})")
+    return re.compile(f"({_SET_OR_CATEGORY.sub(_expand_class, pattern)})")
 
 
-def _patterns(steps: Mapping[str, Any]) -> Patterns:
+def _read_patterns(steps: Mapping[str, Any]) -> Patterns:
     """What cuts texts into words, where nothing but that is done before the bytes are spelled."""
     match steps:
         case {"type": "ByteLevel", "add_prefix_space": False} if steps.get("use_regex", True):
@@ -159,11 +159,11 @@ def _patterns(steps: Mapping[str, Any]) -> Patterns:
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
         }:
-            return tuple(map(_pattern, splits))
+            return tuple(map(_read_pattern, splits))
     return ()
 
 
-def _pattern(split: Mapping[str, Any]) -> str:
+def _read_pattern(split: Mapping[str, Any]) -> str:
     """The pattern of one step, with line breaks spelled as ours are; nothing if it does more."""
     match split:
         case {
@@ -176,32 +176,32 @@ def _pattern(split: Mapping[str, Any]) -> str:
     return ""
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _expand_class(found: re.Match[str]) -> str:
     negated, inside = found.groups()
     if inside is not None:
-        return f"[{negated}{_KIND.sub(_characters, inside)}]"
+        return f"[{negated}{_CATEGORY.sub(_expand_category, inside)}]"
     if found[0] == r"\S":
-        return f"[^{_white()}]"
-    return f"[{_KIND.sub(_characters, found[0])}]"
+        return f"[^{_whitespace_class()}]"
+    return f"[{_CATEGORY.sub(_expand_category, found[0])}]"
 
 
-def _characters(kind: re.Match[str]) -> str:
+def _expand_category(kind: re.Match[str]) -> str:
     """The characters of a kind, as they stand in a set."""
     if kind[1] is None:
-        return _white()
-    return "".join(ranges for name, ranges in _kinds().items() if name.startswith(kind[1]))
+        return _whitespace_class()
+    return "".join(ranges for name, ranges in _category_ranges().items() if name.startswith(kind[1]))
 
 
-def _white() -> str:
-    return re.escape(WHITE)
+def _whitespace_class() -> str:
+    return re.escape(WHITESPACE)
 
 
-def _stable() -> str:
-    return "".join(_kinds().values())
+def _stable_characters() -> str:
+    return "".join(_category_ranges().values())
 
 
 @cache
-def _kinds() -> dict[str, str]:
+def _category_ranges() -> dict[str, str]:
     """Ranges of characters by category: of those that have had theirs since Unicode 3.2.
 
     Up to U+FFFF: sets of many ranges beyond it are slow. U+017F is an `s` where case is nothing.
@@ -209,7 +209,7 @@ def _kinds() -> dict[str, str]:
     kinds: dict[str, list[str]] = {}
     last, start = "", 0
     for code in range(0x10001):
-        name = _kind(code)
+        name = _category(code)
         if name != last:
             if last:
                 kinds.setdefault(last, []).append(rf"\u{start:04x}-\u{code - 1:04x}")
@@ -218,19 +218,19 @@ def _kinds() -> dict[str, str]:
     return {name: "".join(ranges) for name, ranges in kinds.items()}
 
 
-def _kind(code: int) -> str:
+def _category(code: int) -> str:
     """The category of a character; nothing if it is not a stable one."""
     name = unicodedata.category(chr(code))
     was = unicodedata.ucd_3_2_0.category(chr(code))
-    if was == "Cn" and code in _LATER:
+    if was == "Cn" and code in _LATE_SYMBOLS:
         was = name
     odd = name != was or name in ("Cn", "Cs") or code in (0x017F, 0x10000)
     return "" if odd else name
 
 
-def _whole(text: str) -> Iterator[str]:
+def _single_piece(text: str) -> Iterator[str]:
     yield text
 
 
-def _normal(form: NormalForm | None, text: str) -> str:
+def _normalize(form: NormalForm | None, text: str) -> str:
     return text if form is None else unicodedata.normalize(form, text)

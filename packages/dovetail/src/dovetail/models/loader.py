@@ -26,7 +26,7 @@ from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import Sampling, Thinking
 from dovetail_parsers import markers, resolve_family
-from dovetail_tokenizers import Tokenizer, load
+from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 
 class ModelLoadError(Exception):
@@ -144,7 +144,7 @@ def load_model(
         files = read_model_files(where, custom_template)
         parsers = _select_parsers(files, tool_parser, reasoning_parser)
         known = markers(parsers.tool, parsers.reasoning)
-        tokenizer = load(where, controls=_control_token_names(files.template_source, known))
+        tokenizer = load_tokenizer(where, controls=_control_token_names(files.template_source, known))
     except (ModelFilesError, ValueError, OSError, ImportError) as error:
         raise ModelLoadError(f"{where}: {error}") from error
     usual = thinking_switches(

@@ -27,7 +27,7 @@ from dovetail_model import (
     SpanEnd,
 )
 from dovetail_parsers import Parser, markers
-from dovetail_tokenizers import Detokenizer, Piece, PlainTexts, Tokenizer
+from dovetail_tokenizers import Detokenizer, Piece, TokenTextCache, Tokenizer
 
 __all__ = ["Generation", "TurnOwner", "OutputSpec"]
 
@@ -50,9 +50,9 @@ class OutputSpec:
         return frozenset(marker for marker in known if any(c in marker for c in controls))
 
     @cached_property
-    def plain_texts(self) -> PlainTexts:
+    def plain_texts(self) -> TokenTextCache:
         """What its plain tokens read as; those that end a turn are none."""
-        return PlainTexts(self.tokenizer, apart=self.stop_ids)
+        return TokenTextCache(self.tokenizer, excluded=self.stop_ids)
 
 
 class Generation:
@@ -109,11 +109,11 @@ class Generation:
     @property
     def has_pending_text(self) -> bool:
         """Whether something is begun that is no text yet: a character, or perhaps a marker."""
-        return self._detokenizer.holding or bool(self._offsets.pending_text.strip())
+        return self._detokenizer.has_pending_bytes or bool(self._offsets.pending_text.strip())
 
     def is_only_reasoning(self, closing: str) -> bool:
         """Whether nothing but one thought was said, be it open or closed as `closing` closes it."""
-        if self._detokenizer.holding or not self._offsets.is_only_reasoning:
+        if self._detokenizer.has_pending_bytes or not self._offsets.is_only_reasoning:
             return False
         held = self._offsets.pending_text.strip()
         return self._parser.thinking or held.removeprefix(closing.strip()) == ""
@@ -174,7 +174,7 @@ class Generation:
         events = self._parse(self._detokenizer.feed(said))
         if self._stop_id is not None:
             events += self._parse_stop_token(self._stop_id)
-        holding = self._detokenizer.holding
+        holding = self._detokenizer.has_pending_bytes
         if not holding:
             self._offsets.mark_boundary()
         if self._stop_sequence is not None:

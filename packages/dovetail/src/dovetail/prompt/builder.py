@@ -32,7 +32,7 @@ from dovetail.prompt.splice import FollowingRole, ContextDependency, SplicePoint
 from dovetail.prompt.tool_fallback import to_plain_messages, needs_fallback
 from dovetail.prompt.turn_writer import TurnWriter, is_interleaved
 from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn
-from dovetail_tokenizers import Guard
+from dovetail_tokenizers import ControlTokenGuard
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RenderContext:
 
     template: ChatTemplate
     profile: TemplateProfile
-    guard: Guard
+    guard: ControlTokenGuard
     splicer: Splicer
     partial_renderer: PartialRenderer
     writer: TurnWriter
@@ -240,7 +240,7 @@ class PromptBuilder:
         """
         whole, guard = self._history.parent_token_ids, self._context.guard
         if whole is not None and whole[: len(before)] == before:
-            length = guard.spelled(whole[len(before) :], text, first=not before)
+            length = guard.match_length(whole[len(before) :], text, first=not before)
             if length is not None:
                 self._reused_tokens, self._is_unchanged = len(whole), True
                 return whole + guard.pack(text[length:], first=False)

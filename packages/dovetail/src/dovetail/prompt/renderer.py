@@ -31,7 +31,7 @@ from dovetail_model import (
     Turn,
 )
 from dovetail_parsers import markers, opens_reasoning
-from dovetail_tokenizers import Guard, Tokenizer
+from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: what is larger is not remembered
 _MAX_TOOLSETS_BYTES = 32 << 20  # bytes of all tools that are remembered
@@ -59,7 +59,7 @@ class PromptRenderer:
         self._context = RenderContext(
             template=template,
             profile=profile,
-            guard=Guard(tokenizer),
+            guard=ControlTokenGuard(tokenizer),
             splicer=Splicer(template, profile, StopTokenMatcher(stops, controls, known), switches),
             partial_renderer=PartialRenderer(template, profile, switches),
             writer=TurnWriter(tool_parser, reasoning_parser),

@@ -27,7 +27,7 @@ from dovetail.prompt.rendering_template import RenderError
 from dovetail.prompt.tool_fallback import to_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
-from dovetail_tokenizers import Guard
+from dovetail_tokenizers import ControlTokenGuard
 
 _TAIL_TOKENS = 24  # tokens of a prompt's end: whether it opens a thought
 
@@ -47,7 +47,7 @@ class BaselinePrompts:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._guard = Guard(model.tokenizer)
+        self._guard = ControlTokenGuard(model.tokenizer)
         self._renderers = RendererCache(model)
         self._diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
@@ -113,7 +113,7 @@ class DovetailPrompts:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._guard = Guard(model.tokenizer)
+        self._guard = ControlTokenGuard(model.tokenizer)
         self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
         self._preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 

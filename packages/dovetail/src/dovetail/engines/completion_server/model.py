@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dovetail_tokenizers import PlainTexts, Tokenizer, load
+from dovetail_tokenizers import TokenTextCache, Tokenizer, load_tokenizer
 
 DEFAULT_MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
 _FILES = ("config", "generation_config", "tokenizer_config")
@@ -23,16 +23,16 @@ class CompletionModel:
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
 
     @cached_property
-    def texts(self) -> PlainTexts:
+    def texts(self) -> TokenTextCache:
         """The texts of its tokens, shared by all answers."""
-        return PlainTexts(self.tokenizer)
+        return TokenTextCache(self.tokenizer)
 
 
 def read_completion_model(
     folder: Path, names: tuple[str, ...] = (), max_model_len: int | None = None
 ) -> CompletionModel:
     """What the folder says about the model, and what is given where that says it better."""
-    tokenizer = load(folder)
+    tokenizer = load_tokenizer(folder)
     read = {name: _read(folder / f"{name}.json") for name in _FILES}
     window = max_model_len or read["config"].get("max_position_embeddings")
     return CompletionModel(
