@@ -156,7 +156,7 @@ class Real:
     """An engine that knows what it has read, in pages of four tokens."""
 
     name = "real"
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.asked: list[EngineRequest] = []
@@ -168,13 +168,13 @@ class Real:
     async def health(self) -> EngineHealth:
         return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         cached = max((_shared(request.prompt, one.prompt) for one in self.asked), default=0)
         self.asked.append(request)
         ids = [7] * min(request.max_tokens, 3)
         for at, id in enumerate(ids):
             finish = "length" if at == len(ids) - 1 else None
-            listener.push(TokenDelta([id], finish=finish, cached=None if at else cached))  # type: ignore[arg-type]
+            sink.push(TokenDelta([id], finish=finish, cached=None if at else cached))  # type: ignore[arg-type]
 
 
 def _shared(one: "array[int]", other: "array[int]") -> int:
@@ -192,11 +192,11 @@ class Heard:
         self.deltas: list[TokenDelta] = []
         self.waits = 0
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.deltas.append(delta)
         return len(self.deltas) > 1
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         self.waits += 1
         return True
 

@@ -114,12 +114,12 @@ class Through(Hearing):
         super().__init__()
         self._listener = listener
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         if self.first_ms is None or delta.cached is not None:
             self.note(delta)
         return self._listener.push(delta)
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return await self._listener.drain()
 
 
@@ -132,7 +132,7 @@ class Cue(Hearing):
         self._opening = opening
         self.room = True
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         first = self.first_ms is None
         self.note(delta)
         if first:
@@ -140,18 +140,18 @@ class Cue(Hearing):
             self.room = self._listener.push(TokenDelta(self._opening, cached=cached))
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True
 
 
 class Silent(Hearing):
     """Tells nobody."""
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.note(delta)
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True
 
 
@@ -166,7 +166,7 @@ class Actor:
         self._answers: Counter[str] = Counter()
 
     @property
-    def abilities(self) -> EngineCapabilities:
+    def capabilities(self) -> EngineCapabilities:
         return self._engine.capabilities
 
     async def start(self) -> None:
@@ -178,18 +178,18 @@ class Actor:
     async def health(self) -> EngineHealth:
         return await self._engine.health()
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         session = request.session or ""
         number = self._answers[session]
         ids = self._script(session, number)
         if ids is None:
-            await self._ask("real", request, Through(listener), number)
+            await self._ask("real", request, Through(sink), number)
             return
         self._answers[session] += 1
         asked = msgspec.structs.replace(request, max_tokens=1)
-        cue = Cue(listener, list(ids[:OPENING]))
+        cue = Cue(sink, list(ids[:OPENING]))
         await self._ask("acted", asked, cue, number)
-        await _tell(listener, ids[OPENING:], cue.room)
+        await _tell(sink, ids[OPENING:], cue.room)
         said = request.prompt + array("I", ids)
         prime = msgspec.structs.replace(request, prompt=said, max_tokens=PRIMING)
         await self._ask("prime", prime, Silent(), number)

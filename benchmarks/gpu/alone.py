@@ -33,14 +33,14 @@ class Counting:
         self.tokens = 0
         self.first = self.last = 0.0
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.last = time.perf_counter()
         if not self.tokens:
             self.first = self.last
         self.tokens += len(delta.ids)
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True
 
 

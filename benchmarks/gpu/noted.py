@@ -54,7 +54,7 @@ class NotedEngine:
     name: str = "noted"
 
     @property
-    def abilities(self) -> EngineCapabilities:
+    def capabilities(self) -> EngineCapabilities:
         return self.engine.capabilities
 
     async def start(self) -> None:
@@ -66,9 +66,9 @@ class NotedEngine:
     async def health(self) -> EngineHealth:
         return await self.engine.health()
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """The answer, and a note of it once it is over."""
-        noting = _Noting(listener)
+        noting = _Noting(sink)
         try:
             await self.engine.generate(request, noting)
         finally:
@@ -85,13 +85,13 @@ class _Noting:
 
     __slots__ = ("_listener", "left")
 
-    def __init__(self, listener: TokenSink) -> None:
-        self._listener = listener
+    def __init__(self, sink: TokenSink) -> None:
+        self._listener = sink
         self.left: list[int] = []
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.left.append(time.monotonic_ns())
         return self._listener.push(delta)
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return await self._listener.drain()

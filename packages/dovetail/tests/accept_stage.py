@@ -130,20 +130,20 @@ class Remembering(ScriptedEngine):
     prompt: list[int] = []  # noqa: RUF012 - replaced, never changed
     said: list[int] = []  # noqa: RUF012
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.prompt, self.said = request.prompt.tolist(), []
-        await super().generate(request, Overhearing(listener, self.said))
+        await super().generate(request, Overhearing(sink, self.said))
 
 
 class Overhearing:
     """Notes the ids that a listener is told."""
 
-    def __init__(self, listener: TokenSink, said: list[int]) -> None:
-        self._listener = listener
+    def __init__(self, sink: TokenSink, said: list[int]) -> None:
+        self._listener = sink
         self._said = said
-        self.wait = listener.drain
+        self.drain = sink.drain
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self._said += delta.ids
         return self._listener.push(delta)
 

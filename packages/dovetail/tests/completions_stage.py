@@ -83,7 +83,7 @@ def open_stream(*payloads: bytes) -> bytes:
 class Remotely:
     """An engine together with the server that it speaks to, for whoever wants one object."""
 
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self, name: str, script: str) -> None:
         self.name = name
@@ -97,8 +97,8 @@ class Remotely:
         self._engine = create_engine(self.name, setup)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
-        await self._engine.generate(request, listener)
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
+        await self._engine.generate(request, sink)
 
     async def health(self) -> EngineHealth:
         return await self._engine.health()

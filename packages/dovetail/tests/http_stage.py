@@ -87,7 +87,7 @@ class StageEngine:
     name = "stage"
 
     def __init__(self, model: Model) -> None:
-        self.abilities = EngineCapabilities()
+        self.capabilities = EngineCapabilities()
         self.tokenizer = model.tokenizer
         self.stop_id = self.tokenizer.controls["<|im_end|>"]
         self.asked: list[EngineRequest] = []
@@ -124,7 +124,7 @@ class StageEngine:
     async def health(self) -> EngineHealth:
         return self.state
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.asked.append(request)
         self.running += 1
         self.began.set()
@@ -132,7 +132,7 @@ class StageEngine:
         try:
             async for delta in deltas:
                 self.given += 1
-                if not listener.push(delta) and not await listener.drain():
+                if not sink.push(delta) and not await sink.drain():
                     return
         finally:
             await deltas.aclose()

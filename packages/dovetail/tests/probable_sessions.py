@@ -132,7 +132,7 @@ class Overhearing:
 
     def __init__(self, engine: TokenEngine) -> None:
         self.engine = engine
-        self.abilities = engine.capabilities
+        self.capabilities = engine.capabilities
         self.asked: list[EngineRequest] = []
         self.truths: list[Truth] = []
 
@@ -143,20 +143,20 @@ class Overhearing:
     async def health(self) -> EngineHealth:
         return await self.engine.health()
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         truth = Truth(request.prompt.tolist())
         self.asked.append(request)
         self.truths.append(truth)
-        await self.engine.generate(request, _Noting(truth, listener))
+        await self.engine.generate(request, _Noting(truth, sink))
 
 
 class _Noting:
-    def __init__(self, truth: Truth, listener: TokenSink) -> None:
+    def __init__(self, truth: Truth, sink: TokenSink) -> None:
         self._truth = truth
-        self._listener = listener
-        self.wait = listener.drain
+        self._listener = sink
+        self.drain = sink.drain
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self._truth.answer += delta.ids
         self._truth.logprobs += map(_known, delta.logprobs)
         if delta.cached is not None:

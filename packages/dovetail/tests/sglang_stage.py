@@ -190,7 +190,7 @@ class StandInEngine:
         self._stand_in = StandIn()
         self._server: asyncio.Server | None = None
         self._engine = SglangEngine(Endpoint(port=1), TOKENIZER)
-        self.abilities = self._engine.capabilities
+        self.capabilities = self._engine.capabilities
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._stand_in.serve, "127.0.0.1", 0)
@@ -198,8 +198,8 @@ class StandInEngine:
         self._engine = SglangEngine(Endpoint(host, port), TOKENIZER)
         await self._engine.start()
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
-        await self._engine.generate(request, listener)
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
+        await self._engine.generate(request, sink)
 
     async def health(self) -> EngineHealth:
         return await self._engine.health()

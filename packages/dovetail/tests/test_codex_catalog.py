@@ -72,7 +72,7 @@ class Unstarted(StageEngine):
     """An engine that has said nothing of itself but its window."""
 
     def __init__(self, window: int | None) -> None:
-        self.abilities = EngineCapabilities(context_length=window)
+        self.capabilities = EngineCapabilities(context_length=window)
 
 
 def offered(name: str, settings: PromptSettings | None = None, window: int | None = None) -> TokenModel:
@@ -262,7 +262,7 @@ def test_the_tag_stands_for_the_entries_alone() -> None:
     assert CodexCatalog(other).current() == before
     assert first.current() is before
     assert CodexCatalog(one, PROFILE).current().etag != before.etag
-    engine.abilities = EngineCapabilities(context_length=2048)
+    engine.capabilities = EngineCapabilities(context_length=2048)
     assert first.current().etag != before.etag
     assert first.current().models[0]["context_window"] == 2048
 

@@ -5,7 +5,7 @@ import secrets
 from array import array
 
 import pytest
-from heard import Heard
+from heard import RecordingSink
 
 from dovetail.demo.model import build_demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
@@ -52,7 +52,7 @@ class Told:
 
     async def _run(self, served: TokenModel, request: Request) -> TrainingSample:
         await served.engine.start()
-        audience = Heard()
+        audience = RecordingSink()
         await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
         self.events = [event for _, events in audience.batches for event in events]
         export = LedgerExporter(self.ledger)

@@ -371,7 +371,7 @@ class Failing(MemoryResponseBackend):
         self._look()
         await super().put(response)
 
-    async def alive(self, tenant: str, ids: Any) -> set[str] | None:
+    async def get_existing_ids(self, tenant: str, ids: Any) -> set[str] | None:
         self._look()
         return await super().get_existing_ids(tenant, ids)
 

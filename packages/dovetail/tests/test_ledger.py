@@ -36,11 +36,11 @@ class WatchedStore(MemoryLedgerStore):
         self._ask("get")
         return await super().get(tenant, id)
 
-    async def by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
+    async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         self._ask("by_call")
         return await super().find_by_call(tenant, call_key)
 
-    async def by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         self._ask("by_chain")
         return await super().find_by_chain(tenant, chain)
 

@@ -95,8 +95,8 @@ class Ends:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
 
-    def ended(self, end: RequestRecord, inside: RequestContents) -> None:
-        self.lines.append(encode_trace_line(end, inside))
+    def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
+        self.lines.append(encode_trace_line(record, contents))
 
     def close(self) -> None:
         """Nothing is left to be written."""

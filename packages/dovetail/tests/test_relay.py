@@ -56,7 +56,7 @@ class Upstream:
     """Plays one list of batches for each request; an exception among them is raised."""
 
     name = "openai"
-    abilities = EngineCapabilities(context_length=4096)
+    capabilities = EngineCapabilities(context_length=4096)
 
     def __init__(self, *answers: list[Any]) -> None:
         self.answers = list(answers)
@@ -70,7 +70,7 @@ class Upstream:
     async def health(self) -> EngineHealth:
         return EngineHealth(True)
 
-    async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         self.asked.append(request)
         try:
             for batch in self.answers.pop(0):

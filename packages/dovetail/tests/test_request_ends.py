@@ -36,8 +36,8 @@ class Listener:
         self.ends: asyncio.Queue[tuple[RequestRecord, RequestContents]] = asyncio.Queue()
         self.closed = False
 
-    def ended(self, end: RequestRecord, inside: RequestContents) -> None:
-        self.ends.put_nowait((end, inside))
+    def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
+        self.ends.put_nowait((record, contents))
 
     def close(self) -> None:
         self.closed = True

@@ -29,7 +29,7 @@ class Replica:
         local: bool = False,
     ) -> None:
         self.number = number
-        self.abilities = EngineCapabilities(constraints, True, True, window, local)
+        self.capabilities = EngineCapabilities(constraints, True, True, window, local)
         self.ready = True
         self.fails: Exception | None = None
         self.go_on = asyncio.Event()
@@ -40,7 +40,7 @@ class Replica:
 
     async def start(self) -> None:
         self.starts += 1
-        if self.abilities.local:
+        if self.capabilities.local:
             self.ready = True
         if not self.ready:
             raise EngineUnavailable("nobody there")
@@ -51,7 +51,7 @@ class Replica:
     async def health(self) -> EngineHealth:
         return EngineHealth(self.ready, "" if self.ready else "nobody there")
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.asked.append(request)
         if self.fails is not None:
             raise self.fails
@@ -60,7 +60,7 @@ class Replica:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        listener.push(TokenDelta([self.number], finish="stop"))
+        sink.push(TokenDelta([self.number], finish="stop"))
 
 
 def request(session: str | None = None, priority: int = 0) -> EngineRequest:
@@ -136,7 +136,7 @@ def test_one_that_is_brought_back_beside_us_is_looked_at_often(
 
     async def play() -> None:
         hosted = Replica(0)
-        hosted.abilities = replace(hosted.abilities, beside=True)
+        hosted.capabilities = replace(hosted.capabilities, beside=True)
         pool = ReplicaPool([hosted])
         await pool.start()
         hosted.fails, hosted.ready = EngineUnavailable("dead"), False

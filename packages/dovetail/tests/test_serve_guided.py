@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heard import heard
+from heard import run_and_collect
 from served import qwen_folder
 
 from dovetail.engines.engine import Constraint
@@ -63,7 +63,7 @@ async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
         body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **demand}
         request = CHAT.decode(json.dumps(body).encode(), {})
         served = service.find("m")
-        events = await heard(served, request, "call_1")
+        events = await run_and_collect(served, request, "call_1")
         assert isinstance(events[-1], Finish)
         assert isinstance(served.engine, ReplicaPool)
         engine = served.engine.replicas[0].engine

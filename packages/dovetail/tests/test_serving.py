@@ -51,7 +51,7 @@ class PlannedEngine:
     """Gives the deltas that it is told to, then fails if it is told to; or waits for ever."""
 
     name = "planned"
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.plan: list[TokenDelta] = [TokenDelta([*ids("hi"), END], finish="stop")]
@@ -70,14 +70,14 @@ class PlannedEngine:
     async def health(self) -> EngineHealth:
         return EngineHealth(self.ready, facts={"waiting": 7})
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.asked.append(request)
         try:
             for delta in self.plan:
-                if listener.push(delta):
+                if sink.push(delta):
                     continue
                 self.held.set()
-                if not await listener.drain():
+                if not await sink.drain():
                     return
             self.speaking.set()
             if self.waits:

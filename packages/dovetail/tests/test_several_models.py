@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heard import heard
+from heard import run_and_collect
 from served import dovetail, qwen_folder, served
 
 from dovetail.engines.discovery import RemoteModel
@@ -125,7 +125,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
         pool, engine = engine_of(offered)
         turns: tuple[Turn, ...] = (Turn("user", (TextBlock("How is it?"),)),)
         request = Request("m", turns, hints=Hints(speculative_prefill=True))
-        assert await heard(offered, request)
+        assert await run_and_collect(offered, request)
         while not pool.warmed_prompts:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
         ahead = engine.requests[-1]
@@ -135,7 +135,7 @@ def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_
         assert text.rstrip().endswith("<|im_start|>user")
         spoken = Turn("assistant", (TextBlock("It is a fine day. " * 10),))
         turns = (*turns, spoken, Turn("user", (TextBlock("And tomorrow?"),)))
-        await heard(offered, Request("m", turns))
+        await run_and_collect(offered, Request("m", turns))
         follows = engine.requests[-1].prompt
         assert follows[: len(ahead.prompt)] == ahead.prompt
         await service.stop()
@@ -151,7 +151,7 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
         pool, engine = engine_of(offered)
         turns = (Turn("user", (TextBlock("How is it?"),)),)
         for hints in (Hints(), Hints(speculative_prefill=True)):
-            await heard(offered, Request("m", turns, hints=hints))
+            await run_and_collect(offered, Request("m", turns, hints=hints))
             while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
         assert len(engine.requests) == 2

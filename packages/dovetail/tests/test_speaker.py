@@ -4,7 +4,7 @@ import asyncio
 import secrets
 
 import pytest
-from heard import Heard
+from heard import RecordingSink
 
 from dovetail.demo.model import build_demo_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
@@ -50,7 +50,7 @@ def _ask(served: TokenModel, **changes: object) -> list[Message]:
     async def main() -> list[Message]:
         await served.engine.start()
         folds: dict[int, Fold] = {}
-        audience = Heard()
+        audience = RecordingSink()
         await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
         for choice, events in audience.batches:
             for event in events:
@@ -107,7 +107,7 @@ class Mortal:
     """An engine that says so many letters, and dies or tells what was cached at the end."""
 
     name = "mortal"
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self, text: str, dies_after: int | None = None, cached: int = 0) -> None:
         self._ids = build_demo_model().tokenizer.encode(text)
@@ -122,18 +122,18 @@ class Mortal:
     async def health(self) -> EngineHealth:
         return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.requests.append(request)
         begun = len(request.prompt) - len(self.requests[0].prompt)
         left = self._ids[begun:][: request.max_tokens]
         for at, id in enumerate(left):
             if self._dies_after is not None and at == self._dies_after:
                 raise EngineUnavailable("killed")
-            if not listener.push(TokenDelta([id])) and not await listener.drain():
+            if not sink.push(TokenDelta([id])) and not await sink.drain():
                 return
         if self._dies_after is not None and self._dies_after >= len(left):
             raise EngineUnavailable("killed")
-        listener.push(TokenDelta([], finish="length", cached=self._cached))
+        sink.push(TokenDelta([], finish="length", cached=self._cached))
 
 
 def _on(*engines: Mortal) -> TokenModel:
@@ -176,7 +176,7 @@ class Refusing(Mortal):
         super().__init__("")
         self._error = error
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.requests.append(request)
         raise self._error
 

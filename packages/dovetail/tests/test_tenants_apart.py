@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from heard import heard
+from heard import run_and_collect
 from http_stage import tiny_model
 
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
@@ -37,7 +37,7 @@ class Both:
     """A token engine and an upstream that keep what they were asked."""
 
     name = "both"
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self) -> None:
         self.salts: list[str | None] = []
@@ -50,11 +50,11 @@ class Both:
     async def health(self) -> EngineHealth:
         return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.salts.append(request.cache_salt)
-        listener.push(TokenDelta([40], finish="length"))
+        sink.push(TokenDelta([40], finish="length"))
 
-    async def answer(self, request: Request) -> AsyncGenerator[list[Event]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         self.asked.append(request)
         yield [ReasoningDelta("A secret."), SpanEnd("reasoning", seal="theirs")]
         yield [Usage(1, 1), Finish("stop")]
@@ -64,7 +64,7 @@ def _play(served: ModelEntry, *requests: Request) -> list[Event]:
     async def main() -> list[Event]:
         told: list[Event] = []
         for request in requests:
-            told += await heard(served, request)
+            told += await run_and_collect(served, request)
         return told
 
     return asyncio.run(main())

@@ -9,7 +9,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from heard import heard
+from heard import run_and_collect
 
 from dovetail.demo.model import CHAT_TEMPLATE, build_demo_model
 from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
@@ -82,7 +82,7 @@ class Thinker:
     """An engine that thinks, closes its thought if it gets so far, and answers behind it."""
 
     name = "thinker"
-    abilities = EngineCapabilities()
+    capabilities = EngineCapabilities()
 
     def __init__(self, model: Model, pair: Pair, thought: str) -> None:
         self._tokenizer = model.tokenizer
@@ -101,7 +101,7 @@ class Thinker:
     async def health(self) -> EngineHealth:
         return EngineHealth(True)
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.asked.append(request)
         closed = request.prompt[-len(self.closing) :].tolist() == self.closing
         ids = [*(self._answer if closed else self._whole), self._stop][: request.max_tokens]
@@ -109,7 +109,7 @@ class Thinker:
         for at, id in enumerate(ids, 1):
             finish = "stop" if id == self._stop else "length" if at == len(ids) else None
             self.made[-1].append(id)
-            if not listener.push(TokenDelta([id], finish=finish)):  # type: ignore[arg-type]
+            if not sink.push(TokenDelta([id], finish=finish)):  # type: ignore[arg-type]
                 return
 
 
@@ -127,7 +127,7 @@ class Told:
 
     async def tell(self) -> Message:
         fold = Fold()
-        for event in await heard(self.served, self.request):
+        for event in await run_and_collect(self.served, self.request):
             fold.add(event)
             self.usage = event if isinstance(event, Usage) else self.usage
         return fold.message()

@@ -134,13 +134,13 @@ class Ear:
         self.failing = failing
         self.content = content  # after the first delta
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         if self.failing:
             raise RuntimeError("cannot hear")
         self.heard.append(delta.ids)
         return not self.content
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return False
 
 

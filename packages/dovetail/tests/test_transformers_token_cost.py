@@ -46,12 +46,12 @@ class Ear:
         self.ids: list[int] = []
         self.told = asyncio.Event()
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.ids += delta.ids
         self.told.set()
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True
 
     async def until(self, count: int) -> None:

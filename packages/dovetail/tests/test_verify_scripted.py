@@ -11,7 +11,7 @@ from models_at_hand import PAIRS, lay_out, require
 from served import NAME, served
 from verify_spoilers import (
     Json,
-    SpoiledStage,
+    SpoiledTarget,
     Spoiler,
     blank_text,
     buffered,
@@ -248,7 +248,7 @@ WHOLE = "answers come when they are whole"  # seen by waiting for what does not 
 def test_a_fault_is_seen(stage: TargetServer, fault: str) -> None:
     spoiler, patterns, reason = FAULTS[fault]
     assert isinstance(stage.recording, FileRecording)
-    spoiled = SpoiledStage(stage, stage.recording, spoiler)
+    spoiled = SpoiledTarget(stage, stage.recording, spoiler)
     findings = judge(spoiled, select_checks(CHECKS, patterns))
     assert findings
     seen = [f.check.id for f in findings if f.outcome == CheckOutcome.FAIL and re.search(reason, f.message)]

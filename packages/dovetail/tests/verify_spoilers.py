@@ -36,19 +36,19 @@ class SpoiledRecording:
     def __init__(self, recording: FileRecording, spoiler: Spoiler) -> None:
         self._recording, self._spoiler = recording, spoiler
 
-    async def heard(self, marker: str, least: int = 1) -> list[RecordedGeneration]:
-        return [self._spoiler.heard(one) for one in await self._recording.find_requests(marker, least)]
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
+        return [self._spoiler.heard(one) for one in await self._recording.find_requests(marker, min_count)]
 
 
-class SpoiledStage(TargetServer):
+class SpoiledTarget(TargetServer):
     """A stage whose server is ours, with a fault."""
 
-    def __init__(self, stage: TargetServer, recording: FileRecording, spoiler: Spoiler) -> None:
+    def __init__(self, target: TargetServer, recording: FileRecording, spoiler: Spoiler) -> None:
         spoiled = SpoiledRecording(recording, spoiler)
-        super().__init__(stage.endpoint, stage.model, recording=spoiled)
+        super().__init__(target.endpoint, target.model, recording=spoiled)
         self._spoiler = spoiler
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: Any = None, *more: Any, **named: Any
     ) -> HttpExchange:
         sent = self._spoiler.request(path, json.loads(json.dumps(body)))
