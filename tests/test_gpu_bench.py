@@ -23,7 +23,13 @@ from benchmarks.gpu.rounds import CASES, session_names
 from benchmarks.gpu.scenes import STEPS, SUFFIX, THOUGHT, make_scene
 from benchmarks.gpu.server import END, make_script
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.ledger.equivalence import is_same_arguments
 from dovetail_parsers import parse
 from dovetail_tokenizers import Tokenizer, load_tokenizer

@@ -18,11 +18,11 @@ import msgspec
 
 from dovetail.engines.engine import (
     EngineCapabilities,
-    EngineRequest,
     EngineHealth,
-    TokenSink,
+    EngineRequest,
     TokenDelta,
     TokenEngine,
+    TokenSink,
 )
 
 #: The ids of a session's answer, by the session's name and the number of the answer.

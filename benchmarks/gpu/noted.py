@@ -13,7 +13,13 @@ from pathlib import Path
 import msgspec
 
 from dovetail.engines import scripted
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.engines.registry import EngineSetup, EngineSetupError
 from dovetail_tokenizers import Tokenizer
 

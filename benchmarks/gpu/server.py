@@ -28,10 +28,10 @@ from dovetail.http.options import build_http_options
 from dovetail.models.loader import Model, load_model
 from dovetail.net.settling import freeze_gc
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.build import default_sampling, preparation_settings
-from dovetail.server.http_server import run_server, create_server, wait_until_started
+from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.kept import open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_tokenizers import Tokenizer
@@ -68,7 +68,10 @@ def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
 def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
     """An application as `dovetail serve` makes it, but for the engine."""
     preparer = ChatPreparer(
-        model, open_ledger(config, folder), open_keyring(config, folder), preparation_settings(config)
+        model,
+        open_ledger(config, folder),
+        open_keyring(config, folder),
+        preparation_settings(config),
     )
     served = TokenModel(
         names=(MODEL,),

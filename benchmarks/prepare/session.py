@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.prepare.dialects import Dialect
 from benchmarks.prepare.matter import TOOL, Matter
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail_model import Request
 from dovetail_protocols import DecodeCache
 from dovetail_tokenizers import Tokenizer

@@ -65,7 +65,9 @@ def _codes(where: Stage, place: Sandbox, url: str) -> list[Row]:
     return was_exact(where.heard, new=2)  # the conversation's first, and the subagent's
 
 
-def _codes_and_commits(where: Stage, place: Sandbox) -> tuple[RecordedGeneration, RecordedGeneration]:
+def _codes_and_commits(
+    where: Stage, place: Sandbox
+) -> tuple[RecordedGeneration, RecordedGeneration]:
     """The task and a second prompt. Gives the requests on both sides of it."""
     with where.server(coding(where.family, place.work)) as server:
         done = len(_codes(where, place, server.url))

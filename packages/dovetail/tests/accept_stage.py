@@ -12,7 +12,7 @@ from watch_stage import PLAIN
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel
-from dovetail.engines.engine import EngineRequest, TokenSink, TokenDelta
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.eval.tasks import TASKS
 from dovetail.http.app import App
@@ -22,7 +22,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 
@@ -180,7 +180,11 @@ async def like_vllm(
         stop_ids=ids,
     )
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
-    chat = App(ModelRegistry([TokenModel((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]))
+    chat = App(
+        ModelRegistry(
+            [TokenModel((MODEL,), model, preparer, ReplicaPool([engine]), max_context=32768)]
+        )
+    )
     tokens = CompletionsServer(engine, CompletionModel((MODEL,), model.tokenizer, ids, 32768))
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.engines.transformers.child import attention
-from dovetail.engines.transformers.child.attention import PagedBatch, NewTokens, KvPages
+from dovetail.engines.transformers.child.attention import KvPages, NewTokens, PagedBatch
 
 
 @dataclass(frozen=True)

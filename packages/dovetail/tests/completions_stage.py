@@ -11,7 +11,7 @@ from scripted_stage import END, RETURN, TOKENIZER, engine
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.engine import EngineCapabilities, EngineHealth, EngineRequest, TokenSink
 from dovetail.engines.registry import EngineSetup, create_engine, discover_model
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.net.http_client import Endpoint

@@ -23,7 +23,7 @@ from dovetail.ledger.recognition import ReplayPolicy
 from dovetail.models.files import TemplateSource
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest, PromptSettings
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
@@ -232,7 +232,10 @@ def grove(
     model = model or small_model()
     settings = PromptSettings(replay=replay)
     room = 1 if forgetful else 1 << 26
-    ledgers = [Ledger(MemoryLedgerStore(), cache_bytes=room, token_cache_bytes=room) for _ in range(replicas)]
+    ledgers = [
+        Ledger(MemoryLedgerStore(), cache_bytes=room, token_cache_bytes=room)
+        for _ in range(replicas)
+    ]
     return Grove([ChatPreparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 

@@ -22,7 +22,13 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
@@ -30,7 +36,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 from dovetail.telemetry.record import RequestRecorder

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 from hypothesis import strategies as st
 
-from dovetail.ledger.entry import LOGPROB_TYPECODE, LedgerEntry, EntrySpan, pack_ids
+from dovetail.ledger.entry import LOGPROB_TYPECODE, EntrySpan, LedgerEntry, pack_ids
 
 
 def pack_logprobs(values: Iterable[float]) -> bytes:

@@ -144,7 +144,7 @@ def counted(found: Model, counter: Counter) -> Model:
     template.counter = counter
     speech = replace(found.tool_chat_template, template=template)
     tokenizer = CountingTokenizer(found.tokenizer, counter)
-    return replace(found, tokenizer=tokenizer, speech=speech, tool_speech=speech)
+    return replace(found, tokenizer=tokenizer, chat_template=speech, tool_chat_template=speech)
 
 
 async def play_long(
@@ -181,7 +181,7 @@ async def play_long(
 @cache
 def figures(pair: Pair, turns: int = 60) -> Long:
     """The figures of one session."""
-    unstable = replace(OFF, stability=NormalizationOptions(strip_preamble=False))
+    unstable = replace(OFF, normalization=NormalizationOptions(strip_preamble=False))
     costs, without, naive = (
         asyncio.run(play_long(pair, turns, settings)) for settings in (None, OFF, unstable)
     )

@@ -12,7 +12,7 @@ from itertools import count
 from agent_clients import Agent, Heard
 
 from dovetail.pipeline.generation import Generation
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, Turn
@@ -65,7 +65,9 @@ class Player:
     ) -> Played:
         """The model says these tokens, a few at a time."""
         prefix = agent.codec.call_id_prefix
-        generation = self.preparer.create_generation(prepared, lambda: f"{prefix}{next(_numbers):024x}")
+        generation = self.preparer.create_generation(
+            prepared, lambda: f"{prefix}{next(_numbers):024x}"
+        )
         encoder = agent.codec.stream(prepared.request, _new_id, lambda: 0.0)
         frames = b""
         for at in range(0, len(ids), step):

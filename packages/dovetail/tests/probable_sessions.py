@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.engines.engine import EngineRequest, EngineHealth, TokenSink, TokenDelta, TokenEngine
+from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta, TokenEngine, TokenSink
 from dovetail_model import TokenLogprob
 
 APIS = ("messages", "chat", "responses")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from scripted_stage import END, TOKENIZER, ids
 
-from dovetail.engines.engine import EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.sglang import SglangEngine, SglangOptions
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import Endpoint

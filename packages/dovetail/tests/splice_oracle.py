@@ -101,7 +101,9 @@ class Oracle:
                     allowed.append(parts(said.prepared.prompt.ids)[number])
         return allowed
 
-    def _is_restored(self, prepared: PreparedRequest, at: int, found: "array[int]", tenant: str) -> bool:
+    def _is_restored(
+        self, prepared: PreparedRequest, at: int, found: "array[int]", tenant: str
+    ) -> bool:
         """Whether a turn is a seal's thoughts with the client's own words behind them."""
         entry = prepared.prompt.history.entries.get(at)
         turn = prepared.request.turns[at]

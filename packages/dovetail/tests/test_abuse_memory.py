@@ -5,9 +5,13 @@ from typing import Any
 import pytest
 from http_stage import NAME, run, serving
 
-from dovetail.ledger.history_match import TurnMatch, MatchStep, HistoryMatch, HistoryMatchCache
+from dovetail.ledger.history_match import HistoryMatch, HistoryMatchCache, MatchStep, TurnMatch
 from dovetail.ledger.turn_digest import TurnDigestCache
-from dovetail.pipeline.stop_text import MAX_STOP_TOTAL_CHARS, MAX_STOP_SEQUENCE_CHARS, StopSequenceMatcher
+from dovetail.pipeline.stop_text import (
+    MAX_STOP_SEQUENCE_CHARS,
+    MAX_STOP_TOTAL_CHARS,
+    StopSequenceMatcher,
+)
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -64,7 +68,11 @@ def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "stops", [["x" * (MAX_STOP_SEQUENCE_CHARS + 1)], [str(n) * 100 for n in range(MAX_STOP_TOTAL_CHARS // 100)]]
+    "stops",
+    [
+        ["x" * (MAX_STOP_SEQUENCE_CHARS + 1)],
+        [str(n) * 100 for n in range(MAX_STOP_TOTAL_CHARS // 100)],
+    ],
 )
 def test_stop_sequences_are_bounded(stops: list[str]) -> None:
     """All beginnings of a sequence are kept: of a million characters that would be 500 GB."""

@@ -15,9 +15,9 @@ from dovetail.eval.apis import APIS
 from dovetail.eval.client import ApiClient
 from dovetail.eval.figures import PassMetrics
 from dovetail.eval.metrics import PromptStats, sum_prefix_stats
-from dovetail.eval.report import to_report_json, build_notes
+from dovetail.eval.report import build_notes, to_report_json
 from dovetail.eval.runner import EvalPlan, run_eval
-from dovetail.eval.target import EvalError, EvalTarget, EvalOptions, inspect_target
+from dovetail.eval.target import EvalError, EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail.net.http_client import Endpoint
 from dovetail_model import Identity, Sampling, ToolCallBlock
@@ -152,8 +152,8 @@ def test_a_server_that_breaks_off_at_first_is_asked_once() -> None:
 def test_an_answer_without_end_is_ended(
     bytes_: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaking, "MOST_BYTES", bytes_)
-    monkeypatch.setattr(speaking, "MOST_CALLS", calls)
+    monkeypatch.setattr(speaking, "MAX_RESPONSE_BYTES", bytes_)
+    monkeypatch.setattr(speaking, "MAX_TOOL_CALLS", calls)
     many = [
         {"tool_calls": [{"index": at, "id": f"c{at}", **_function("list_files", "{}")}]}
         for at in range(4)
@@ -168,7 +168,10 @@ def test_an_answer_without_end_is_ended(
 def test_what_one_address_tells_of_its_cache_is_not_asked_of_another() -> None:
     """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
     silent = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120)]
-    told = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120, cached_tokens=110)]
+    told = [
+        PromptStats(True, prompt_tokens=100),
+        PromptStats(False, True, 10, prompt_tokens=120, cached_tokens=110),
+    ]
     assert (sum_prefix_stats(silent).computed, sum_prefix_stats(silent).again) == (None, None)
     assert (sum_prefix_stats(told).computed, sum_prefix_stats(told).again) == (110, 0)
 

@@ -8,7 +8,7 @@ from llamacpp_at_hand import need_weights
 from dovetail.eval.figures import PassMetrics
 from dovetail.eval.report import build_notes
 from dovetail.eval.runner import EvalPlan, run_eval
-from dovetail.eval.target import EvalTarget, EvalOptions, inspect_target
+from dovetail.eval.target import EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail_model import Sampling
 
@@ -21,7 +21,9 @@ def test_llama_cpp_shows_this_model_no_tools_and_says_nothing_about_it() -> None
     async def scene() -> None:
         with llama_server(n_ctx=8192) as url:
             subject = await inspect_target(EvalOptions(url))
-            plan = EvalPlan(TASKS[:1], ("messages",), max_requests=2, sampling=Sampling(max_tokens=8))
+            plan = EvalPlan(
+                TASKS[:1], ("messages",), max_requests=2, sampling=Sampling(max_tokens=8)
+            )
             found.append((subject, await run_eval(subject, plan, lambda name, run: None)))
 
     run(scene)

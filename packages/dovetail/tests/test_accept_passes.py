@@ -12,10 +12,10 @@ from served import qwen_folder
 
 from dovetail.eval.agent import TaskRun
 from dovetail.eval.figures import PassMetrics
-from dovetail.eval.report import to_report_json, render_html, render_terminal
+from dovetail.eval.report import render_html, render_terminal, to_report_json
 from dovetail.eval.rows import METRIC_ROWS
 from dovetail.eval.runner import EvalPlan, run_eval
-from dovetail.eval.target import EvalTarget, EvalOptions, inspect_target
+from dovetail.eval.target import EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS
 from dovetail.watch.reference_model import ParserNames
 from dovetail_model import Sampling
@@ -68,7 +68,11 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
     assert off.causes == {"retokenization": off.later}
     assert off.again is not None
     for prefixes in on:
-        assert (prefixes.exact, prefixes.unknown_prompts, prefixes.causes) == (prefixes.later, 0, {})
+        assert (prefixes.exact, prefixes.unknown_prompts, prefixes.causes) == (
+            prefixes.later,
+            0,
+            {},
+        )
         assert prefixes.again is not None
         # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
         assert prefixes.again <= 16 * prefixes.later
@@ -116,7 +120,9 @@ def weak(folder: Path) -> tuple[EvalTarget, list[PassMetrics]]:
 
 
 @pytest.mark.long
-def test_weak_models_are_no_fault_of_the_protocol(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
+def test_weak_models_are_no_fault_of_the_protocol(
+    weak: tuple[EvalTarget, list[PassMetrics]],
+) -> None:
     for one in weak[1]:
         assert (one.solved_tasks, one.faults) == (0, ())
         assert [(line.task, line.requests, line.why) for line in one.done] == [

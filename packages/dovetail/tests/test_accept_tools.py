@@ -11,9 +11,9 @@ from accept_stage import PERFECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.eval.folder import Workspace, ToolError
+from dovetail.eval.folder import ToolError, Workspace
 from dovetail.eval.tasks import TASKS
-from dovetail.eval.tools import TOOLS, check_call, build_schema, build_tool_specs
+from dovetail.eval.tools import TOOLS, build_schema, build_tool_specs, check_call
 from dovetail_parsers import parse
 
 ORDER = {
@@ -58,7 +58,11 @@ def changed(**fields: Any) -> str:
 )
 def test_a_call_is_judged_by_name_json_and_schema(name: str, arguments: str, right: str) -> None:
     judged = check_call(name, arguments)
-    found = {"known": judged.is_known_tool, "json": judged.is_valid_json, "fits": judged.matches_schema}
+    found = {
+        "known": judged.is_known_tool,
+        "json": judged.is_valid_json,
+        "fits": judged.matches_schema,
+    }
     assert " ".join(word for word, holds in found.items() if holds) == right
     assert bool(judged.problem) == (judged.tool is None) == (right != "known json fits")
 

@@ -21,7 +21,9 @@ def scene(play: Callable[[], Awaitable[None]]) -> None:
 class Visit:
     """A request that stays inside until it is told to leave."""
 
-    def __init__(self, admission: AdmissionController, order: list[str], name: str, **hints: object) -> None:
+    def __init__(
+        self, admission: AdmissionController, order: list[str], name: str, **hints: object
+    ) -> None:
         self.leave = asyncio.Event()
         self._order = order
         self._name = name

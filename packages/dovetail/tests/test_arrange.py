@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dovetail.prompt.arrange import order_turns
-from dovetail.prompt.clean import TextCleaner, NormalizationOptions
+from dovetail.prompt.clean import NormalizationOptions, TextCleaner
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.stability_init import normalize_prompt
 from dovetail.prompt.turn_order import normalize_call_id
@@ -198,7 +198,9 @@ def test_turns_in_order_are_the_same_objects() -> None:
     asked = Request("m", turns=turns, system=(TextBlock("s"),))
     assert order_turns(asked) is asked
     assert normalize_prompt(asked) is asked
-    grown = normalize_prompt(msgspec.structs.replace(asked, turns=(*turns, CALL_A, user(gave("a", "1")))))
+    grown = normalize_prompt(
+        msgspec.structs.replace(asked, turns=(*turns, CALL_A, user(gave("a", "1"))))
+    )
     assert all(made is old for made, old in zip(grown.turns, turns, strict=False))
 
 
@@ -414,7 +416,7 @@ def test_only_new_turns_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(turn)
         return real(self, turn)
 
-    monkeypatch.setattr(TextCleaner, "turn", spy)
+    monkeypatch.setattr(TextCleaner, "clean_turn", spy)
     turns = long_history(200)
     warm = PromptNormalizer()
     for end in range(1, len(turns) + 1, 2):

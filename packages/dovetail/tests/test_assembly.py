@@ -117,11 +117,15 @@ def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() 
     at = PLACE + 2  # the call that answers the second question
     natural = renderer.render(request, RecognizedHistory(), THINKING)
     before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), RecognizedHistory(), THINKING)
-    resumed = renderer.render(request, RecognizedHistory(base_prompt=(at, before.ids), call_count=2), THINKING)
+    resumed = renderer.render(
+        request, RecognizedHistory(base_prompt=(at, before.ids), call_count=2), THINKING
+    )
     assert (resumed.origin, resumed.ids) == ("resumed", natural.ids)
     assert 0 < resumed.reused_tokens < len(before.ids)
     other = before.ids + array("I", tokenizer.encode_plain("<thought>"))
-    whole = renderer.render(request, RecognizedHistory(base_prompt=(at, other), call_count=2), THINKING)
+    whole = renderer.render(
+        request, RecognizedHistory(base_prompt=(at, other), call_count=2), THINKING
+    )
     assert (whole.origin, whole.ids, whole.reused_tokens) == ("cold", natural.ids, 0)
 
 

@@ -59,7 +59,10 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
 
     async def scene() -> None:
         (one, engine), (two, _) = service(), service()
-        first_kept, second_kept = open_response_store(config, tmp_path), open_response_store(config, tmp_path)
+        first_kept, second_kept = (
+            open_response_store(config, tmp_path),
+            open_response_store(config, tmp_path),
+        )
         async with (
             serving(offered=ModelRegistry(one.entries, {}, first_kept)) as first,
             serving(offered=ModelRegistry(two.entries, {}, second_kept)) as second,
@@ -98,7 +101,7 @@ def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
 
 
 def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_module, "_WATCH", 0.01)
+    monkeypatch.setattr(background_module, "_POLL_SECONDS", 0.01)
 
     async def scene() -> None:
         store = MemoryResponseBackend()
@@ -129,7 +132,7 @@ def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPat
             first.engine = engine
             gate = Gate(first)
             asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            monkeypatch.setattr(background_module, "_SILENT", -1.0)
+            monkeypatch.setattr(background_module, "_STALE_SECONDS", -1.0)
             dead = await second.openai().responses.retrieve(asked.id)
             assert dead.status == "failed"
             gate.opened.set()

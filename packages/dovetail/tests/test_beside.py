@@ -66,7 +66,7 @@ def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
             seen.add(threading.current_thread())
         return plain(self, text, first)
 
-    monkeypatch.setattr(HfTokenizer, "_ask", ask)
+    monkeypatch.setattr(HfTokenizer, "_encode_with_library", ask)
     return seen
 
 
@@ -150,7 +150,7 @@ async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:
     """The prompts of requests that come all at once."""
     preparer = _preparer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WORTH_A_THREAD", worth)
+        patch.setattr(module, "MIN_OFFLOAD_SIZE", worth)
         made = await asyncio.gather(*map(preparer.prepare, asked))
     return [one.prompt.ids.tolist() for one in made]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES, TOKENIZERS
 
-from dovetail.models.loader import ModelLoadError, Model, load_model
+from dovetail.models.loader import Model, ModelLoadError, load_model
 from dovetail_model import Sampling
 
 

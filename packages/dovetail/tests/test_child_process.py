@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.engines.process import MAX_LOG_LINES, ChildProcess, ProcessSpec, PrivateSocket
+from dovetail.engines.process import MAX_LOG_LINES, ChildProcess, PrivateSocket, ProcessSpec
 from dovetail_model import EngineUnavailable
 
 READY = 'print(json.dumps({"address": "unix:///s", "heard": order}), flush=True)\n'

@@ -28,7 +28,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
-from dovetail.pipeline.registry import UpstreamModel, TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel, UpstreamModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool
@@ -75,7 +75,9 @@ class Unstarted(StageEngine):
         self.capabilities = EngineCapabilities(context_length=window)
 
 
-def offered(name: str, settings: PromptSettings | None = None, window: int | None = None) -> TokenModel:
+def offered(
+    name: str, settings: PromptSettings | None = None, window: int | None = None
+) -> TokenModel:
     """The model of a real template. Entries can be had before an engine is started."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     require(pair)
@@ -89,7 +91,12 @@ OFF = PromptSettings(default_thinking="disabled")
 CASES: list[tuple[str, PromptSettings | None, tuple[str, ...], str | None]] = [
     ("Qwen3", None, ("none", "medium"), "medium"),
     ("Qwen3", OFF, ("none", "medium"), "none"),
-    ("Qwen3", PromptSettings(template_switches={"enable_thinking": False}), ("none", "medium"), "none"),
+    (
+        "Qwen3",
+        PromptSettings(template_switches={"enable_thinking": False}),
+        ("none", "medium"),
+        "none",
+    ),
     ("Qwen3-Coder", None, (), None),
     ("Kimi-K2-Thinking", None, (), None),
     ("Ministral-3", None, (), None),
@@ -133,7 +140,12 @@ def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
     """It may think and it gets images; which levels it takes, nobody knows."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
-    made = build_entry("m", UpstreamModel(("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536))
+    made = build_entry(
+        "m",
+        UpstreamModel(
+            ("m",), engine, PromptNormalizer(NormalizationOptions()), sealer, max_context=65_536
+        ),
+    )
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
     assert made["context_window"] == 65_536
     assert made["input_modalities"] == ["text", "image"]

@@ -15,7 +15,7 @@ from scripted_stage import END, RETURN, ids, request
 
 from dovetail.engines.completions.body import encode_request
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax, TokenDelta
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, TokenDelta
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import Endpoint, Timeouts
@@ -120,7 +120,13 @@ def test_constraints_in_the_members_that_vllm_reads(syntax: ConstraintSyntax, me
 
 def test_what_nobody_set_is_left_to_the_server() -> None:
     told = json.loads(
-        encode_request(request(stop_ids=frozenset()), PromptEncoder(), MODEL, with_priority=True, extra_fields={"x": 1})
+        encode_request(
+            request(stop_ids=frozenset()),
+            PromptEncoder(),
+            MODEL,
+            with_priority=True,
+            extra_fields={"x": 1},
+        )
     )
     assert set(told) == {
         "model",
@@ -137,7 +143,12 @@ def test_what_nobody_set_is_left_to_the_server() -> None:
 
 
 def test_a_lower_number_runs_sooner_over_there() -> None:
-    assert json.loads(encode_request(request(priority=5), PromptEncoder(), MODEL, with_priority=True))["priority"] == -5
+    assert (
+        json.loads(encode_request(request(priority=5), PromptEncoder(), MODEL, with_priority=True))[
+            "priority"
+        ]
+        == -5
+    )
     assert "priority" not in json.loads(
         encode_request(request(priority=5), PromptEncoder(), MODEL, with_priority=False)
     )

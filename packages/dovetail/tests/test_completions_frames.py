@@ -250,7 +250,11 @@ def over_http(payloads: list[bytes]) -> bytes:
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
 def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
     wire, at, piece = over_http(ANSWER), 0, 0
-    answer, events, frames = ResponseParser(), SseDataReader(), CompletionFrameReader(request(), "vLLM")
+    answer, events, frames = (
+        ResponseParser(),
+        SseDataReader(),
+        CompletionFrameReader(request(), "vLLM"),
+    )
     heard: list[TokenDelta] = []
     while not (heard and heard[-1].finish):
         size = sizes[piece % len(sizes)]

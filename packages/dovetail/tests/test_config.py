@@ -62,9 +62,9 @@ def test_another_file_can_be_named() -> None:
     other = written('model = "other"', "other.toml")
     assert load_config({}, {}, other).config.model == "other"
     assert load_config({}, {"DOVETAIL_CONFIG": "other.toml"}).config.model == "other"
-    assert load_config({}, {"DOVETAIL_CONFIG": "other.toml"}, Path("dovetail.toml")).config.model == (
-        "from-file"
-    )
+    assert load_config(
+        {}, {"DOVETAIL_CONFIG": "other.toml"}, Path("dovetail.toml")
+    ).config.model == ("from-file")
 
 
 @pytest.mark.parametrize(

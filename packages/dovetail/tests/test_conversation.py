@@ -7,8 +7,8 @@ import pytest
 
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import (
-    MessageBuilder,
     ChatMessage,
+    MessageBuilder,
     ToolNames,
     escape_strings,
     format_tool_call,
@@ -37,7 +37,9 @@ def _loud(text: str) -> str:
     return text.replace("<x>", "<!x>")
 
 
-def _written(facts: TemplateProfile, *turns: Turn, system: str = "", calls_before: int = 0) -> list[ChatMessage]:
+def _written(
+    facts: TemplateProfile, *turns: Turn, system: str = "", calls_before: int = 0
+) -> list[ChatMessage]:
     made = MessageBuilder(facts, _as_it_is, ToolNames(()), calls_before)
     return made.build((TextBlock(system),) if system else (), turns)
 
@@ -131,7 +133,11 @@ def test_one_call_each() -> None:
             "tool_calls": [format_tool_call("call_0", "read", {"path": "a"})],
         },
         {"role": "tool", "content": "1st", "tool_call_id": "call_0", "name": "read"},
-        {"role": "assistant", "content": "", "tool_calls": [format_tool_call("call_1", "list", {})]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [format_tool_call("call_1", "list", {})],
+        },
         {"role": "tool", "content": "2nd", "tool_call_id": "call_1", "name": "list"},
         {"role": "assistant", "content": "Done."},
     ]
@@ -285,7 +291,9 @@ def test_arguments(call: ToolCallBlock, value: dict[str, Any]) -> None:
 def test_arguments_nested_too_deep_to_walk() -> None:
     deep = '{"a":' * 600 + "1" + "}" * 600
     for facts in (TemplateProfile(), TemplateProfile(arguments="string")):
-        assert MessageBuilder(facts, _as_it_is, ToolNames(())).format_arguments(ToolCallBlock("a", "f", deep))
+        assert MessageBuilder(facts, _as_it_is, ToolNames(())).format_arguments(
+            ToolCallBlock("a", "f", deep)
+        )
 
 
 def test_names_of_tools() -> None:
@@ -369,7 +377,9 @@ def test_a_turn_of_nothing_is_no_message() -> None:
         {"role": "user", "content": "On."},
     ]
     assert _written(TemplateProfile(), _says(ReasoningBlock("Hm."))) == []
-    assert len(_written(TemplateProfile(reasoning_fields=THINKS), _says(ReasoningBlock("Hm.")))) == 1
+    assert (
+        len(_written(TemplateProfile(reasoning_fields=THINKS), _says(ReasoningBlock("Hm.")))) == 1
+    )
 
 
 def test_keys_and_values_of_any_depth_are_protected() -> None:

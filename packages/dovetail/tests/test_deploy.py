@@ -150,7 +150,9 @@ def test_what_the_image_copies_is_there() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
     assert lines["USER"] == ["10001"]
-    known = {one.replace("_", "-") for one in load_config({}, {}).config.__dataclass_fields__} | {"config"}
+    known = {one.replace("_", "-") for one in load_config({}, {}).config.__dataclass_fields__} | {
+        "config"
+    }
     flags = re.findall(r'"--([a-z-]+)"', lines["CMD"][-1])
     assert flags
     assert set(flags) <= known

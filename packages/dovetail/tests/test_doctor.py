@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.diagnosis import DIVERGENCE_REASONS, PrefixReport, DivergenceReason, describe_prefix, prefix_headers
+from dovetail.prompt.diagnosis import (
+    DIVERGENCE_REASONS,
+    DivergenceReason,
+    PrefixReport,
+    describe_prefix,
+    prefix_headers,
+)
 from dovetail.prompt.prefix import count_common_bytes
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 
@@ -24,7 +30,9 @@ def seen(text: str, session: str | None = "s", turns: str = "u", **more: Any) ->
     """A prompt whose tokens are characters and whose turns have a letter each."""
     digests = tuple(turn.encode() for turn in turns)
     given = {"system": b"S", "tools": b"T", "switches": b"W", **more}
-    return PromptObservation(session, "claude-code", array("I", map(ord, text)), turns=digests, **given)
+    return PromptObservation(
+        session, "claude-code", array("I", map(ord, text)), turns=digests, **given
+    )
 
 
 def doctor() -> PrefixDiagnostics:
@@ -70,16 +78,26 @@ CASES: list[tuple[DivergenceReason, str, dict[str, Any], int | None]] = [
 
 
 @pytest.mark.parametrize(("reason", "text", "more", "turn"), CASES)
-def test_every_reason(reason: DivergenceReason, text: str, more: dict[str, Any], turn: int | None) -> None:
+def test_every_reason(
+    reason: DivergenceReason, text: str, more: dict[str, Any], turn: int | None
+) -> None:
     one = doctor()
     grown(one)
     found = one.compare(seen(text, **more))
     whole = PROMPT + ANSWER
     at = next(i for i, (was, now) in enumerate(zip(whole, text, strict=False)) if was != now)
     assert (found.reason, found.turn) == (reason, turn)
-    assert (found.diverged_at, found.common_tokens, found.reprefilled_tokens) == (at, at, len(whole) - at)
+    assert (found.diverged_at, found.common_tokens, found.reprefilled_tokens) == (
+        at,
+        at,
+        len(whole) - at,
+    )
     assert (found.total_tokens, found.prefill_tokens) == (len(text), len(text) - at)
-    assert (found.text_before, found.old_text, found.new_text) == (text[:at], whole[at:], text[at : at + 24])
+    assert (found.text_before, found.old_text, found.new_text) == (
+        text[:at],
+        whole[at:],
+        text[at : at + 24],
+    )
     again = one.compare(seen(text + " more", **{**more, "turns": more["turns"] + "m"}))
     assert again.reason is None
     assert again.common_tokens == len(text)
@@ -110,7 +128,12 @@ def test_a_first_prompt_is_compared_with_other_sessions_of_its_harness() -> None
     one.compare(seen("SXX", "third", tools=b"X"))
     found = one.compare(seen("STW u3 a:", "s2", turns="w"))
     assert (found.reason, found.shared_tokens, found.shared_difference) == ("first", 5, "history")
-    assert (found.common_tokens, found.prefill_tokens, found.diverged_at, found.text_before) == (0, 9, 5, "STW u")
+    assert (found.common_tokens, found.prefill_tokens, found.diverged_at, found.text_before) == (
+        0,
+        9,
+        5,
+        "STW u",
+    )
     tools = one.compare(seen("STX", "s3", tools=b"X"))
     assert (tools.shared_tokens, tools.shared_difference) == (2, "tools")
     same = one.compare(seen("STW u1 a:", "s4"))
@@ -184,9 +207,15 @@ def test_common_is_the_true_common_prefix(head: list[int], old: list[int], new: 
 def test_long_runs_are_compared_block_by_block(at: int) -> None:
     left = bytes(200_000)
     right = left[:at] + b"\1" + left[at + 1 :]
-    assert count_common_bytes(left, memoryview(right)) == count_common_bytes(right, memoryview(left)) == at
     assert (
-        count_common_bytes(left, memoryview(left[:at])) == count_common_bytes(left[:at], memoryview(left)) == at
+        count_common_bytes(left, memoryview(right))
+        == count_common_bytes(right, memoryview(left))
+        == at
+    )
+    assert (
+        count_common_bytes(left, memoryview(left[:at]))
+        == count_common_bytes(left[:at], memoryview(left))
+        == at
     )
 
 
@@ -262,7 +291,9 @@ def test_the_console_shows_text_only_where_it_may() -> None:
         line,
         r"  after 'STW u1 a:I s': was 'aid', now 'wore\n secret'",
     ]
-    assert describe_prefix(PrefixReport(70, 80, 10)) == "prefix: 70 of 80 tokens kept, 10 to prefill"
+    assert (
+        describe_prefix(PrefixReport(70, 80, 10)) == "prefix: 70 of 80 tokens kept, 10 to prefill"
+    )
     first = PrefixReport(0, 80, 80, reason="first", shared_tokens=60, shared_difference="header")
     assert describe_prefix(first) == (
         "prefix: first prompt of the session, 80 tokens to prefill; "

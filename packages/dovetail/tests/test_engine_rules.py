@@ -179,7 +179,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setattr(registry, "ENGINES", {"needy": "needy_engine:create"})
     with pytest.raises(EngineSetupError, match="package_nobody_has: install package_nobody_has"):
         create_engine("needy", setup())
-    monkeypatch.setattr(registry, "EXTRAS", {"needy": "extra"})
+    monkeypatch.setattr(registry, "ENGINE_EXTRAS", {"needy": "extra"})
     with pytest.raises(EngineSetupError, match=r"pip install 'dovetail\[extra\]'"):
         create_engine("needy", setup())
     assert "needy_engine" not in sys.modules

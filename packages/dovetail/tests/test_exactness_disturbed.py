@@ -119,7 +119,9 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
 @in_a_loop
 async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) -> None:
     session, _, agent = await _begun(pair, kind)
-    other = ChatPreparer(model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)]))
+    other = ChatPreparer(
+        model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)])
+    )
     prompt = (await player(pair, other).prepare(agent)).prompt
     cold = (await player(pair, preparer(pair, OFF)).prepare(agent)).prompt
     assert prompt.ids == cold.ids

@@ -230,7 +230,12 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
             "root", suffix=pack_ids([1]), generated=pack_ids([2, 3]), session="s", calls=("call_9",)
         )
         leaf = turn(
-            "leaf", parent="root", keep=3, suffix=pack_ids([2]), generated=pack_ids([5]), session="s"
+            "leaf",
+            parent="root",
+            keep=3,
+            suffix=pack_ids([2]),
+            generated=pack_ids([5]),
+            session="s",
         )
         other = turn("other", suffix=pack_ids([1]), generated=pack_ids([6]), session="s")
         leaf = _with(leaf, answer="0123456789abcdef01234567")
@@ -259,7 +264,9 @@ def test_what_another_session_said_is_prompt() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
         first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8]), session="one", stop=2)
-        second = turn("b", parent="a", keep=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two")
+        second = turn(
+            "b", parent="a", keep=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two"
+        )
         for entry in (first, second):
             await ledger.record(entry, _prompt(entry))
         (sample,) = await exported(ledger, "two", "t")
@@ -275,7 +282,9 @@ def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
         told = pack_logprobs([-0.5, nan, -0.25, -1.0])
-        first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told)
+        first = turn(
+            "a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told
+        )
         second = turn(
             "b", parent="a", keep=4, suffix=pack_ids([2, 5]), generated=pack_ids([6]), session="s"
         )

@@ -44,7 +44,9 @@ class Told:
         self.engine = ScriptedEngine(self.model.tokenizer, script, options=ScriptedOptions())
         self.ledger = Ledger(MemoryLedgerStore())
         preparer = ChatPreparer(self.model, self.ledger, Keyring([b"k" * 32]))
-        served = TokenModel(("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep)
+        served = TokenModel(
+            ("m",), self.model, preparer, ReplicaPool([self.engine]), keep_logprobs=keep
+        )
         turns = (Turn("user", (TextBlock("Is it so?"),)),)
         request = Request("m", turns, identity=WHO, **changes)  # type: ignore[arg-type]
         self.events: list[Event] = []

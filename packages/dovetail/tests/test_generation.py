@@ -14,9 +14,9 @@ from playing import OddSpelling
 from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recognition import RecognizedHistory
-from dovetail.ledger.seal import SealPayload, Sealer, read_entry_id
-from dovetail.ledger.turn_digest import extend_chain, digest_turn
-from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
+from dovetail.ledger.seal import Sealer, SealPayload, read_entry_id
+from dovetail.ledger.turn_digest import digest_turn, extend_chain
+from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import (
     CallClose,
@@ -52,7 +52,9 @@ WHOLE = FIRST + LOOK + "\n" + LS + SECOND + PWD
 
 
 def _prompt(recalled: RecognizedHistory | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
-    return Prompt(array("I", ids), "cold", False, HEAD, recalled or RecognizedHistory(chain=b"c" * 16))
+    return Prompt(
+        array("I", ids), "cold", False, HEAD, recalled or RecognizedHistory(chain=b"c" * 16)
+    )
 
 
 def _generation(

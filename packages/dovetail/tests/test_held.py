@@ -38,7 +38,7 @@ def asks(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for two large ones."""
-    monkeypatch.setattr(request_memory, "most", 250_000)
+    monkeypatch.setattr(request_memory, "max_bytes", 250_000)
     yield
     assert request_memory.total_bytes == 0  # whatever happened, nothing is left
 
@@ -55,7 +55,7 @@ async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asynci
 
 def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three large ones, here."""
-    monkeypatch.setattr(request_memory, "most", 300_000)
+    monkeypatch.setattr(request_memory, "max_bytes", 300_000)
     keys = ApiKeys(hashed=[ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")])
 
     async def scene() -> None:
@@ -171,7 +171,7 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
 
 
 def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_memory, "most", 1)
+    monkeypatch.setattr(request_memory, "max_bytes", 1)
 
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
@@ -208,5 +208,7 @@ def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> 
     service: Any = None
     for most in (4711, None):
         with pytest.raises(Stop):
-            command.serve_in_process(replace(Config(), max_held_bytes=most), front, service, lambda: None)
+            command.serve_in_process(
+                replace(Config(), max_held_bytes=most), front, service, lambda: None
+            )
         assert request_memory.max_bytes == most

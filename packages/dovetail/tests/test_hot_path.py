@@ -15,7 +15,7 @@ import pytest
 from models_at_hand import PAIRS, model, require
 
 from dovetail.ledger.recognition import RecognizedHistory
-from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
+from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import Request, ToolSpec
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.access import auth
-from dovetail.access.auth import Caller, ApiKeys, extract_keys, exposure_warning
+from dovetail.access.auth import ApiKeys, Caller, exposure_warning, extract_keys
 from dovetail.access.key_file import MAX_KEYS, ApiKey, KeyFileError, read_keys
 from dovetail.access.limits import RateLimits
 from dovetail.settings import file_version as stamps
@@ -141,7 +141,7 @@ class Watched:
     """A file of keys whose changes are seen at once, as `LOOK_EVERY` seconds later."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
+        monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 0.0)
         self.file = file
         self.write(f"a:{HASH} requests=7")
         self.keys = ApiKeys(file=file)
@@ -202,7 +202,9 @@ def test_the_last_key_can_be_taken_out(
     before = watched.keys.authenticate(sent("key"))
     watched.write(text)
     assert watched.knows("key")  # somebody may be writing it just now
-    monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if that were some time ago
+    monkeypatch.setattr(
+        stamps, "_TIMESTAMP_GRANULARITY_SECONDS", 0.0
+    )  # as if that were some time ago
     assert not watched.knows("key")
     assert not watched.knows("")
     with pytest.raises(Unauthenticated):
@@ -224,7 +226,7 @@ def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 0.0)
     reading, writing = os.pipe()
     os.write(writing, f"a:{HASH}\n".encode())
     os.close(writing)
@@ -251,9 +253,9 @@ def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "keys"
     file.write_text(f"a:{HASH}")
     looks: list[Path] = []
-    monkeypatch.setattr(auth, "LOOK_EVERY", 1e9)
+    monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 1e9)
     keys = ApiKeys(file=file)
-    monkeypatch.setattr(auth, "stamp", looks.append)
+    monkeypatch.setattr(auth, "get_file_version", looks.append)
     for _ in range(100):
         keys.authenticate(sent("key"))
     assert looks == []

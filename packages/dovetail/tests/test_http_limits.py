@@ -20,7 +20,7 @@ from socket_stage import asked, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.access.limits import RateLimits, MemoryLimitStore, LimitStatus
+from dovetail.access.limits import LimitStatus, MemoryLimitStore, RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.limit_headers import limit_headers
 from dovetail.http.options import HttpOptions
@@ -73,7 +73,9 @@ class Desk:
 @asynccontextmanager
 async def desk(**limits: int) -> AsyncIterator[Desk]:
     book = MemoryLimitStore()
-    keys = ApiKeys(hashed=[ApiKey("a", digest("key"), RateLimits(**limits)), ApiKey("b", digest("other"))])
+    keys = ApiKeys(
+        hashed=[ApiKey("a", digest("key"), RateLimits(**limits)), ApiKey("b", digest("other"))]
+    )
     async with serving(HttpOptions(keys=keys, limit_store=book)) as stage:
         yield Desk(stage, book)
 

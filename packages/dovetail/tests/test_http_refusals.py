@@ -13,7 +13,7 @@ from http_stage import NAME, Stage, run, service, serving
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.engines.engine import EngineRequest, EngineHealth, TokenDelta
+from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail_model import EngineError, EngineUnavailable

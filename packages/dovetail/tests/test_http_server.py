@@ -23,7 +23,7 @@ def test_headers_are_bounded() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: te"])
 def test_headers_must_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.02)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.02)
 
     async def scene() -> None:
         async with serving() as stage:

@@ -32,7 +32,7 @@ APIS = list(BODIES)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our server is written to directly; any other one is sent messages."""
     if request.param != "directly":
-        monkeypatch.setattr(outlet, "DIRECT", "not offered")
+        monkeypatch.setattr(outlet, "DIRECT_WRITER_EXTENSION", "not offered")
 
 
 def request(path: str, *, stream: bool = True) -> bytes:
@@ -101,7 +101,7 @@ def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) 
 def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaker, "HOLD", 0.01)
+    monkeypatch.setattr(speaker, "STREAM_START_TIMEOUT_SECONDS", 0.01)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -224,7 +224,7 @@ def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch
             reader, writer = await stage.connect()
             writer.write(request(path))
             assert b"Hello." in (await read_reply(reader)).body
-            monkeypatch.setattr(StreamingResponse, "_look", looks.append)
+            monkeypatch.setattr(StreamingResponse, "_check_keep_alive", looks.append)
             await asyncio.sleep(0.05)
             assert not looks
             writer.close()
@@ -321,7 +321,7 @@ def test_an_engine_that_fails_in_the_middle_of_a_whole_answer_is_a_status(path: 
 def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
     path: str, template: str | None, sign: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaker, "HOLD", 0.01)
+    monkeypatch.setattr(speaker, "STREAM_START_TIMEOUT_SECONDS", 0.01)
     more: dict[str, Any] = {} if template is None else {"template": template}
 
     async def scene() -> None:

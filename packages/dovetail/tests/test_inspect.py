@@ -39,9 +39,7 @@ def test_json() -> None:
 
 
 def test_a_pair_that_does_not_fit_is_shown() -> None:
-    result = run.invoke(
-        build_app(), ["inspect", _model("qwen3"), "--tool-call-parser", "mistral"]
-    )
+    result = run.invoke(build_app(), ["inspect", _model("qwen3"), "--tool-call-parser", "mistral"])
     assert result.exit_code == 0
     assert "FAILED" in result.output
     assert "lost call" in result.output

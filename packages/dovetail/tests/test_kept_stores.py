@@ -409,7 +409,9 @@ def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
 
 def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
     async def scene() -> None:
-        kept = ResponseStore(store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True)
+        kept = ResponseStore(
+            store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True
+        )
         one = response("r1")
         kept.put(one)
         await kept.wait_stored(one)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.ledger.keyring import SealKey, Keyring, KeyringError, load_or_create_keyring, read_keyring
+from dovetail.ledger.keyring import (
+    Keyring,
+    KeyringError,
+    SealKey,
+    load_or_create_keyring,
+    read_keyring,
+)
 
 ONE, TWO = bytes(range(32)), bytes(range(223, 255))
 

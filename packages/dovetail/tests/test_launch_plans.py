@@ -13,8 +13,12 @@ from launch_stage import CATALOG, KEY, MODEL, FakeHarness, order, target
 
 from dovetail.launch.claude import compaction_threshold
 from dovetail.launch.harnesses import HARNESSES, get_harness
-from dovetail.launch.plan import API_KEY_VARIABLE, LaunchError, LaunchRequest, LaunchPlan
-from dovetail.launch.private_files import open_private_file, remove_private_files, write_private_files
+from dovetail.launch.plan import API_KEY_VARIABLE, LaunchError, LaunchPlan, LaunchRequest
+from dovetail.launch.private_files import (
+    open_private_file,
+    remove_private_files,
+    write_private_files,
+)
 from dovetail.launch.runner import build_environment, build_proxy_bypass
 from dovetail.launch.shell import SHELL_KEY_VARIABLE, to_shell_lines
 
@@ -216,7 +220,7 @@ def test_a_proxy_is_not_asked_for_the_server(
 ) -> None:
     past = build_proxy_bypass("http://127.0.0.1:8000", inherited)
     known = HARNESSES[name]
-    asked = replace(order(tmp_path, known.apis[0], known.executable), past_proxies=past)
+    asked = replace(order(tmp_path, known.apis[0], known.executable), proxy_bypass=past)
     plan = known.prepare_plan(asked)
     told = build_environment(plan, inherited)
     assert told["no_proxy"] == told["NO_PROXY"] == excepted

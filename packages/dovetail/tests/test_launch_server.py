@@ -17,7 +17,12 @@ import pytest
 from launch_stage import DIES, WAITS, FakeHarness
 from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
 
-from dovetail.launch.own_server import build_serve_arguments, build_port_arguments, build_secret_environment, find_builtin_window
+from dovetail.launch.own_server import (
+    build_port_arguments,
+    build_secret_environment,
+    build_serve_arguments,
+    find_builtin_window,
+)
 from dovetail.settings.sources import load_config
 
 INTERRUPT = b"\x03"

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.access.limits import NO_LIMITS, LimitStore, RateLimits, MemoryLimitStore, RateLimiter, RateLimitExceeded, RateLimitLease
+from dovetail.access.limits import (
+    NO_LIMITS,
+    LimitStore,
+    MemoryLimitStore,
+    RateLimiter,
+    RateLimitExceeded,
+    RateLimitLease,
+    RateLimits,
+)
 from dovetail.access.shared_limits import SharedLimitStore, create_shared_limit_store
 from dovetail_model import Usage
 

@@ -25,7 +25,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import InvalidRequest
 
@@ -75,7 +75,9 @@ async def check_truth(engine: LlamaCppEngine, truth: Truth) -> None:
 def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
     overheard, ledger = Overhearing(bench.engine), Ledger(MemoryLedgerStore())
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = TokenModel(("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
+    served = TokenModel(
+        ("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
+    )
     known = keep or api != "messages"
 
     async def scene() -> tuple[list[list[float]], list[Any]]:

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines.llamacpp.capacity import kv_bytes_per_token, default_thread_count, fit_context_length
+from dovetail.engines.llamacpp.capacity import (
+    default_thread_count,
+    fit_context_length,
+    kv_bytes_per_token,
+)
 from dovetail.engines.llamacpp.slots import SlotPool, common_prefix_length
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_entries import turn as entry
 
-from dovetail.ledger.entry import LedgerEntry, EntrySpan
-from dovetail.ledger.equivalence import is_same_arguments, has_same_reasoning, is_same_turn
+from dovetail.ledger.entry import EntrySpan, LedgerEntry
+from dovetail.ledger.equivalence import has_same_reasoning, is_same_arguments, is_same_turn
 from dovetail_model import Block, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SCHEMA: dict[str, Any] = {
@@ -116,7 +116,9 @@ JSON = st.recursive(
 @given(value=st.dictionaries(st.text(max_size=4), JSON, max_size=4))
 def test_any_spelling_of_the_same_value_is_form(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))
-    assert is_same_arguments(json.dumps(value), json.dumps(turned, ensure_ascii=False, indent=1), {})
+    assert is_same_arguments(
+        json.dumps(value), json.dumps(turned, ensure_ascii=False, indent=1), {}
+    )
 
 
 @given(value=st.dictionaries(st.text(max_size=4), JSON, max_size=4), key=st.text(max_size=4))

@@ -207,7 +207,9 @@ def test_gaps_are_cumulative() -> None:
 def test_reasons_are_a_closed_set() -> None:
     metrics = Metrics()
     for reason in (None, *DIVERGENCE_REASONS):
-        metrics.count_prompt("m", PrefixStats(common=0, total=1, reason=reason, turns={"exact": 1}), 0)
+        metrics.count_prompt(
+            "m", PrefixStats(common=0, total=1, reason=reason, turns={"exact": 1}), 0
+        )
     text = metrics.render()[0].decode()
     assert text.count("dovetail_prefix_reasons_total{") == len(DIVERGENCE_REASONS) + 1
 

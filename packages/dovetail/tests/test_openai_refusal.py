@@ -3,7 +3,11 @@
 import msgspec
 import pytest
 
-from dovetail.engines.openai.errors import error_from_stream_failure, error_from_rejection, parse_rejection
+from dovetail.engines.openai.errors import (
+    error_from_rejection,
+    error_from_stream_failure,
+    parse_rejection,
+)
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -74,7 +78,10 @@ def test_a_status_means(status: int, content: bytes, kind: type[Exception], word
 def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
     headers = {} if header is None else {"retry-after": header}
     for status in (429, 503):
-        assert error_from_rejection("it", "m", parse_rejection(status, b"", headers)).retry_after == seconds
+        assert (
+            error_from_rejection("it", "m", parse_rejection(status, b"", headers)).retry_after
+            == seconds
+        )
 
 
 @pytest.mark.parametrize(

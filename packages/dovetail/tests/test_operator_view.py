@@ -19,7 +19,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server import folder as folders
-from dovetail.server.folder import LOCK_FILE, PREFIX, hold_runtime_dir, create_runtime_dir
+from dovetail.server.folder import LOCK_FILE, PREFIX, create_runtime_dir, hold_runtime_dir
 from dovetail.server.process import describe_exit_status
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES
@@ -41,7 +41,7 @@ def test_a_refused_connection_is_counted(
     sent: bytes, status: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status == 408:
-        monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.02)
+        monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.02)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -71,7 +71,7 @@ def test_a_request_that_is_answered_is_no_refused_connection() -> None:
 def test_too_many_connections_are_counted_and_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "most_connections", lambda: 0)
+    monkeypatch.setattr(connection, "max_connections", lambda: 0)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -219,7 +219,7 @@ def test_the_server_below_says_only_what_is_wrong(level: str, lowest: str) -> No
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(folders, "_held", [])
+    monkeypatch.setattr(folders, "_lock_fds", [])
     return tmp_path
 
 
@@ -270,4 +270,8 @@ def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
 
 
 def test_how_a_process_ended_in_words() -> None:
-    assert [describe_exit_status(one) for one in (1, -9, -99)] == ["status 1", "SIGKILL", "signal 99"]
+    assert [describe_exit_status(one) for one in (1, -9, -99)] == [
+        "status 1",
+        "SIGKILL",
+        "signal 99",
+    ]

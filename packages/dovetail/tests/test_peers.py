@@ -154,7 +154,11 @@ def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
 
 def test_a_log_without_addresses() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(client_addresses=ClientAddressResolver(enabled=False), keys=ApiKeys(["key"]))) as stage:
+        async with serving(
+            HttpOptions(
+                client_addresses=ClientAddressResolver(enabled=False), keys=ApiKeys(["key"])
+            )
+        ) as stage:
             for path in ("/v1/models", "/nowhere"):
                 await stage.ask("GET", path)
                 assert "peer" not in await stage.ended.get()
@@ -166,7 +170,12 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        app = App(service()[0], HttpOptions(keys=ApiKeys(["key"]), client_addresses=ClientAddressResolver(["127.0.0.1"])))
+        app = App(
+            service()[0],
+            HttpOptions(
+                keys=ApiKeys(["key"]), client_addresses=ClientAddressResolver(["127.0.0.1"])
+            ),
+        )
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(tmp_path / "place"))
             running = create_server(app, drain=app.draining)
@@ -190,8 +199,8 @@ def test_who_comes_by_a_unix_socket_has_no_address(
 def test_who_is_loud_does_not_hide_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quiet, "MOST_PEERS", 3)
-    monkeypatch.setattr(quiet, "MOST_TOLD", 2)
+    monkeypatch.setattr(quiet, "MAX_PEERS", 3)
+    monkeypatch.setattr(quiet, "MAX_REPORTED_PEERS", 2)
 
     async def scene() -> None:
         hush = LogThrottle(max_lines=1, interval_seconds=0.01, count_field="handshakes")

@@ -15,7 +15,7 @@ from perfetto_format import faults
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app
-from dovetail.telemetry.record import ToolCallRecord, ReasoningSpan
+from dovetail.telemetry.record import ReasoningSpan, ToolCallRecord
 from dovetail.telemetry.trace.line import TraceLine
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace
@@ -117,7 +117,11 @@ def test_requests_at_the_same_time_are_beside_each_other() -> None:
 
 
 def test_calls_that_run_at_once_wait_beside_each_other() -> None:
-    calls = (ToolCallRecord("a", "look_up", 0.6, 0.7), ToolCallRecord("b", "", 0.7, 0.8), ToolCallRecord("c", "x", 0.8))
+    calls = (
+        ToolCallRecord("a", "look_up", 0.6, 0.7),
+        ToolCallRecord("b", "", 0.7, 0.8),
+        ToolCallRecord("c", "x", 0.8),
+    )
     drawn = session(
         turn(1.0, session="s", calls=calls), turn(5.0, session="s", results=("b", "a"), calls=())
     )

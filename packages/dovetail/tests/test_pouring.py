@@ -55,7 +55,7 @@ def test_what_came_with_the_head_is_poured_too() -> None:
 
 
 def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "ENOUGH_UNREAD", 1 << 10)
+    monkeypatch.setattr(line, "MAX_UNREAD_BYTES", 1 << 10)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await saying(CHUNKED + chunk(b"x" * 5_000))(reader, writer)

@@ -52,11 +52,15 @@ def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
 def test_it_goes_from_inline_system_turns_too() -> None:
     asks = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
     inline = Turn("system", (TextBlock(LINE), TextBlock(LINE + "\nBe kind.")))
-    assert normalize_prompt(request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])).turns == (
+    assert normalize_prompt(
+        request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])
+    ).turns == (
         asks[0],
         asks[1],
     )
-    assert normalize_prompt(request(asks[0], inline)).turns[1] == Turn("system", (TextBlock("Be kind."),))
+    assert normalize_prompt(request(asks[0], inline)).turns[1] == Turn(
+        "system", (TextBlock("Be kind."),)
+    )
 
 
 def test_a_user_who_quotes_it_is_not_touched() -> None:

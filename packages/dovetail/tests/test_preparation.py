@@ -47,7 +47,9 @@ def _model(name: str) -> Model:
 def _player(
     served: Model, settings: PromptSettings | None = None, clock: Callable[[], float] = lambda: 0.0
 ) -> Player:
-    preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock)
+    preparer = ChatPreparer(
+        served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock
+    )
     writer = TurnWriter(served.tool_parser, served.reasoning_parser)
     return Player(preparer, served.tokenizer, min(served.stop_ids), writer)
 

@@ -20,7 +20,9 @@ THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetim
 
 
 def _probed(name: str, switches: dict[str, Any] = THINKING) -> TemplateProfile:
-    return probe_template(ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches)
+    return probe_template(
+        ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS), switches
+    )
 
 
 RC = ("reasoning_content",)
@@ -195,7 +197,9 @@ def test_a_keep_switch_keeps() -> None:
     for path in PATHS:
         template = ChatTemplate(path.read_text(), SPECIALS)
         keeping = probe_template(template, THINKING).keep_switches
-        assert not keeping or probe_template(template, {**THINKING, **keeping}).keeps_at_user, path.stem
+        assert not keeping or probe_template(template, {**THINKING, **keeping}).keeps_at_user, (
+            path.stem
+        )
 
 
 @at_hand

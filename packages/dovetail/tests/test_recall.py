@@ -10,15 +10,20 @@ import msgspec
 import pytest
 from ledger_entries import turn as plain
 
-from dovetail.ledger.entry import LedgerEntry, EntrySpan, pack_ids
+from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.ledger.recognition import RecognizedHistory, TurnRecognizer, ReplayPolicy, RecognitionScope
+from dovetail.ledger.recognition import (
+    RecognitionScope,
+    RecognizedHistory,
+    ReplayPolicy,
+    TurnRecognizer,
+)
 from dovetail.ledger.restoration import SealRestorer
-from dovetail.ledger.seal import SealPayload, Sealer
+from dovetail.ledger.seal import Sealer, SealPayload
 from dovetail.ledger.store import MAX_LOOKUP_IDS
-from dovetail.ledger.turn_digest import extend_chain, digest_turn
+from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 SCOPE = RecognitionScope("t", b"key", "m", b"head")
@@ -146,7 +151,7 @@ def test_looks_are_compared_under_the_tenants_key() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.answer([GO], _says("Yes."), "e1", ids=[1])
-        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, key=b"other"))
+        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, chain_key=b"other"))
         assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
 
     _run(main())

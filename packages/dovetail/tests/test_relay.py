@@ -14,7 +14,7 @@ from http_stage import NAME, Stage, run, serving
 from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
-from dovetail.pipeline.registry import UpstreamModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, UpstreamModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail_model import (

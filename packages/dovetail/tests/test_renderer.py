@@ -12,12 +12,17 @@ from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, To
 from dovetail_tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(["<|im_start|>", "<|im_end|>", "<think>", "</think>"])
-STRIPS = CHATML_TEMPLATE.replace("message['content'] or ''", "message['content'].split('</think>')[-1]")
+STRIPS = CHATML_TEMPLATE.replace(
+    "message['content'] or ''", "message['content'].split('</think>')[-1]"
+)
 FIELDS = ("reasoning_content",)
 
 
 def _renderer(
-    facts: TemplateProfile, *, template: str = CHATML_TEMPLATE, reasoning_parser: str | None = "qwen3"
+    facts: TemplateProfile,
+    *,
+    template: str = CHATML_TEMPLATE,
+    reasoning_parser: str | None = "qwen3",
 ) -> PromptRenderer:
     return PromptRenderer(
         ChatTemplate(template),
@@ -41,15 +46,23 @@ class Case:
 
 
 CASES = {
-    "rewrites any history": Case(TemplateProfile(keeps_plain=False, keeps_at_user=True), False, False),
+    "rewrites any history": Case(
+        TemplateProfile(keeps_plain=False, keeps_at_user=True), False, False
+    ),
     "has no thoughts": Case(TemplateProfile(), True, True, reasoning_parser=None),
     "has no field for thoughts": Case(TemplateProfile(), True, True),
     "takes them out of the text": Case(TemplateProfile(), False, False, STRIPS),
     "keeps": Case(
-        TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True, keeps_without_tools=True), True, True
+        TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True, keeps_without_tools=True),
+        True,
+        True,
     ),
-    "keeps with tools": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True), True, False),
-    "keeps without": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_without_tools=True), False, True),
+    "keeps with tools": Case(
+        TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True), True, False
+    ),
+    "keeps without": Case(
+        TemplateProfile(reasoning_fields=FIELDS, keeps_without_tools=True), False, True
+    ),
     "drops": Case(TemplateProfile(reasoning_fields=FIELDS, keeps_in_loop=True), False, False),
     "drops parts": Case(TemplateProfile(thinking_parts=True), False, False),
 }
@@ -58,7 +71,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_what_is_kept(case: Case) -> None:
     renderer = _renderer(case.facts, template=case.template, reasoning_parser=case.reasoning_parser)
-    assert (renderer.keeps_history(True), renderer.keeps_history(False)) == (case.with_tools, case.without)
+    assert (renderer.keeps_history(True), renderer.keeps_history(False)) == (
+        case.with_tools,
+        case.without,
+    )
 
 
 USER, SYSTEM = Turn("user", (TextBlock("Go."),)), Turn("system", (TextBlock("Mind."),))

@@ -18,7 +18,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.line import PREFIX_BLOCK_TOKENS, encode_trace_line
@@ -381,7 +381,9 @@ def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
     async def scene() -> None:
         engine.plan = play
         preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-        moving = TokenModel((NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1)
+        moving = TokenModel(
+            (NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1
+        )
         async with serving(offered=ModelRegistry([moving])) as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"

@@ -183,7 +183,7 @@ def test_what_is_deleted_is_not_worked_on() -> None:
 
 def test_their_frames_may_be_only_so_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds the tools and instructions of its request three times over."""
-    monkeypatch.setattr(background_module, "MOST_BYTES", 5000)
+    monkeypatch.setattr(background_module, "MAX_RUNNING_BYTES", 5000)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -203,7 +203,7 @@ def test_their_frames_may_be_only_so_large_together(monkeypatch: pytest.MonkeyPa
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_module, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(background_module, "MAX_RUNNING_PER_TENANT", 2)
 
     async def scene() -> None:
         async with serving() as stage:

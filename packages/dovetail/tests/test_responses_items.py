@@ -18,7 +18,9 @@ from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Overloaded
 
-TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys(
+    [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]
+)
 
 
 def test_input_items_are_listed_page_by_page() -> None:

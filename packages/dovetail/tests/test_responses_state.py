@@ -20,7 +20,9 @@ from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail_model import EngineError
 
-TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys(
+    [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]
+)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -203,12 +205,14 @@ def test_a_server_of_one_process_waits_for_no_store(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another server may look into its store, but is not asked for the next turn."""
-    monkeypatch.setattr(kept_module, "PATIENCE", 3600.0)
+    monkeypatch.setattr(kept_module, "STORE_TIMEOUT_SECONDS", 3600.0)
 
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        async with serving(offered=ModelRegistry(made.entries, {}, ResponseStore(store, shared=True))) as stage:
+        async with serving(
+            offered=ModelRegistry(made.entries, {}, ResponseStore(store, shared=True))
+        ) as stage:
             assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
             store.open.set()
 
@@ -219,7 +223,7 @@ def test_a_server_of_one_process_waits_for_no_store(
 def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(kept_module, "STORE_TIMEOUT_SECONDS", 0.05)
 
     async def scene() -> None:
         made, _ = service()

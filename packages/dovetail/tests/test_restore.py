@@ -9,7 +9,7 @@ import pytest
 from dovetail.ledger.entry import EntrySpan, pack_ids, unpack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.restoration import FINISH_REBUILT, SealRestorer
-from dovetail.ledger.seal import MAX_SEAL_CHARS, SealPayload, Sealer, PreviousTurnTail
+from dovetail.ledger.seal import MAX_SEAL_CHARS, PreviousTurnTail, Sealer, SealPayload
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SEALER = Sealer(Keyring([b"k" * 32]))

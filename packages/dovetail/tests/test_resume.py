@@ -89,9 +89,7 @@ SECOND = (
 )
 LAST = _turn("user", TextBlock("Three?"))
 WHAT = {"type": "string", "description": "What."}
-TOOLS = format_tools(
-    [ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str
-)
+TOOLS = format_tools([ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str)
 
 
 @at_hand

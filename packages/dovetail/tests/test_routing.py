@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, ConstraintSyntax, TokenDelta
+from dovetail.engines.engine import (
+    ConstraintSyntax,
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.routing import pool as pool_module
 from dovetail.routing import replica as worker
@@ -107,7 +114,7 @@ def test_a_session_stays_and_new_ones_go_to_the_least_busy() -> None:
 def test_a_replica_that_fails_is_passed_over_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
     async def play() -> None:
         first, second = Replica(0), Replica(1)
@@ -131,12 +138,12 @@ def test_a_replica_that_fails_is_passed_over_until_it_is_back(
 def test_one_that_is_brought_back_beside_us_is_looked_at_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "PAUSES", (3600.0,))
-    monkeypatch.setattr(worker, "PAUSES_BESIDE", (0.0,))
+    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (3600.0,))
+    monkeypatch.setattr(worker, "SUPERVISED_RECOVERY_DELAYS_SECONDS", (0.0,))
 
     async def play() -> None:
         hosted = Replica(0)
-        hosted.capabilities = replace(hosted.capabilities, beside=True)
+        hosted.capabilities = replace(hosted.capabilities, supervised_elsewhere=True)
         pool = ReplicaPool([hosted])
         await pool.start()
         hosted.fails, hosted.ready = EngineUnavailable("dead"), False
@@ -310,7 +317,7 @@ def test_what_was_stopped_is_not_started_again() -> None:
 
 
 def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
     class Odd(Replica):
         async def start(self) -> None:
@@ -333,8 +340,8 @@ def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works, says nothing and does not answer: what it had to do goes on elsewhere."""
-    monkeypatch.setattr(worker, "QUIET", 0.0)
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(worker, "STALL_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "STALL_CHECK_INTERVAL_SECONDS", 0.0)
 
     class Hanging(Replica):
         async def stop(self) -> None:
@@ -367,7 +374,7 @@ def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyP
 def test_a_server_that_is_well_but_has_another_model_stays_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "PAUSES", (0.0,))
+    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
     class Changed(Replica):
         async def start(self) -> None:

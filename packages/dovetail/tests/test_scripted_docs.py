@@ -7,7 +7,7 @@ import msgspec
 from scripted_stage import engine, play_text, request
 
 from dovetail.engines.scripted import ScriptedOptions
-from dovetail.engines.scripted.script import ScriptEntry, ReplyFailure, RuleCondition
+from dovetail.engines.scripted.script import ReplyFailure, RuleCondition, ScriptEntry
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scripts.md").read_text(encoding="utf-8")
 

@@ -28,7 +28,9 @@ TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
 def test_it_is_a_token_engine() -> None:
     playing: TokenEngine = engine("[{text: a}]")
-    assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(playing.capabilities.constraints)
+    assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(
+        playing.capabilities.constraints
+    )
 
 
 def texts(playing: ScriptedEngine, asked: list[EngineRequest]) -> list[str]:

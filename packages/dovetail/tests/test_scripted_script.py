@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scripted_stage import END, RETURN, TOKENIZER, engine, ids, play, play_text, request
 
-from dovetail.engines.scripted import ScriptedEngine, ScriptError, parse_script, load_script
+from dovetail.engines.scripted import ScriptedEngine, ScriptError, load_script, parse_script
 from dovetail_model import Sampling
 
 

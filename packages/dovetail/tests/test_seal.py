@@ -18,7 +18,15 @@ from ledger_entries import HASH, IDS, SPANS, TEXT
 from dovetail.ledger import seal as seal_module
 from dovetail.ledger.entry import EntrySpan, pack_ids, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.seal import MAX_SEAL_CHARS, SealRefusalReason, SealRefusal, SealPayload, Sealer, PreviousTurnTail, read_entry_id
+from dovetail.ledger.seal import (
+    MAX_SEAL_CHARS,
+    PreviousTurnTail,
+    Sealer,
+    SealPayload,
+    SealRefusal,
+    SealRefusalReason,
+    read_entry_id,
+)
 
 KEY = bytes(range(32))
 SEALER = Sealer(Keyring([KEY]))
@@ -140,7 +148,7 @@ def test_tenant_and_model_do_not_run_into_each_other() -> None:
 
 def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the short tag of another tenant the same by chance, the seal would still not open."""
-    monkeypatch.setattr(seal_module, "_binding", lambda key, tenant, model: b"same")
+    monkeypatch.setattr(seal_module, "_compute_binding", lambda key, tenant, model: b"same")
     text = SEALER.seal(SAMPLE, "tenant", "model")
     assert SEALER.open(text, "tenant", "model") == SAMPLE
     assert SEALER.open(text, "other", "model") == SealRefusal("forged")
@@ -240,7 +248,7 @@ def test_what_we_sealed_and_cannot_read_is_refused(
 ) -> None:
     """A payload of a later release under our key; or a bomb, by someone who has the key."""
     body = zstandard.ZstdCompressor().compress(bytes(1 << 27) if payload == b"bomb" else payload)
-    monkeypatch.setattr(seal_module, "_fitting", lambda sealed, room: body)
+    monkeypatch.setattr(seal_module, "_encode_fitting", lambda sealed, room: body)
     text = SEALER.seal(SAMPLE, "tenant", "model")
     expected: SealRefusalReason = "forged" if payload == b"bomb" else "version"
     assert SEALER.open(text, "tenant", "model") == SealRefusal(expected)
@@ -256,7 +264,9 @@ def _long_turn(spans: int, tokens: int) -> SealPayload:
         kind: Literal["reasoning", "call"] = "call" if number % 2 else "reasoning"
         raw = f"<call>{part.spans[0].raw}</call>"
         made.append(EntrySpan(kind, raw, part.spans[0].shown, len(ids), id=f"c{number}"))
-    tail = PreviousTurnTail("turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans)
+    tail = PreviousTurnTail(
+        "turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans
+    )
     return SealPayload("turn_1", "turn_0", ids.tobytes(), tuple(made), b"b", b"h", 3, tail)
 
 
@@ -300,7 +310,9 @@ def test_parts_are_left_out_in_their_order(
     )
     chance = random.Random(2)
     ids = pack_ids(chance.randrange(150_000) for _ in range(first + last))
-    before = PreviousTurnTail("turn_0", 10, pack_ids(chance.randrange(150_000) for _ in range(tail)), ())
+    before = PreviousTurnTail(
+        "turn_0", 10, pack_ids(chance.randrange(150_000) for _ in range(tail)), ()
+    )
     opened = _opened(SealPayload("turn_1", "turn_0", ids, spans, b"b", b"h", 3, before))
     assert opened.lacks == lacks
     assert (opened.previous is None) == ("previous" in lacks)

@@ -7,7 +7,7 @@ import pytest
 from models_at_hand import TEMPLATES
 
 from dovetail.models.files import CHATML_TEMPLATE
-from dovetail.models.self_test import TemplatePairing, SelfTestReport, run_self_test
+from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_test
 from dovetail.models.template_probe import probe_template
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_parsers import resolve_family
@@ -27,7 +27,9 @@ EXCUSED = {
 
 def _tested(name: str, tool: str | None, reasoning: str | None) -> SelfTestReport:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIALS)
-    return run_self_test(TemplatePairing(template, probe_template(template, THINKING), tool, reasoning, THINKING))
+    return run_self_test(
+        TemplatePairing(template, probe_template(template, THINKING), tool, reasoning, THINKING)
+    )
 
 
 @at_hand

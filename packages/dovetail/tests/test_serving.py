@@ -21,17 +21,17 @@ from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
-    EngineCapabilities,
     Constraint,
-    EngineRequest,
+    EngineCapabilities,
     EngineHealth,
-    TokenSink,
+    EngineRequest,
     TokenDelta,
+    TokenSink,
 )
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.direct import DirectWriter
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
-from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
+from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 from dovetail_model import (
     ClientError,
     DovetailError,

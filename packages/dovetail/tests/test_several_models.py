@@ -226,8 +226,10 @@ def test_a_remote_model_is_chosen_by_any_of_its_names(
     async def discover(engine: str, endpoint: object) -> RemoteModel:
         return RemoteModel("base", ("base", "b"), "/models/base", adapters=("sql",))
 
-    monkeypatch.setattr(remote, "discover", discover)
-    found = remote.discover_remote_engine(Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",)))
+    monkeypatch.setattr(remote, "discover_model", discover)
+    found = remote.discover_remote_engine(
+        Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",))
+    )
     assert found is not None
     assert (found.model.name, found.model.names, found.model.root) == (name, names, "/models/base")
     assert str(found.endpoints[0]) == "http://gpu:8000"
@@ -237,7 +239,7 @@ def test_a_model_that_the_server_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     async def discover(engine: str, endpoint: object) -> RemoteModel:
         return RemoteModel("base", ("base",), adapters=("sql",))
 
-    monkeypatch.setattr(remote, "discover", discover)
+    monkeypatch.setattr(remote, "discover_model", discover)
     config = Config("other", engine="vllm", engine_url=("http://gpu:8000",), tokenizer="t")
     with pytest.raises(EngineSetupError, match="serves base, sql, not other"):
         remote.discover_remote_engine(config)

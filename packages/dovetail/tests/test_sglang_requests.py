@@ -10,10 +10,10 @@ from scripted_stage import TOKENIZER
 from sglang_stage import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover_model
 from dovetail.engines.sglang import SglangEngine, SglangOptions
-from dovetail.engines.sglang.facts import SglangServerInfo, PriorityOrder, parse_server_info
+from dovetail.engines.sglang.facts import PriorityOrder, SglangServerInfo, parse_server_info
 from dovetail.engines.sglang.faults import sglang_error_from_status
 from dovetail.engines.sglang.request import encode_request
 from dovetail.engines.token_ids import PromptEncoder
@@ -193,7 +193,11 @@ XGRAMMAR: tuple[ConstraintSyntax, ...] = ("structural_tag", "ebnf", "json_schema
         (None, {"grammar_backend": "outlines"}, SglangServerInfo(constraints=("json_schema",))),
         ({}, {}, SglangServerInfo(True, constraints=XGRAMMAR)),
         ({"enable_priority_scheduling": True}, {}, SglangServerInfo(True, "higher", XGRAMMAR)),
-        ({"enable_priority_scheduling": True}, {"priority": "off"}, SglangServerInfo(True, None, XGRAMMAR)),
+        (
+            {"enable_priority_scheduling": True},
+            {"priority": "off"},
+            SglangServerInfo(True, None, XGRAMMAR),
+        ),
         ({"schedule_low_priority_values_first": True}, {}, SglangServerInfo(True, None, XGRAMMAR)),
         (
             {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},

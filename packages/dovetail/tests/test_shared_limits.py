@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from served import NAME, qwen_folder, served
 
-from dovetail.access.limits import RateLimits, RateLimiter, RateLimitExceeded
-from dovetail.access.shared_limits import SharedLimitStore, SharedLimitStoreError, create_shared_limit_store
+from dovetail.access.limits import RateLimiter, RateLimitExceeded, RateLimits
+from dovetail.access.shared_limits import (
+    SharedLimitStore,
+    SharedLimitStoreError,
+    create_shared_limit_store,
+)
 from dovetail_model import Usage
 
 KEY = bytes([7]) * 32

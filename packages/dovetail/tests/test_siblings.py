@@ -9,7 +9,7 @@ import pytest
 from http_stage import run
 
 from dovetail.server import worker_peers as siblings_module
-from dovetail.server.worker_peers import PeerDisconnected, PeerRequest, WorkerPeers, PeerHandler
+from dovetail.server.worker_peers import PeerDisconnected, PeerHandler, PeerRequest, WorkerPeers
 
 PIECE = 1 << 16
 ASKED = PeerRequest("story", "tenant", "id", 7)
@@ -60,7 +60,7 @@ def test_the_one_that_has_it_tells_it_frame_by_frame(tmp_path: Path) -> None:
 
 
 def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(siblings_module, "PEER_TIMEOUT_SECONDS", 0.05)
 
     async def scene() -> None:
         async with family(tmp_path, nothing, hangs) as asker:
@@ -134,7 +134,7 @@ def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
 def test_an_answer_that_is_not_whole_says_so(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(siblings_module, "PEER_TIMEOUT_SECONDS", 0.05)
 
     async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
         yield b"once"

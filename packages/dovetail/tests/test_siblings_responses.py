@@ -23,13 +23,15 @@ from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
 from dovetail.storage.fault import StoreError
 
-TENANTS = ApiKeys([], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")])
+TENANTS = ApiKeys(
+    [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]
+)
 
 
 @pytest.fixture(autouse=True)
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is heard is heard from siblings, not from the store."""
-    monkeypatch.setattr(background_module, "_WATCH", 3600.0)
+    monkeypatch.setattr(background_module, "_POLL_SECONDS", 3600.0)
 
 
 async def begun(stage: Stage, key: str = "none") -> str:
@@ -75,7 +77,7 @@ def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -
 
 
 def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "MOST_FOLLOWED", 1)
+    monkeypatch.setattr(together, "MAX_FOLLOWED_STREAMS", 1)
     left = asyncio.Queue[None]()
 
     async def watched(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
@@ -85,7 +87,7 @@ def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.Monkey
         finally:
             left.put_nowait(None)
 
-    monkeypatch.setattr(together, "pieces", watched)
+    monkeypatch.setattr(together, "read_chunks", watched)
 
     async def scene() -> None:
         async with siblings(tmp_path) as (first, second):
@@ -117,7 +119,7 @@ def test_a_stream_whose_process_falls_does_not_look_whole(
         await fall.wait()
         raise ValueError("as if killed")
 
-    monkeypatch.setattr(together, "pieces", falls)
+    monkeypatch.setattr(together, "read_chunks", falls)
 
     async def scene() -> None:
         async with siblings(tmp_path) as (first, second):

@@ -24,7 +24,7 @@ STREAM = post(b"content-length: %d\r\n" % len(STREAMED), STREAMED)
 
 def test_a_header_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte is progress, and does not buy more time."""
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving() as stage, await wire_to(stage) as wire:
@@ -38,7 +38,7 @@ def test_a_header_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_empty_lines_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving() as stage, await wire_to(stage, get()) as wire:
@@ -61,7 +61,7 @@ def test_a_body_that_comes_byte_by_byte(
     path: bytes, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request is answered in time, and the connection does not stay for the rest."""
-    monkeypatch.setattr(connection, "LINGER", 0.2)
+    monkeypatch.setattr(connection, "BODY_LINGER_SECONDS", 0.2)
 
     async def scene() -> None:
         async with serving(HttpOptions(body_timeout=0.2)) as stage, await wire_to(stage) as wire:
@@ -80,7 +80,7 @@ def test_a_body_that_comes_byte_by_byte(
 
 def test_a_body_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses that need no body answer at once: what still comes is no reason to stay."""
-    monkeypatch.setattr(connection, "LINGER", 0.2)
+    monkeypatch.setattr(connection, "BODY_LINGER_SECONDS", 0.2)
 
     async def scene() -> None:
         sent = get(headers=b"content-length: 999999\r\n")
@@ -132,7 +132,7 @@ def test_who_waits_to_be_asked_is_asked() -> None:
 @pytest.mark.parametrize("how", ["a stream", "a whole answer"])
 def test_a_client_that_never_reads_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the connection is kept for it."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT", 0.3)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving(send_buffer=4096) as stage:
@@ -150,7 +150,7 @@ def test_a_client_that_never_reads_is_cut_off(how: str, monkeypatch: pytest.Monk
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than a bound of patience goes by between what it reads."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT", 5.0)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 5.0)
 
     async def scene() -> None:
         async with serving(send_buffer=4096) as stage:
@@ -225,7 +225,7 @@ while reader.recv(100): pass
 
 def test_a_client_that_is_frozen_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its system goes on confirming what comes, so only we can tell that nobody reads."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 0.5)
 
     async def scene() -> None:
         async with serving(send_buffer=4096) as stage:
@@ -246,7 +246,7 @@ def test_a_client_that_is_frozen_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files for engines and stores stay free; who comes too late is told so, and not for good."""
-    monkeypatch.setattr(connection, "most_connections", lambda: 50)
+    monkeypatch.setattr(connection, "max_connections", lambda: 50)
 
     async def scene() -> None:
         async with serving() as stage:

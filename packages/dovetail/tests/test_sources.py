@@ -7,15 +7,20 @@ from typing import Any
 import pytest
 from models_at_hand import TEMPLATES
 
-from dovetail.models.files import CHATML_TEMPLATE, ModelFilesError, read_folder_templates, read_gguf_templates
+from dovetail.models.files import (
+    CHATML_TEMPLATE,
+    ModelFilesError,
+    read_folder_templates,
+    read_gguf_templates,
+)
 from dovetail.models.template_probe import probe_template
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.tool_fallback import (
-    to_plain_messages,
     format_fallback_calls,
     format_fallback_tools,
     needs_fallback,
+    to_plain_messages,
 )
 from dovetail_parsers import parse
 
@@ -43,7 +48,9 @@ def test_a_template_in_the_tokenizer_config(tmp_path: Path) -> None:
 
 def test_named_templates(tmp_path: Path) -> None:
     listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]
-    source = read_folder_templates(_folder(tmp_path, tokenizer_config_json={"chat_template": listed}))
+    source = read_folder_templates(
+        _folder(tmp_path, tokenizer_config_json={"chat_template": listed})
+    )
     assert (source.default, source.for_tools) == ("D", "U")
 
 
@@ -70,7 +77,10 @@ def test_special_tokens_of_the_old_map(tmp_path: Path) -> None:
         special_tokens_map_json={"bos_token": "<old>", "eos_token": {"content": "<e>"}},
         tokenizer_config_json={"bos_token": "<new>", "chat_template": "T"},
     )
-    assert read_folder_templates(folder).special_tokens == {"bos_token": "<new>", "eos_token": "<e>"}
+    assert read_folder_templates(folder).special_tokens == {
+        "bos_token": "<new>",
+        "eos_token": "<e>",
+    }
 
 
 def test_the_users_own_template_wins(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ import pytest
 from heard import RecordingSink
 
 from dovetail.demo.model import build_demo_model
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

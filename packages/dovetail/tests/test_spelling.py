@@ -18,8 +18,8 @@ STEPS = st.lists(st.tuples(PARTS, st.sampled_from(["a", "b", None])), max_size=8
 @given(STEPS)
 def test_every_prompt_is_spelled_as_it_is(steps: list[tuple[list[list[int]], str | None]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spelling, "SHORT", 1)
-        patch.setattr(spelling, "MOST_BYTES", 60)
+        patch.setattr(spelling, "MIN_CACHED_TOKENS", 1)
+        patch.setattr(spelling, "MAX_CACHED_BYTES", 60)
         kept = PromptEncoder()
         for parts, session in steps:
             ids: list[int] = []

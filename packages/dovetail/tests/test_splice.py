@@ -7,9 +7,16 @@ import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
 
 from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.messages import MessageBuilder, ChatMessage, ToolNames, format_tools
+from dovetail.prompt.messages import ChatMessage, MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.splice import FollowingRole, SplicePoint, SpliceShape, Splicer, StopTokenMatcher, keep_calls_only
+from dovetail.prompt.splice import (
+    FollowingRole,
+    SplicePoint,
+    Splicer,
+    SpliceShape,
+    StopTokenMatcher,
+    keep_calls_only,
+)
 from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
 CALLED, SAID = SpliceShape(True, "tool"), SpliceShape(False, "user")
@@ -72,9 +79,7 @@ def test_every_template_can_be_spliced(name: str) -> None:
 
 
 WHAT = {"type": "string", "description": "What."}
-TOOLS = format_tools(
-    [ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str
-)
+TOOLS = format_tools([ToolSpec("f", "Does.", {"type": "object", "properties": {"x": WHAT}})], str)
 
 
 def _turn(role: Any, *blocks: Any) -> Turn:
@@ -132,7 +137,9 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
             continue  # where roles must alternate, a call without a result gets one
         seam = splicer.points.get(_shape(turn, behind[0]))
         system = (TextBlock("Be brief."),)
-        messages = MessageBuilder(facts, str, ToolNames(())).build(system, (*history, turn, *behind))
+        messages = MessageBuilder(facts, str, ToolNames(())).build(
+            system, (*history, turn, *behind)
+        )
         try:
             tools = TOOLS if facts.renders_tools else []
             natural = template.render(messages, tools, switches=THINKING)
@@ -154,7 +161,10 @@ def _shape(turn: Turn, following: Turn) -> SpliceShape:
 
 
 def _suffix(
-    splicer: Splicer, seam: SplicePoint, facts: TemplateProfile, case: tuple[Any, Turn, tuple[Turn, ...]]
+    splicer: Splicer,
+    seam: SplicePoint,
+    facts: TemplateProfile,
+    case: tuple[Any, Turn, tuple[Turn, ...]],
 ) -> str | None:
     history, turn, behind = case
     before: list[ChatMessage] = []
@@ -167,7 +177,9 @@ def _suffix(
     calls = conversation.number_calls(turn)
     following = [m for later in behind for m in conversation.build_turn(later)]
     tools = TOOLS if facts.renders_tools else []
-    return splicer.render_suffix(seam, calls, before, conversation.adapt(following), tools, THINKING)
+    return splicer.render_suffix(
+        seam, calls, before, conversation.adapt(following), tools, THINKING
+    )
 
 
 @at_hand
@@ -178,7 +190,10 @@ def test_the_name_of_a_tool_does_not_matter(name: str, called: str) -> None:
     conversation = MessageBuilder(facts, str, ToolNames(()))
     calls = conversation.number_calls(_turn("assistant", ToolCallBlock("c", called, "{}")))
     behind = conversation.build_turn(_results("c"))
-    assert splicer.render_suffix(splicer.points[CALLED], calls, [], behind, TOOLS, THINKING) is not None
+    assert (
+        splicer.render_suffix(splicer.points[CALLED], calls, [], behind, TOOLS, THINKING)
+        is not None
+    )
 
 
 @at_hand
@@ -194,10 +209,14 @@ def test_an_end_token_in_a_result_does_not_move_the_cut(name: str) -> None:
     stopped = f"{seam.stop} and {seam.stop}"
     result = Turn("tool", (ToolResultBlock("c", (TextBlock(stopped),)),))
     before = keep_calls_only(conversation.build((), GROWN)) if seam.depends_on == "calls" else []
-    suffix = splicer.render_suffix(seam, calls, before, conversation.build_turn(result), TOOLS, THINKING)
+    suffix = splicer.render_suffix(
+        seam, calls, before, conversation.build_turn(result), TOOLS, THINKING
+    )
     assert suffix is not None
     plain = Turn("tool", (ToolResultBlock("c", (TextBlock("Zq."),)),))
-    expected = splicer.render_suffix(seam, calls, before, conversation.build_turn(plain), TOOLS, THINKING)
+    expected = splicer.render_suffix(
+        seam, calls, before, conversation.build_turn(plain), TOOLS, THINKING
+    )
     assert expected is not None
     assert suffix == expected.replace("Zq.", stopped)
 
@@ -208,7 +227,9 @@ IDS_AT_THE_END = (
     "#{{ c.id }}@{{ c.function.name }}</call>{% endfor %}"
     "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}<|assistant|>"
 )
-STOPS = StopTokenMatcher(["<|end|>"], ["<|end|>", "<|assistant|>", "<|user|>", "<|tool|>"], frozenset())
+STOPS = StopTokenMatcher(
+    ["<|end|>"], ["<|end|>", "<|assistant|>", "<|user|>", "<|tool|>"], frozenset()
+)
 
 
 def test_ids_in_the_closing() -> None:
@@ -243,7 +264,9 @@ def test_a_template_that_writes_something_new_is_not_spliced() -> None:
     text = "{% for m in messages %}{{ m.content }}{{ extra }}<|end|>{% endfor %}"
     splicer = Splicer(ChatTemplate(text), TemplateProfile(), STOPS)
     behind: list[ChatMessage] = [{"role": "user", "content": "On."}]
-    assert splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
+    assert (
+        splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
+    )
     assert splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {"extra": "?"}) is None
 
 

@@ -20,7 +20,7 @@ from dovetail.ledger.entry import LedgerEntry, pack_ids
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.redis_store import RedisLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.ledger.store import MAX_LOOKUP_IDS, LedgerStore, LedgerStats, make_call_key
+from dovetail.ledger.store import MAX_LOOKUP_IDS, LedgerStats, LedgerStore, make_call_key
 
 KINDS = ["memory", "sqlite", "redis"]
 AGE = 100.0

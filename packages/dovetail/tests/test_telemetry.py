@@ -15,11 +15,17 @@ from served import dovetail, qwen_folder, served
 from wire_stage import read_request, server
 
 from dovetail.net.http_client import ClientRequest, fetch
-from dovetail.net.trace_context import SpanRef, current_trace, propagation_headers, parse_traceparent, trace_scope
+from dovetail.net.trace_context import (
+    SpanRef,
+    current_trace,
+    parse_traceparent,
+    propagation_headers,
+    trace_scope,
+)
 from dovetail.telemetry.otel import TelemetryError, open_telemetry
-from dovetail.telemetry.otel.attributes import MAX_CHILD_SPANS, span_attributes, child_spans
+from dovetail.telemetry.otel.attributes import MAX_CHILD_SPANS, child_spans, span_attributes
+from dovetail.telemetry.record import ReasoningSpan, RequestRecord
 from dovetail.telemetry.record import ToolCallRecord as ToolCall
-from dovetail.telemetry.record import RequestRecord, ReasoningSpan
 from dovetail_model import Usage
 
 SERVER = 2  # the kind of a span, as the protocol numbers them

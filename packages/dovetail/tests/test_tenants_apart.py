@@ -6,13 +6,19 @@ from collections.abc import AsyncGenerator
 from heard import run_and_collect
 from http_stage import tiny_model
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
+from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.routing.pool import ReplicaPool

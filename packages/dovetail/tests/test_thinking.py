@@ -21,7 +21,9 @@ ON = {"enable_thinking": True, "thinking_mode": "on"}
 OFF = {"enable_thinking": False, "thinking_mode": "off"}
 
 
-def _switches(thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any) -> dict[str, Any]:  # noqa: B008
+def _switches(
+    thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any
+) -> dict[str, Any]:  # noqa: B008
     return resolve_switches(thinking, facts, **more)
 
 

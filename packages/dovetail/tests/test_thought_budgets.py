@@ -12,7 +12,13 @@ import pytest
 from heard import run_and_collect
 
 from dovetail.demo.model import CHAT_TEMPLATE, build_demo_model
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenDelta
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -70,7 +76,9 @@ def _model(pair: Pair) -> Model:
     tokenizer = ByteTokenizer(("<|im_start|>", "<|im_end|>"))
     stop = tokenizer.controls["<|im_end|>"]
     parsers = ModelParsers(*pair, "test")
-    return replace(build_demo_model(), tokenizer=tokenizer, parsers=parsers, stop_ids=frozenset({stop}))
+    return replace(
+        build_demo_model(), tokenizer=tokenizer, parsers=parsers, stop_ids=frozenset({stop})
+    )
 
 
 @cache
@@ -208,7 +216,7 @@ def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs()
     )
     speech = ProbedTemplate(template, probe_template(template))
     pair = NOTATIONS["<think>\n", "\n</think>\n\n"]
-    model = replace(_model(pair), speech=speech, tool_speech=speech)
+    model = replace(_model(pair), chat_template=speech, tool_chat_template=speech)
 
     async def both_turns(most: int) -> None:
         told = Told(pair, THOUGHT, 12, most)

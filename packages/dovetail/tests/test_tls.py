@@ -22,7 +22,7 @@ from certificates import Authority, serial_of
 from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import ApiKeys
-from dovetail.net.tls import TlsCertificate, CertificateError
+from dovetail.net.tls import CertificateError, TlsCertificate
 from dovetail.server.reload import reload_on_change
 from dovetail.settings import file_version as stamps
 
@@ -32,7 +32,9 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def shaken(certificate: TlsCertificate, client: ssl.SSLContext) -> tuple[int, str | None, str | None]:
+def shaken(
+    certificate: TlsCertificate, client: ssl.SSLContext
+) -> tuple[int, str | None, str | None]:
     """A handshake in memory: the serial that was shown, the version, the protocol agreed on."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = client.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -143,7 +145,9 @@ def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptur
 def test_a_certificate_that_stays_is_not_read_again(
     authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stamps, "_GRAIN", 0.0)  # as if the files were written some time ago
+    monkeypatch.setattr(
+        stamps, "_TIMESTAMP_GRANULARITY_SECONDS", 0.0
+    )  # as if the files were written some time ago
     issued = authority.issue("server")
     certificate = TlsCertificate(issued.cert, issued.key)
     with caplog.at_level(logging.INFO):

@@ -159,7 +159,7 @@ def test_who_goes_in_the_middle_and_who_says_nothing(
             assert await reader.read(1)
             writer.close()
             await failed(stage, "hung_up")
-            monkeypatch.setattr(handshake, "HEADER_TIMEOUT", 0.05)
+            monkeypatch.setattr(handshake, "HEADER_TIMEOUT_SECONDS", 0.05)
             assert await said(stage, b"") == b""
             await failed(stage, "unused", 3)
             assert await said(stage, hello[:20]) == b""
@@ -192,7 +192,7 @@ def test_handshakes_count_as_connections(
     loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever only begins them must not take the files that engines and stores need."""
-    monkeypatch.setattr(handshake, "most_connections", lambda: 2)
+    monkeypatch.setattr(handshake, "max_connections", lambda: 2)
 
     async def scene() -> None:
         async with secured(tmp_path) as (stage, authority):

@@ -244,7 +244,7 @@ def test_payloads_are_there_only_where_they_are_asked_for(tmp_path: Path, stream
 
 
 def test_payloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "MOST", 40)
+    monkeypatch.setattr(capturing, "MAX_PAYLOAD_BYTES", 40)
 
     class Exchange:
         def __init__(self) -> None:

@@ -254,7 +254,7 @@ def test_closing_cancels_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize(("survives", "kind"), [(True, EngineError), (False, EngineUnavailable)])
 def test_failures(survives: bool, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "GLANCE", 0.0)
+    monkeypatch.setattr(batching, "LIVENESS_CHECK_SECONDS", 0.0)
     manager = Manager()
     manager.running = survives
 
@@ -300,7 +300,9 @@ def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: 
         prompt = fields.get("prompt", array("I", [1]))
         rest = {name: value for name, value in fields.items() if name != "prompt"}
         with pytest.raises(kind):
-            await anext(iter_deltas(engine(manager), EngineRequest("r", prompt, max_tokens=1, **rest)))
+            await anext(
+                iter_deltas(engine(manager), EngineRequest("r", prompt, max_tokens=1, **rest))
+            )
 
     asyncio.run(main())
     assert manager.requests == []

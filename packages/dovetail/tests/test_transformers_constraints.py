@@ -21,7 +21,11 @@ from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.child import grammar as module
-from dovetail.engines.transformers.child.grammar import GrammarCompiler, GrammarGuide, tokenizer_vocab_size
+from dovetail.engines.transformers.child.grammar import (
+    GrammarCompiler,
+    GrammarGuide,
+    tokenizer_vocab_size,
+)
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
 from dovetail.models.loader import load_model
 from dovetail_model import (
@@ -229,7 +233,10 @@ def test_salts_share_with_themselves_only() -> None:
     cache: Any = Cache()
     prefixes = PrefixCacheHook(cache)
     ids = [1, 2, 3, 4, 5]
-    found = [read(cache, prefixes.create_request_id(salt), ids) for salt in ("a", "b", None, "a", "b", None, "")]
+    found = [
+        read(cache, prefixes.create_request_id(salt), ids)
+        for salt in ("a", "b", None, "a", "b", None, "")
+    ]
     assert found == [0, 0, 0, 4, 4, 4, 4]
 
 
@@ -252,10 +259,13 @@ def test_what_was_found_is_told_as_what_was_not_computed() -> None:
 def test_salted_requests_share_nothing_where_hashes_cannot_be_salted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PrefixCacheHook, "_salt_hashes", lambda self, cache: False)
+    monkeypatch.setattr(PrefixCacheHook, "_hook_hashes", lambda self, cache: False)
     cache: Any = Cache()
     prefixes = PrefixCacheHook(cache)
-    found = [read(cache, prefixes.create_request_id(salt), [1, 2, 3]) for salt in ("a", "a", None, "a", None)]
+    found = [
+        read(cache, prefixes.create_request_id(salt), [1, 2, 3])
+        for salt in ("a", "a", None, "a", None)
+    ]
     assert found == [0, 0, 0, 0, 2]
 
 

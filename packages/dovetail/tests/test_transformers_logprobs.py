@@ -22,14 +22,20 @@ from torch_at_hand import PYTHON, Forward, forward, need_torch
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.engines.transformers.child.batch_sampler import NOISE, TOP_LOGPROBS, LOGPROBS, LOGPROB_ROWS_UNIT, required_steps
+from dovetail.engines.transformers.child.batch_sampler import (
+    LOGPROB_ROWS_UNIT,
+    LOGPROBS,
+    NOISE,
+    TOP_LOGPROBS,
+    required_steps,
+)
 from dovetail.engines.transformers.child.sampling import SamplingParams
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ClientError, Sampling, TokenLogprob
 
@@ -145,9 +151,18 @@ def test_it_says_that_it_can(bench: Bench) -> None:
 
 def test_steps_that_tell_as_much_are_one_graph() -> None:
     """How many ask is rounded up: a batch that grows by one is not always another graph."""
-    needs = [required_steps([SamplingParams(logprobs=0)] * asking + [SamplingParams()] * 9) for asking in range(6)]
-    assert needs == [NOISE, *(NOISE | LOGPROBS | LOGPROB_ROWS_UNIT * told for told in (1, 2, 4, 4, 8))]
-    assert required_steps([SamplingParams(logprobs=0), SamplingParams(logprobs=5)]) == NOISE | LOGPROBS | TOP_LOGPROBS | LOGPROB_ROWS_UNIT * 2
+    needs = [
+        required_steps([SamplingParams(logprobs=0)] * asking + [SamplingParams()] * 9)
+        for asking in range(6)
+    ]
+    assert needs == [
+        NOISE,
+        *(NOISE | LOGPROBS | LOGPROB_ROWS_UNIT * told for told in (1, 2, 4, 4, 8)),
+    ]
+    assert (
+        required_steps([SamplingParams(logprobs=0), SamplingParams(logprobs=5)])
+        == NOISE | LOGPROBS | TOP_LOGPROBS | LOGPROB_ROWS_UNIT * 2
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,7 +223,9 @@ def offered(bench: Bench, *, keep: bool) -> Offered:
     ledger = Ledger(MemoryLedgerStore())
     overheard = Overhearing(bench.engine)
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = TokenModel(("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep)
+    served = TokenModel(
+        ("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
+    )
     return Offered(ModelRegistry([served], {}), ledger, overheard)
 
 

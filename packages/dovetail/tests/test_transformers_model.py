@@ -29,7 +29,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
@@ -202,7 +202,9 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     overheard = Overhearing(bench.engine)
-    served = TokenModel(names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard]))
+    served = TokenModel(
+        names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard])
+    )
 
     async def scene() -> list[Any]:
         usages = []

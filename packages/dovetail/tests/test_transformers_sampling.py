@@ -22,14 +22,19 @@ import dovetail_protocols
 import dovetail_tokenizers
 from dovetail.engines.transformers.child.batch_sampler import (
     FULL_SORT,
-    PARTIAL_SORT,
     MIN_P,
     NOISE,
+    PARTIAL_SORT,
     PENALTY,
     key_graphs_by_steps,
     required_steps,
 )
-from dovetail.engines.transformers.child.sampling import MAX_TEMPERATURE, MAX_PENALTY, SamplingParams, SamplingDefaults
+from dovetail.engines.transformers.child.sampling import (
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    SamplingDefaults,
+    SamplingParams,
+)
 from dovetail_model import Sampling
 
 VOCABULARY, SPELLED = 200, 197
@@ -197,12 +202,18 @@ def test_what_is_out_of_range_goes_to_its_end() -> None:
     assert SamplingDefaults({}, 100).resolve(Sampling(top_k=-1)).top_k == 0
     wild = Sampling(temperature=1e39, presence_penalty=-1e39, frequency_penalty=1e39)
     draw = SamplingDefaults({}, 100).resolve(wild)
-    assert (draw.temperature, draw.presence, draw.frequency) == (MAX_TEMPERATURE, -MAX_PENALTY, MAX_PENALTY)
+    assert (draw.temperature, draw.presence, draw.frequency) == (
+        MAX_TEMPERATURE,
+        -MAX_PENALTY,
+        MAX_PENALTY,
+    )
 
 
 def test_greedy_filters_nothing() -> None:
     """The best is the best of any filter."""
-    draw = SamplingDefaults({"top_k": 20}, 100).resolve(Sampling(temperature=1e-9, top_p=0.1, min_p=0.2))
+    draw = SamplingDefaults({"top_k": 20}, 100).resolve(
+        Sampling(temperature=1e-9, top_p=0.1, min_p=0.2)
+    )
     assert (draw.temperature, draw.top_k, draw.top_p, draw.min_p) == (0.0, 0, 1.0, 0.0)
 
 
@@ -225,7 +236,9 @@ def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
 )
 def test_steps_with_other_needs_are_other_graphs(fields: dict[str, Any], needs: int) -> None:
     """What nobody asks for is not done, and a graph is replayed for steps of its own kind only."""
-    drawing: Any = SimpleNamespace(needs=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)]))
+    drawing: Any = SimpleNamespace(
+        needs=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)])
+    )
     assert drawing.needs == needs
     buffers = SimpleNamespace(_get_graph_key=lambda: (8,))
     key_graphs_by_steps(buffers, drawing)

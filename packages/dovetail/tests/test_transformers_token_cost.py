@@ -20,7 +20,7 @@ from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.http_client import Endpoint
-from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
+from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 
 PYTHON_CALLS = 9  # for a token; 6 when this was written
 ALL_CALLS = 15  # with those of C; 9 then

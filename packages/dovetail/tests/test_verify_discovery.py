@@ -10,8 +10,8 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import CheckResult, CheckOutcome
-from dovetail_verify.exchange import HttpExchange, SseFrame, SentRequest, abbreviate
+from dovetail_verify.check import CheckOutcome, CheckResult
+from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame, abbreviate
 from dovetail_verify.registry import BLACK_BOX_CHECKS, select_checks
 from dovetail_verify.run import run_checks
 from dovetail_verify.suite import TargetUnusable, discover_target
@@ -107,7 +107,9 @@ def test_a_server_that_answers_nothing_is_told_once(
 ) -> None:
     play.layer.fault = fault
     with pytest.raises(TargetUnusable, match=re.escape(said)):
-        asyncio.run(discover_target(TargetServer(Endpoint.parse(play.url), "", api_key=key, timeout=30)))
+        asyncio.run(
+            discover_target(TargetServer(Endpoint.parse(play.url), "", api_key=key, timeout=30))
+        )
 
 
 def test_one_api_that_answers_is_enough_to_judge_the_others(play: Play) -> None:

@@ -9,7 +9,7 @@ from verify_fault_table import FAULTS
 from verify_faults import Fault, Play, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.check import Check, CheckOutcome, CheckResult
 from dovetail_verify.registry import BLACK_BOX_CHECKS
 from dovetail_verify.run import run_checks
 from dovetail_verify.suite import discover_target

@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.check import Check, CheckOutcome, CheckResult
 from dovetail_verify.clauses import CLAUSES
-from dovetail_verify.html_page import KeyFigure, PageSection, render_badge, render_details, render_definitions, render_figures, render_page, render_table
+from dovetail_verify.html_page import (
+    KeyFigure,
+    PageSection,
+    render_badge,
+    render_definitions,
+    render_details,
+    render_figures,
+    render_page,
+    render_table,
+)
 from dovetail_verify.html_report import render_html
 from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
-from dovetail_verify.report import HARNESS_APIS, VerifyReport, HarnessVerdict, report_to_dict
-from dovetail_verify.terminal_report import show_progress, print_report
+from dovetail_verify.report import HARNESS_APIS, HarnessVerdict, VerifyReport, report_to_dict
+from dovetail_verify.terminal_report import print_report, show_progress
 
 CHECKS = {check.id: check for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)}
 DOCS = Path(__file__).parents[3] / "docs" / "verify.md"

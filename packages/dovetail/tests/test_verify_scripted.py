@@ -28,7 +28,7 @@ from verify_spoilers import (
 from dovetail.engines.scripted import parse_script
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import Check, CheckResult, CheckOutcome
+from dovetail_verify.check import Check, CheckOutcome, CheckResult
 from dovetail_verify.registry import select_checks
 from dovetail_verify.run import run_checks
 from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, render_script
@@ -43,7 +43,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
     """Our own server, as `dovetail verify` starts it."""
     own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments) as running:
-        yield TargetServer(Endpoint.parse(running.url), own.model, recording=FileRecording(own.record_path))
+        yield TargetServer(
+            Endpoint.parse(running.url), own.model, recording=FileRecording(own.record_path)
+        )
 
 
 def judge(stage: TargetServer, checks: list[Check]) -> list[CheckResult]:
@@ -53,7 +55,9 @@ def judge(stage: TargetServer, checks: list[Check]) -> list[CheckResult]:
 @pytest.mark.long
 def test_our_own_server_keeps_every_clause(stage: TargetServer) -> None:
     findings = judge(stage, list(CHECKS))
-    wrong = {f.check.id: f"{f.outcome}: {f.message}" for f in findings if f.outcome != CheckOutcome.PASS}
+    wrong = {
+        f.check.id: f"{f.outcome}: {f.message}" for f in findings if f.outcome != CheckOutcome.PASS
+    }
     assert wrong == {}
     assert len(findings) > 60
 
@@ -76,7 +80,9 @@ def test_every_family_is_served_by_the_clauses(name: str, tmp_path: Path) -> Non
     quick = [check for check in CHECKS if not check.id.endswith(SLOW)]
     with served(tmp_path / "model", *engine, *parsers, "--served-model-name", NAME) as running:
         recording = FileRecording(record)
-        findings = judge(TargetServer(Endpoint.parse(running.url), NAME, recording=recording), quick)
+        findings = judge(
+            TargetServer(Endpoint.parse(running.url), NAME, recording=recording), quick
+        )
     assert {f.check.id: f.message for f in findings if f.outcome != CheckOutcome.PASS} == {}
 
 
@@ -251,12 +257,18 @@ def test_a_fault_is_seen(stage: TargetServer, fault: str) -> None:
     spoiled = SpoiledTarget(stage, stage.recording, spoiler)
     findings = judge(spoiled, select_checks(CHECKS, patterns))
     assert findings
-    seen = [f.check.id for f in findings if f.outcome == CheckOutcome.FAIL and re.search(reason, f.message)]
+    seen = [
+        f.check.id
+        for f in findings
+        if f.outcome == CheckOutcome.FAIL and re.search(reason, f.message)
+    ]
     assert seen == [f.check.id for f in findings]
 
 
 def test_every_check_has_a_fault_that_it_sees() -> None:
-    seen = {check.id for _, patterns, _ in FAULTS.values() for check in select_checks(CHECKS, patterns)}
+    seen = {
+        check.id for _, patterns, _ in FAULTS.values() for check in select_checks(CHECKS, patterns)
+    }
     assert {check.id for check in CHECKS} - seen == set()
 
 
@@ -277,6 +289,6 @@ def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
 def test_a_prompt_that_never_came_is_a_failed_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail_verify.recording.PATIENCE", 0.0)
+    monkeypatch.setattr("dovetail_verify.recording.RECORD_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(Exception, match="0 prompts"):
         asyncio.run(FileRecording(tmp_path / "none").find_requests("x"))

@@ -9,7 +9,7 @@ import pytest
 from verify_faults import Asked, Fault, Play, Told, faulty_server
 
 from dovetail.net.http_client import Endpoint
-from dovetail_verify.check import CheckResult, CheckOutcome
+from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.registry import BLACK_BOX_CHECKS, select_checks
 from dovetail_verify.run import run_checks
 from dovetail_verify.suite import discover_target
@@ -30,7 +30,11 @@ def found(play: Play, id: str, fault: Fault) -> CheckResult:
         stage = TargetServer(Endpoint.parse(play.url), play.model, timeout=30)
         await discover_target(stage)
         play.layer.fault = fault
-        return (await run_checks(stage, select_checks(BLACK_BOX_CHECKS, [id]), lambda check, finding: None))[0]
+        return (
+            await run_checks(
+                stage, select_checks(BLACK_BOX_CHECKS, [id]), lambda check, finding: None
+            )
+        )[0]
 
     try:
         return asyncio.run(judged())

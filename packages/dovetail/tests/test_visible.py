@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.ledger.turn_digest import DIGEST_BYTES, TurnDigestCache, canonicalize_arguments, compute_digest, extend_chain, digest_turn
+from dovetail.ledger.turn_digest import (
+    DIGEST_BYTES,
+    TurnDigestCache,
+    canonicalize_arguments,
+    compute_digest,
+    digest_turn,
+    extend_chain,
+)
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -98,12 +105,16 @@ TOLD_APART = {
 
 @pytest.mark.parametrize("two", LEFT_OUT.values(), ids=list(LEFT_OUT))
 def test_left_out(two: Two) -> None:
-    assert digest_turn(Turn(two.role, two.one)).digest == digest_turn(Turn(two.role, two.other)).digest
+    assert (
+        digest_turn(Turn(two.role, two.one)).digest == digest_turn(Turn(two.role, two.other)).digest
+    )
 
 
 @pytest.mark.parametrize("two", TOLD_APART.values(), ids=list(TOLD_APART))
 def test_told_apart(two: Two) -> None:
-    assert digest_turn(Turn(two.role, two.one)).digest != digest_turn(Turn(two.role, two.other)).digest
+    assert (
+        digest_turn(Turn(two.role, two.one)).digest != digest_turn(Turn(two.role, two.other)).digest
+    )
 
 
 def test_roles_are_told_apart_but_for_the_two_names_of_one() -> None:
@@ -150,7 +161,10 @@ def test_deep_arguments_have_a_digest() -> None:
 
 
 def test_half_a_character_has_a_digest() -> None:
-    assert digest_turn(Turn("user", (TextBlock("\ud800"),))).digest != digest_turn(Turn("user", ())).digest
+    assert (
+        digest_turn(Turn("user", (TextBlock("\ud800"),))).digest
+        != digest_turn(Turn("user", ())).digest
+    )
 
 
 PARTS = st.lists(st.text(max_size=5) | st.binary(max_size=5), max_size=5)

@@ -250,5 +250,7 @@ def test_where_a_models_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_files_that_are_not_here_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteModel("my-model", root="/on/another/machine")
-    with pytest.raises(ModelUnavailableError, match=r"Pass --tokenizer with a folder .*/on/another/machine"):
+    with pytest.raises(
+        ModelUnavailableError, match=r"Pass --tokenizer with a folder .*/on/another/machine"
+    ):
         find_tokenizer_files(remote)

@@ -22,7 +22,7 @@ from served import Running, served
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, discover
 from dovetail.engines.vllm.discovery import PROBES

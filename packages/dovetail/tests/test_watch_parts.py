@@ -24,13 +24,18 @@ from dovetail.watch.exchange import CapturedExchange, find_codec
 from dovetail.watch.fix import FixApp
 from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.passthrough import forward_request
-from dovetail.watch.recording import ExchangeRecorder, RecordingError, read_recording, write_private_file
-from dovetail.watch.reference_model import ReferenceModels, ListedModel, build_fallback
-from dovetail.watch.report import to_summary_json, format_exchange, format_summary
-from dovetail.watch.screen import LiveDisplay, LineDisplay, create_display
+from dovetail.watch.recording import (
+    ExchangeRecorder,
+    RecordingError,
+    read_recording,
+    write_private_file,
+)
+from dovetail.watch.reference_model import ListedModel, ReferenceModels, build_fallback
+from dovetail.watch.report import format_exchange, format_summary, to_summary_json
+from dovetail.watch.screen import LineDisplay, LiveDisplay, create_display
 from dovetail.watch.sessions import SessionTracker, build_past_exchange
-from dovetail.watch.verdict import TrafficFinding, PromptPrefix, ExchangeAnalysis
-from dovetail.watch.watcher import WatchOptions, Watcher
+from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix, TrafficFinding
+from dovetail.watch.watcher import Watcher, WatchOptions
 from dovetail_model import Identity, Request, TextBlock, Turn
 
 EXCHANGE = CapturedExchange(
@@ -173,14 +178,18 @@ def test_sessions_whose_names_begin_alike_stay_apart() -> None:
 
 
 def test_what_sessions_remember_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(sessions_module, "_MAX_BODY_BYTES", 1000)
     sessions = SessionTracker()
     for number in range(100):
         session = sessions.get(in_session(str(number % 7)))
-        sessions.add_exchange(session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=300))
+        sessions.add_exchange(
+            session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=300)
+        )
     kept = [one for session in sessions._sessions.values() for one in session.exchanges]
     assert sum(one.body_bytes for one in kept) == sessions._total_bytes == 900
-    sessions.add_exchange(session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=5000))
+    sessions.add_exchange(
+        session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=5000)
+    )
     assert len(session.exchanges) == 1  # the last one is what the next goes on from
 
 
@@ -202,7 +211,9 @@ def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
     assert "Nothing was lost" not in format_summary(TrafficSummary(), {})
     counted = msgspec.structs.replace(VERDICT, basis="counted")
     assert "~990 of ~1,000 to compute, ~900 needlessly" in format_exchange(counted)
-    assert "in prompts                        ~1,000" in format_summary(TrafficSummary([counted]), {})
+    assert "in prompts                        ~1,000" in format_summary(
+        TrafficSummary([counted]), {}
+    )
     sure = msgspec.structs.replace(VERDICT, basis="confirmed")
     assert "~" not in format_exchange(sure)
 
@@ -213,7 +224,7 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
     def full(recorder: ExchangeRecorder, exchange: CapturedExchange) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(ExchangeRecorder, "add", full)
+    monkeypatch.setattr(ExchangeRecorder, "write", full)
     quiet = LineDisplay(Console(file=io.StringIO()))
     watching = Watcher(Endpoint(), ReferenceModels(), quiet, WatchOptions(record=tmp_path / "a"))
     request = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'
@@ -246,7 +257,7 @@ def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
 
 
 def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fix_module, "_MOST_BODY", 1000)
+    monkeypatch.setattr(fix_module, "_MAX_BODY_BYTES", 1000)
     told: list[Message] = []
     asked = 0
 

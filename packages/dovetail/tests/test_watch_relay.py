@@ -20,7 +20,7 @@ from watch_stage import Seen, Serve, listening, observing, relaying, say
 
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
-from dovetail.watch.capture import CaptureLimits, UnobservableError, ConnectionCapture
+from dovetail.watch.capture import CaptureLimits, ConnectionCapture, UnobservableError
 from dovetail.watch.hostline import HostRewriter
 from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.relay import RelayDirection, TcpRelay
@@ -197,7 +197,7 @@ def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
         await writer.drain()
 
     async def scene() -> None:
-        monkeypatch.setattr(relay_module, "_dial", slowly)
+        monkeypatch.setattr(relay_module, "_open_connection", slowly)
         async with listening(serve) as port, relaying(port) as (relay, own):
             reader, writer = await asyncio.open_connection("127.0.0.1", own)
             writer.write(sent)
@@ -270,7 +270,12 @@ class TestTheObserver:
     @pytest.mark.parametrize(
         ("asked", "told", "limits", "reason"),
         [
-            (REQUEST, b"nonsense\r\n\r\n", CaptureLimits(), "what passed was not HTTP as it should be"),
+            (
+                REQUEST,
+                b"nonsense\r\n\r\n",
+                CaptureLimits(),
+                "what passed was not HTTP as it should be",
+            ),
             (REQUEST, ANSWER, CaptureLimits(body_bytes=3), "a body was too large"),
             (REQUEST, ANSWER, CaptureLimits(queue_bytes=10), "the observer could not keep up"),
             (

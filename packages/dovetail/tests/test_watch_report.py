@@ -25,7 +25,7 @@ from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.prompts import BaselinePrompts, strip_reasoning
 from dovetail.watch.reference_model import ReferenceModel, ReferenceModels, build_fallback
 from dovetail.watch.report import format_exchange, format_summary
-from dovetail.watch.verdict import PromptPrefix, ExchangeAnalysis
+from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix
 from dovetail.watch.watcher import Watcher
 from dovetail_protocols import CHAT
 
@@ -47,7 +47,9 @@ class Notes:
 
 
 @asynccontextmanager
-async def watched(stage: Stage, lens: ReferenceModel | None = None) -> AsyncIterator[tuple[str, Notes]]:
+async def watched(
+    stage: Stage, lens: ReferenceModel | None = None
+) -> AsyncIterator[tuple[str, Notes]]:
     """A watch before the stage. All is told once the block is left."""
     notes = Notes()
     real = ReferenceModel(tiny_model(), True, "", "hermes")

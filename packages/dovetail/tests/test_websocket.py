@@ -25,7 +25,7 @@ VOLATILE = ("id", "item_id", "call_id", "created_at", "completed_at", "encrypted
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our server is written to directly; any other one is sent messages."""
     if request.param != "directly":
-        monkeypatch.setattr(outlet, "DIRECT", "not offered")
+        monkeypatch.setattr(outlet, "DIRECT_WRITER_EXTENSION", "not offered")
 
 
 def test_the_official_client_hears_what_it_hears_over_http() -> None:

@@ -83,8 +83,8 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
 
 
 def test_only_so_many_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_socket, "MOST_WAITING", 2)
-    monkeypatch.setattr(open_socket, "MOST_LANES", 2)
+    monkeypatch.setattr(open_socket, "MAX_QUEUED_MESSAGES", 2)
+    monkeypatch.setattr(open_socket, "MAX_STREAMS", 2)
 
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
@@ -134,7 +134,7 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 def test_a_message_in_too_many_pieces_ends_the_connection(
     piece: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrier, "MAX_PIECES", 100)
+    monkeypatch.setattr(carrier, "MAX_FRAGMENTS", 100)
 
     async def endless() -> AsyncGenerator[str]:
         while True:
@@ -152,7 +152,7 @@ def test_a_message_in_too_many_pieces_ends_the_connection(
 
 @pytest.mark.parametrize("sent", [b"\x81", b"\x81\xfe\xff\xff0000and no more", b"\x01\x810000{"])
 def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "MESSAGE_TIMEOUT", 0.3)
+    monkeypatch.setattr(carrier, "MESSAGE_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -172,8 +172,8 @@ def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPa
 
 def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be as large as a body: as many as there are sockets would be all memory."""
-    monkeypatch.setattr(held, "_MOST_BODIES", 2)
-    monkeypatch.setattr(held, "_SMALL", 1000)
+    monkeypatch.setattr(held, "_DEFAULT_MAX_BODIES", 2)
+    monkeypatch.setattr(held, "_SMALL_REQUEST_BYTES", 1000)
     size = 50_000
     half = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
     first = b"\x01\xff" + (size - 1).to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
@@ -201,8 +201,8 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
 
 
 def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_MOST_BODIES", 1)
-    monkeypatch.setattr(held, "_SMALL", 0)
+    monkeypatch.setattr(held, "_DEFAULT_MAX_BODIES", 1)
+    monkeypatch.setattr(held, "_SMALL_REQUEST_BYTES", 0)
 
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=1000)) as stage:
@@ -268,7 +268,7 @@ def test_a_message_in_pieces_is_put_together() -> None:
 
 
 def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_socket, "IDLE_TIMEOUT", 0.3)
+    monkeypatch.setattr(open_socket, "IDLE_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
@@ -292,8 +292,8 @@ def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_client_that_is_gone_without_a_word_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "PING_INTERVAL", 0.3)
-    monkeypatch.setattr(server, "PING_TIMEOUT", 0.3)
+    monkeypatch.setattr(server, "PING_INTERVAL_SECONDS", 0.3)
+    monkeypatch.setattr(server, "PING_TIMEOUT_SECONDS", 0.3)
 
     async def scene() -> None:
         async with serving() as stage:

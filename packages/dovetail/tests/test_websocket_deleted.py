@@ -104,7 +104,7 @@ def test_room_is_left_by_what_is_deleted() -> None:
 
 
 def test_a_place_forgets_no_more_than_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "_MOST_GONE", 3)
+    monkeypatch.setattr(local_module, "_MAX_DELETED", 3)
     local = ConnectionCache()
     few, many = local.reserve(), None
     for at in range(3):

@@ -107,7 +107,7 @@ def test_a_web_page_gets_none() -> None:
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MOST_SOCKETS", 1)
+    monkeypatch.setattr(sockets, "MAX_WEBSOCKETS", 1)
 
     async def scene() -> None:
         async with serving() as stage:

@@ -199,7 +199,7 @@ def test_a_conversation_that_outgrows_the_limit() -> None:
 
 
 def test_sockets_hold_only_so_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MOST_HELD", 5000)
+    monkeypatch.setattr(sockets, "MAX_LOCAL_RESPONSE_BYTES", 5000)
 
     async def scene() -> None:
         async with (

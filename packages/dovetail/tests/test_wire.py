@@ -8,7 +8,7 @@ import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
 
 from dovetail.net import http_client as wire
-from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, fetch, send_request
+from dovetail.net.http_client import ClientRequest, ConnectionGroup, Endpoint, fetch, send_request
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
 ANSWERS = [
@@ -133,7 +133,7 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LONGEST", 1 << 20)
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 1 << 20)
 
     async def main() -> None:
         endless = [CHUNKED, *(chunk(b"x" * 65536) for _ in range(64))]

@@ -26,7 +26,7 @@ from dovetail.ledger import ledger as ledgers
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.net.listener import ListenAddress, uvicorn_config, open_listener
+from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
 from dovetail.server.notify import notify
 from dovetail.server.numbers import WorkerMetrics
@@ -176,7 +176,8 @@ def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
         metrics[1].count_rate_limited("requests")
         siblings = [WorkerPeers(tmp_path, at, 3) for at in range(3)]
         told = [
-            WorkerMetrics(one.registry, sibling) for one, sibling in zip(metrics, siblings, strict=True)
+            WorkerMetrics(one.registry, sibling)
+            for one, sibling in zip(metrics, siblings, strict=True)
         ]
         await siblings[0].open()
         await siblings[1].open()  # the third has fallen
@@ -250,7 +251,7 @@ def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(siblings: 
 
 
 def test_a_store_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "ARRIVAL", 0.01)
+    monkeypatch.setattr(ledgers, "STORE_WRITE_TIMEOUT_SECONDS", 0.01)
 
     async def scene() -> None:
         store = SlowStore()

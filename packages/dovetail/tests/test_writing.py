@@ -173,7 +173,7 @@ def test_what_is_no_output_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "is_interleaved"),
+    ("blocks", "expected"),
     [
         (INTERLEAVED, True),
         ((CALL, TextBlock("Then.")), True),
@@ -183,5 +183,5 @@ def test_what_is_no_output_is_left_out() -> None:
         ((), False),
     ],
 )
-def test_interleaved(blocks: tuple[Block, ...], is_interleaved: bool) -> None:
-    assert is_interleaved(Turn("assistant", blocks)) is is_interleaved
+def test_interleaved(blocks: tuple[Block, ...], expected: bool) -> None:
+    assert is_interleaved(Turn("assistant", blocks)) is expected

@@ -32,7 +32,7 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 
 OURS = tuple(

@@ -37,7 +37,10 @@ class SpoiledRecording:
         self._recording, self._spoiler = recording, spoiler
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
-        return [self._spoiler.heard(one) for one in await self._recording.find_requests(marker, min_count)]
+        return [
+            self._spoiler.heard(one)
+            for one in await self._recording.find_requests(marker, min_count)
+        ]
 
 
 class SpoiledTarget(TargetServer):

@@ -17,14 +17,14 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 from dovetail.watch.capture import CaptureLimits
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.observer import TrafficObserver
-from dovetail.watch.relay import TcpRelay, RelayCallback
+from dovetail.watch.relay import RelayCallback, TcpRelay
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -61,7 +61,9 @@ async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIter
 
 
 @asynccontextmanager
-async def relaying(port: int, sees: RelayCallback | None = None) -> AsyncIterator[tuple[TcpRelay, int]]:
+async def relaying(
+    port: int, sees: RelayCallback | None = None
+) -> AsyncIterator[tuple[TcpRelay, int]]:
     """A relay to a port of this machine, and its own port."""
     relay = TcpRelay(endpoint(port), sees)
     address = await relay.listen("127.0.0.1", 0)
@@ -115,7 +117,9 @@ async def say(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) 
     await writer.drain()
 
 
-PLAIN = PromptSettings(replay="client", normalization=NormalizationOptions(strip_preamble=False, volatile=()))
+PLAIN = PromptSettings(
+    replay="client", normalization=NormalizationOptions(strip_preamble=False, volatile=())
+)
 
 
 @asynccontextmanager
@@ -124,7 +128,11 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
     model = model or tiny_model()
     engine = StageEngine(model)
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
-    app = App(ModelRegistry([TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]))
+    app = App(
+        ModelRegistry(
+            [TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]
+        )
+    )
     place = socket.create_server(("127.0.0.1", 0))
     running = create_server(app)
     task = asyncio.create_task(running.serve([place]))

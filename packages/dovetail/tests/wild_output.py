@@ -23,7 +23,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn

@@ -22,7 +22,7 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import families, build_guided_grammar, parse, write_message
+from dovetail_parsers import build_guided_grammar, families, parse, write_message
 from dovetail_parsers.family import Family
 
 BY_NAME = {family.name: family for family in families() if family.tools}
@@ -162,7 +162,9 @@ def test_a_call_is_required(name: str) -> None:
     family, rules = BY_NAME[name], grammar(name, REQUIRED)
     good = write_message([call(GOOD)], family)
     assert rules.accepts(good)
-    assert rules.accepts(write_message([ToolCallBlock("", "apply_patch", "*** x", custom=True)], family))
+    assert rules.accepts(
+        write_message([ToolCallBlock("", "apply_patch", "*** x", custom=True)], family)
+    )
     assert not rules.accepts("")
     assert not rules.accepts(good[:-12])
     assert not rules.admits("Sure, let me book that.")

@@ -137,7 +137,9 @@ def test_a_raw_string_is_free_and_that_is_noted() -> None:
     text = {"type": "string", "pattern": "^a$", "maxLength": 3}
     tool = ToolSpec("t", parameters={"type": "object", "properties": {"x": text}})
     required = ToolChoice("required")
-    raw = build_guided_grammar("qwen3_coder", None, tools=[tool], choice=required, in_reasoning=False)
+    raw = build_guided_grammar(
+        "qwen3_coder", None, tools=[tool], choice=required, in_reasoning=False
+    )
     assert raw is not None
     assert raw.notes == ("pattern is not enforced", "maxLength is not enforced")
 

@@ -45,6 +45,8 @@ def test_a_name_of_ours_cannot_be_taken(points: list[EntryPoint]) -> None:
 
 
 def test_two_plugins_of_one_name_are_an_error(points: list[EntryPoint]) -> None:
-    points += [EntryPoint("shout", f"test_plugin:{name}", plugin.ENTRY_POINT_GROUP) for name in ("A", "B")]
+    points += [
+        EntryPoint("shout", f"test_plugin:{name}", plugin.ENTRY_POINT_GROUP) for name in ("A", "B")
+    ]
     with pytest.raises(ValueError, match="registered twice"):
         parse("hey", tool_parser="shout")

@@ -28,13 +28,13 @@ def pytest_configure() -> None:
     plain = MessagesCodec.decode
     MessagesCodec.decode = staticmethod(again(plain))
     chat = ChatCodec.decode
-    ChatCodec.decode = lambda self, body, headers, memory=None: again(  # type: ignore[method-assign]
+    ChatCodec.decode = lambda self, body, headers, cache=None: again(  # type: ignore[method-assign]
         lambda *given: chat(self, *given)
-    )(body, headers, memory)
+    )(body, headers, cache)
     responses = ResponsesCodec.decode
-    ResponsesCodec.decode = lambda self, body, headers, memory=None: again(  # type: ignore[method-assign]
+    ResponsesCodec.decode = lambda self, body, headers, cache=None: again(  # type: ignore[method-assign]
         lambda *given: responses(self, *given)
-    )(body, headers, memory)
+    )(body, headers, cache)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,7 +22,7 @@ ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d"
 
 @pytest.fixture(autouse=True)
 def _small_bodies_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings, "WORTH", 0)
+    monkeypatch.setattr(beginnings, "MIN_BODY_BYTES", 0)
 
 
 def written(items: list[Any], between: str = ",", **more: Any) -> bytes:

@@ -215,7 +215,9 @@ def test_thinking_controls(thinking: Thinking, sent: dict[str, Any]) -> None:
 
 
 def test_turns_written_as_text_leave_no_structure() -> None:
-    asked = build_chat_request(said(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks")
+    asked = build_chat_request(
+        said(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks"
+    )
     assert asked.fields["messages"][1] == {"role": "assistant", "content": "4 blocks"}
     assert [m["role"] for m in asked.fields["messages"][2:]] == ["tool", "tool"]
 

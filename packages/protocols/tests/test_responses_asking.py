@@ -25,7 +25,9 @@ CALLS = (ToolCallBlock("c0", "look", '{"at": 0}'), ToolCallBlock("c1", "look", '
 RESULTS = (ToolResultBlock("c0", (TextBlock("zero"),)), ToolResultBlock("c1", (TextBlock("one"),)))
 
 
-def items(*turns: Turn, dialect: UpstreamDialect | None = None, **more: Any) -> list[dict[str, Any]]:
+def items(
+    *turns: Turn, dialect: UpstreamDialect | None = None, **more: Any
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = build_responses_request(
         Request("m", turns=turns, **more), "m", dialect
     ).fields["input"]
@@ -65,7 +67,10 @@ def test_images_are_parts_in_messages_and_results() -> None:
     user, result = items(Turn("user", (IMAGE,)), Turn("tool", (seen,)))
     assert user["content"][0]["image_url"].startswith("data:image/png;base64,")
     assert [part["type"] for part in result["output"]] == ["input_text", "input_image"]
-    assert items(Turn("user", (IMAGE,)), dialect=UpstreamDialect(images=False))[0]["content"] == "[image]"
+    assert (
+        items(Turn("user", (IMAGE,)), dialect=UpstreamDialect(images=False))[0]["content"]
+        == "[image]"
+    )
 
 
 def test_nothing_said_is_no_item() -> None:

@@ -24,7 +24,7 @@ from dovetail_model import (
     Unsupported,
 )
 from dovetail_protocols.responses import CODEC, ResponsesEcho
-from dovetail_protocols.responses.summary import SUMMARY_PREFACE, SUMMARY_INSTRUCTION, pack_summary
+from dovetail_protocols.responses.summary import SUMMARY_INSTRUCTION, SUMMARY_PREFACE, pack_summary
 
 
 def decode(headers: dict[str, str] | None = None, **body: Any) -> Request:

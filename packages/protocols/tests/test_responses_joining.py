@@ -18,12 +18,12 @@ from dovetail_protocols import (
     item_id,
     item_references,
     items_by_id,
+    join_response,
     joined_body,
     listed_item,
     previous_response,
     resolved_body,
     split_response,
-    join_response,
     with_default_model,
 )
 

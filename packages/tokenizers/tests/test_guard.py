@@ -125,7 +125,9 @@ def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
     assert guard.match_length(said, rendered) == len("<|user|>é is é<|end|>")
     assert guard.match_length([], rendered) == 0
     assert guard.match_length(said[:2], rendered) is None  # in the middle of a character
-    assert guard.match_length(said[:2], "<|user|>\ufffd<|end|>") == len("<|user|>\ufffd")  # and shown so
+    assert guard.match_length(said[:2], "<|user|>\ufffd<|end|>") == len(
+        "<|user|>\ufffd"
+    )  # and shown so
     assert guard.match_length([*said, 1], rendered) is None
     assert guard.match_length(said, rendered[:5]) is None
     spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")

@@ -16,7 +16,13 @@ from test_encode import synthetic
 from test_words import KINDS, PIECES, cut_by_library
 
 from dovetail_tokenizers import ControlTokenGuard, HfTokenizer, patterns
-from dovetail_tokenizers.long_text_cache import SOFT_MAX_PIECE_CHARS, MIN_LONG_CHARS, MIN_PIECE_CHARS, LongTextCache, split_text
+from dovetail_tokenizers.long_text_cache import (
+    MIN_LONG_CHARS,
+    MIN_PIECE_CHARS,
+    SOFT_MAX_PIECE_CHARS,
+    LongTextCache,
+    split_text,
+)
 from dovetail_tokenizers.words import Patterns, WordEncoder
 
 ASCII = [chr(code) for code in range(0x20, 0x7F)]
@@ -117,7 +123,13 @@ def test_no_thread_is_kept_waiting_for_lines_and_words_without_end(encoded: list
     """What cannot be cut into small pieces is left to the library, which lets others work."""
     tokenizer = real("qwen3")
     line, solid = LINES.replace("\n", " "), "word" * SOFT_MAX_PIECE_CHARS
-    for text in (line, "漢字" * SOFT_MAX_PIECE_CHARS, solid + LINES, LINES + solid, "1 2 " * SOFT_MAX_PIECE_CHARS):
+    for text in (
+        line,
+        "漢字" * SOFT_MAX_PIECE_CHARS,
+        solid + LINES,
+        LINES + solid,
+        "1 2 " * SOFT_MAX_PIECE_CHARS,
+    ):
         made = tokenizer.pack_plain(text, first=True).tolist()
         assert max(map(len, encoded), default=0) <= 2 * SOFT_MAX_PIECE_CHARS
         assert made == bare("qwen3").encode(text, add_special_tokens=False).ids

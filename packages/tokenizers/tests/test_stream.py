@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import available, brief, real
 
-from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, TokenTextCache, Tokenizer
+from dovetail_tokenizers import ByteTokenizer, Detokenizer, Piece, Tokenizer, TokenTextCache
 
 TOKENIZER = ByteTokenizer(["<think>", "</think>"])
 THINK, END = 256, 257

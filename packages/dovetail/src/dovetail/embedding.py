@@ -21,4 +21,6 @@ def app(**settings: Any) -> "App":
 
     config = load_config(settings, os.environ).config
     metrics = Metrics()
-    return App(build_service(config), build_http_options(config), metrics, open_recorders(config, metrics))
+    return App(
+        build_service(config), build_http_options(config), metrics, open_recorders(config, metrics)
+    )

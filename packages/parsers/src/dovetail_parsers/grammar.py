@@ -151,7 +151,8 @@ def _in_head(name: str, modes: Mapping[str, Mode]) -> bool:
         return mode.channel in (Channel.HEADER, Channel.NAME, Channel.ID, Channel.ATTRIBUTE)
     ways = [*mode.on.values(), *filter(None, [mode.otherwise])]
     return bool(ways) and all(
-        way.action & CallAction.OPEN or (way.mode != name and _in_head(way.mode, modes)) for way in ways
+        way.action & CallAction.OPEN or (way.mode != name and _in_head(way.mode, modes))
+        for way in ways
     )
 
 

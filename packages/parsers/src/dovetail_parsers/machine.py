@@ -16,7 +16,7 @@ from dovetail_model import Event, ToolSpec
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import BodyDecoder, Progress
 from dovetail_parsers.call import CallBuilder
-from dovetail_parsers.grammar import CallAction, Channel, Grammar, CompiledMode, Edge
+from dovetail_parsers.grammar import CallAction, Channel, CompiledMode, Edge, Grammar
 from dovetail_parsers.spans import SpanBuilder
 
 _SPACE = re.compile(r"\s*")
@@ -139,7 +139,11 @@ class StateMachine:
             return delta(text, text) if same and state.scanner.spot(text) is None else None
         if self._decoder is not None:
             json = self._decoder.verbatim
-            return self._call.continue_arguments(text) if json is not None and json.passes(text) else None
+            return (
+                self._call.continue_arguments(text)
+                if json is not None and json.passes(text)
+                else None
+            )
         if state.is_value and state.scanner.spot(text) is None:
             return self._call.continue_value(text)
         return None

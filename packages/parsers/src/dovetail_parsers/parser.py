@@ -58,7 +58,9 @@ class Parser:
             named = {spec.model_name: spec for spec in specs}
             table = load_grammar(tool_parser, reasoning_parser)
             self._stream = StateMachine(table, named, in_reasoning, special)
-        self.feed: FeedFunction = self._stream.feed  # called for every token: nothing stands between
+        self.feed: FeedFunction = (
+            self._stream.feed
+        )  # called for every token: nothing stands between
 
     @property
     def thinking(self) -> bool:

@@ -103,7 +103,11 @@ def _by_model(model: str) -> Family | None:
 def _by_template(template: str) -> Family | None:
     """By the markers that the template contains; of several, the family with the most of them."""
     tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
-    thinkers = [f for f in FAMILIES if f.reasoning_names and _contains_all(f.reasoning_template_markers, template)]
+    thinkers = [
+        f
+        for f in FAMILIES
+        if f.reasoning_names and _contains_all(f.reasoning_template_markers, template)
+    ]
     thoughts = _best_marked(template, thinkers)
     if tools is None or tools.unified is not None:
         return tools or thoughts
@@ -118,5 +122,7 @@ def _contains_all(marks: tuple[str, ...], template: str) -> bool:
 
 
 def _best_marked(template: str, candidates: list[Family]) -> Family | None:
-    marked = [f for f in candidates if f.template_markers and _contains_all(f.template_markers, template)]
+    marked = [
+        f for f in candidates if f.template_markers and _contains_all(f.template_markers, template)
+    ]
     return max(marked, key=lambda f: sum(map(len, f.template_markers)), default=None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail_parsers.arguments.envelope import Envelope
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
 
 _BOTH = CallAction.OPEN | CallAction.CLOSE
 
@@ -35,7 +35,9 @@ class TaggedFormat:
             "name": Mode(Channel.NAME, on={self.name[1]: Edge("head", pad=self.pad)}),
             "head": self._parameters(CallAction.OPEN, _BOTH),
             "args": self._parameters(CallAction.NONE, CallAction.CLOSE),
-            "key": Mode(Channel.KEY, on={mark: Edge(self._value_mode(mark)) for mark in self.values}),
+            "key": Mode(
+                Channel.KEY, on={mark: Edge(self._value_mode(mark)) for mark in self.values}
+            ),
         }
         for mark, (channel, closers) in self.values.items():
             modes[self._value_mode(mark)] = Mode(

@@ -18,7 +18,16 @@ _DELTAS: dict[Kind, Delta] = {"text": TextDelta, "reasoning": ReasoningDelta}
 class SpanBuilder:
     """Turns plain text into deltas and ends, and keeps the account of raw text."""
 
-    __slots__ = ("_closed", "_end_raw", "_only_whitespace", "_open", "_whitespace", "delta", "events", "raw")
+    __slots__ = (
+        "_closed",
+        "_end_raw",
+        "_only_whitespace",
+        "_open",
+        "_whitespace",
+        "delta",
+        "events",
+        "raw",
+    )
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail_model import Message, OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers.arguments.notation import load_arguments, loaded_type, write_raw
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Grammar, Mode, Edge
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Grammar, Mode
 from dovetail_parsers.registry import load_grammar, resolve_family
 
 _PASSABLE = (Channel.GAP, Channel.ID, Channel.ATTRIBUTE, Channel.TEXT)
@@ -60,7 +60,9 @@ class _MessageWriter:
     def _leave_calls(self, kind: str, group: list[OutputBlock]) -> list[OutputBlock]:
         """Writes a group of calls; any other group is handed back, the section of calls closed."""
         if kind == "tool_call":
-            self._write_calls([b for b in map(_wrap_custom_call, group) if isinstance(b, ToolCallBlock)])
+            self._write_calls(
+                [b for b in map(_wrap_custom_call, group) if isinstance(b, ToolCallBlock)]
+            )
             return []
         self._end_calls()
         return group
@@ -157,7 +159,9 @@ class _MessageWriter:
         self._out.append(edge.pad if edge.peek else marker + edge.pad)
         self._at = edge.mode
 
-    def _shortest_path(self, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE) -> list[tuple[str, Edge]]:
+    def _shortest_path(
+        self, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE
+    ) -> list[tuple[str, Edge]]:
         way = shortest_path(self._modes, self._at, goal, until)
         if way is None:
             raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
@@ -165,7 +169,10 @@ class _MessageWriter:
 
 
 def shortest_path(
-    modes: Mapping[str, Mode], start: str, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE
+    modes: Mapping[str, Mode],
+    start: str,
+    goal: Callable[[Mode], bool],
+    until: CallAction = CallAction.NONE,
 ) -> list[tuple[str, Edge]] | None:
     """The fewest prescribed edges to a mode, or across an edge with an act; None if none lead."""
     ways: deque[tuple[str, list[tuple[str, Edge]]]] = deque([(start, [])])

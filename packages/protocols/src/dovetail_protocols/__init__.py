@@ -13,27 +13,27 @@ from dovetail_protocols.responses import (
     COMPACT,
     ResponsesCodec,
     ResponsesReader,
+    build_responses_request,
     encode_input_tokens,
     items_by_id,
-    overflow_stream,
-    build_responses_request,
-    split_response,
     join_response,
+    overflow_stream,
+    split_response,
     with_default_model,
 )
 from dovetail_protocols.responses import ResponsesEcho as ResponsesEcho
 from dovetail_protocols.responses import ResponsesEncoder as ResponsesEncoder
-from dovetail_protocols.responses import encode_items as encode_items
-from dovetail_protocols.responses import item_id as item_id
-from dovetail_protocols.responses import prepend_history as joined_body
 from dovetail_protocols.responses import complete_item as listed_item
+from dovetail_protocols.responses import encode_items as encode_items
 from dovetail_protocols.responses import input_items as input_items
-from dovetail_protocols.responses import previous_response_id as previous_response
+from dovetail_protocols.responses import item_id as item_id
 from dovetail_protocols.responses import item_references as item_references
-from dovetail_protocols.responses import resolve_references as resolved_body
 from dovetail_protocols.responses import minimal_body as shortened_body
+from dovetail_protocols.responses import prepend_history as joined_body
+from dovetail_protocols.responses import previous_response_id as previous_response
+from dovetail_protocols.responses import resolve_references as resolved_body
 from dovetail_protocols.sse import ServerEvent, SseReader
-from dovetail_protocols.upstream import UpstreamRequest, UpstreamDialect, ReasoningField, ToolNames
+from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
 
 __all__ = [
     "CHAT",

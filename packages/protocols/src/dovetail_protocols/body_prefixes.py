@@ -89,7 +89,9 @@ class BodyPrefixCache:
         lines = self._prefixes(key) if len(body) >= MIN_BODY_BYTES else ()
         if not lines:
             return None
-        shared, nearest = max(((one.count_shared_items(body), one) for one in lines), key=itemgetter(0))
+        shared, nearest = max(
+            ((one.count_shared_items(body), one) for one in lines), key=itemgetter(0)
+        )
         for count in range(shared, max(shared - 2, 0), -1):  # one item at least is not left out
             more = _MORE.match(body, nearest.ends[count - 1])
             if more is not None:
@@ -97,7 +99,12 @@ class BodyPrefixCache:
         return None
 
     def put(
-        self, key: HistoryKey, body: bytes, remainder: BodyRemainder | None, items: Sequence[Raw], decoded: Sequence[Any]
+        self,
+        key: HistoryKey,
+        body: bytes,
+        remainder: BodyRemainder | None,
+        items: Sequence[Raw],
+        decoded: Sequence[Any],
     ) -> None:
         """Remembers a body: `items` are those not left out, `read` is what all were read as."""
         if len(body) < MIN_BODY_BYTES or len(body) > self._generation_bytes:
@@ -147,7 +154,9 @@ def _size_bytes(prefixes: Iterable[BodyPrefix]) -> int:
     return sum(len(one.body) + _ITEM_OVERHEAD_BYTES * len(one.ends) for one in prefixes)
 
 
-def _build_remainder(key: HistoryKey, body: bytes, nearest: BodyPrefix, count: int, at: int) -> BodyRemainder | None:
+def _build_remainder(
+    key: HistoryKey, body: bytes, nearest: BodyPrefix, count: int, at: int
+) -> BodyRemainder | None:
     shorter = body[: nearest.opening] + body[at:]
     fields = _decode_fields(shorter)
     if _items_start(shorter, fields, key.field) != nearest.opening:

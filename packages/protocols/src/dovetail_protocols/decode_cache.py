@@ -95,7 +95,9 @@ class DecodeCache:
         return found
 
     def _put(self, key: CacheKey, value: T) -> T:
-        size = _ENTRY_OVERHEAD_BYTES + _BYTES_PER_JSON_BYTE * sum(len(part) for part in key if not isinstance(part, int))
+        size = _ENTRY_OVERHEAD_BYTES + _BYTES_PER_JSON_BYTE * sum(
+            len(part) for part in key if not isinstance(part, int)
+        )
         if size > self._generation_bytes:
             return value
         if self._young_bytes + size > self._generation_bytes:

@@ -45,7 +45,9 @@ def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
     ignored += [f"nvext.agent_hints.{name}" for name in agent if name not in _KNOWN_HINTS]
     return NvextOptions(
         hints=Hints(
-            priority=_first_integer(headers.get("x-dynamo-request-priority"), agent.get("priority")),
+            priority=_first_integer(
+                headers.get("x-dynamo-request-priority"), agent.get("priority")
+            ),
             strict_priority=_first_integer(
                 headers.get("x-dynamo-request-strict-priority"), agent.get("strict_priority")
             ),

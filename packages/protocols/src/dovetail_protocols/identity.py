@@ -21,7 +21,9 @@ AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent")
 PARENT_AGENT_HEADERS = ("x-claude-code-parent-agent-id",)
 
 
-def read_identity(headers: Headers, *, session: str | None = None, user: str | None = None) -> Identity:
+def read_identity(
+    headers: Headers, *, session: str | None = None, user: str | None = None
+) -> Identity:
     """The identity that the headers tell; `session` is what the body says where they are silent.
 
     A sub-agent without a parent session of its own has the session it runs in as its parent.

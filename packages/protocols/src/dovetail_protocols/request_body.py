@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols.body_prefixes import HistoryKey, BodyRemainder
+from dovetail_protocols.body_prefixes import BodyRemainder, HistoryKey
 from dovetail_protocols.decode_cache import DecodeCache
 
 T = TypeVar("T")
@@ -113,7 +113,9 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
         raise InvalidRequest(text, param=where or None) from error
 
 
-def unknown_fields(value: dict[str, Any], kind: type[msgspec.Struct], path: str = "") -> tuple[str, ...]:
+def unknown_fields(
+    value: dict[str, Any], kind: type[msgspec.Struct], path: str = ""
+) -> tuple[str, ...]:
     """The paths of fields that the wire type does not know."""
     known = kind.__struct_encode_fields__
     return tuple(f"{path}{name}" for name in value if name not in known)

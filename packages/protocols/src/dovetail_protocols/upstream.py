@@ -56,7 +56,9 @@ class ToolNames:
 
     def __init__(self, tools: Iterable[ToolSpec]) -> None:
         self._specs = {tool.model_name: tool for tool in tools}
-        self._upstream_names = {(tool.namespace, tool.name): name for name, tool in self._specs.items()}
+        self._upstream_names = {
+            (tool.namespace, tool.name): name for name, tool in self._specs.items()
+        }
 
     def upstream_name(self, call: ToolCallBlock) -> str:
         """What the server knows the tool of a call by."""

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.encoding import encode_parts, decode_ids, replace_lone_surrogates
+from dovetail_tokenizers.encoding import decode_ids, encode_parts, replace_lone_surrogates
 
 BYTE_COUNT = 256
 

@@ -39,7 +39,15 @@ class ControlMatch:
 class ControlTable(Mapping[str, int]):
     """Spelling to id, with the one pattern that finds the spellings."""
 
-    __slots__ = ("_competitors", "_flags", "_ids", "_spellings", "partial_spellings", "max_chars", "pattern")
+    __slots__ = (
+        "_competitors",
+        "_flags",
+        "_ids",
+        "_spellings",
+        "partial_spellings",
+        "max_chars",
+        "pattern",
+    )
 
     def __init__(
         self,
@@ -124,7 +132,10 @@ class ControlTable(Mapping[str, int]):
         if not self._flags.get(spelling, DEFAULT_FLAGS).single_word:
             return True
         start, end = match.span()
-        return not (_is_word_character(text[max(start - 1, 0) : start]) or _is_word_character(text[end : end + 1]))
+        return not (
+            _is_word_character(text[max(start - 1, 0) : start])
+            or _is_word_character(text[end : end + 1])
+        )
 
 
 def _find_competitors(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:

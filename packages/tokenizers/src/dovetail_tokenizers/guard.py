@@ -34,7 +34,9 @@ class ControlTokenGuard:
         self._nonce = _make_nonce(table)
         self._breakable = first_character_pattern(table)
         # A spelling of one character cannot be broken: there the nonce behind it is the mark.
-        self._unbroken = longest_literal_pattern(table.competing_spellings(), lone=f"(?!{self._nonce})")
+        self._unbroken = longest_literal_pattern(
+            table.competing_spellings(), lone=f"(?!{self._nonce})"
+        )
 
     def protect(self, text: str) -> str:
         """Message text in which no control token's spelling stands, nor can come to stand."""
@@ -85,7 +87,9 @@ class ControlTokenGuard:
 
         Equal text is not enough: a control token of the one must be that token in the other.
         """
-        if not rendered.startswith(self._tokenizer.decode(ids[:_QUICK_CHECK_TOKENS]).rstrip(_REPLACEMENT_CHARACTER)):
+        if not rendered.startswith(
+            self._tokenizer.decode(ids[:_QUICK_CHECK_TOKENS]).rstrip(_REPLACEMENT_CHARACTER)
+        ):
             return None  # most that differ do so early, and the rest need not be decoded
         ids = array("I", ids)
         same, done = self._match_opening(ids, rendered, first)

@@ -22,9 +22,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dovetail_tokenizers.control import ControlTable, AddedTokenFlags
-from dovetail_tokenizers.encoding import encode_parts, decode_ids, require_extra, replace_lone_surrogates
-from dovetail_tokenizers.long_text_cache import MIN_LONG_CHARS, LongTextCache, EncodeMode
+from dovetail_tokenizers.control import AddedTokenFlags, ControlTable
+from dovetail_tokenizers.encoding import (
+    decode_ids,
+    encode_parts,
+    replace_lone_surrogates,
+    require_extra,
+)
+from dovetail_tokenizers.long_text_cache import MIN_LONG_CHARS, EncodeMode, LongTextCache
 from dovetail_tokenizers.spelling import byte_alphabet, spelling_reader
 from dovetail_tokenizers.words import WordEncoder, read_pre_tokenizer
 
@@ -89,10 +94,18 @@ class HfTokenizer:
             return array("I", self.encode_plain(text, first=first))
         way: EncodeMode = "first" if first else "later"
         known = self._long_texts.get(way, text)
-        return self._long_texts.put(way, text, self._encode_long(text, first)) if known is None else known
+        return (
+            self._long_texts.put(way, text, self._encode_long(text, first))
+            if known is None
+            else known
+        )
 
     def _encode_long(self, text: str, first: bool) -> Iterable[int]:
-        known = self._word_encoder.encode_long(text, self._long_texts) if self._word_encoder is not None else None
+        known = (
+            self._word_encoder.encode_long(text, self._long_texts)
+            if self._word_encoder is not None
+            else None
+        )
         return self._encode_with_library(text, first) if known is None else known
 
     def _encode_with_library(self, text: str, first: bool) -> list[int]:
@@ -128,7 +141,9 @@ class HfTokenizer:
         renumbered = self._renumbered
         return [renumbered.get(id, id) for id in ids] if renumbered else ids
 
-    def _build_word_encoder(self, definition: Definition, added: list[dict[str, Any]]) -> WordEncoder | None:
+    def _build_word_encoder(
+        self, definition: Definition, added: list[dict[str, Any]]
+    ) -> WordEncoder | None:
         """What encodes the texts that can be cut here, if the vocabulary is of that kind."""
         known = read_pre_tokenizer(definition)
         if known is None:
@@ -190,7 +205,11 @@ def _hide_controls(definition: Definition, controls: ControlTable, secret: str) 
     added = []
     for token in definition.get("added_tokens") or []:
         if token["content"] in controls:
-            token = {**token, **plain_edges, "content": _hidden_name(token["content"], controls, secret)}
+            token = {
+                **token,
+                **plain_edges,
+                "content": _hidden_name(token["content"], controls, secret),
+            }
         added.append(token)
     top = max((token["id"] for token in added), default=-1)
     anchor = {"id": top + 1, "content": f"{secret}-", "special": True, **plain_edges}

@@ -47,7 +47,9 @@ def _build_trie(literals: Iterable[str]) -> Trie:
 
 def _pattern_source(node: Trie, end: str = "") -> str:
     """The pattern of what may follow. The end comes last, so that the longest literal wins."""
-    branches = [re.escape(head) + _pattern_source(rest) for head, rest in sorted(node.items()) if head]
+    branches = [
+        re.escape(head) + _pattern_source(rest) for head, rest in sorted(node.items()) if head
+    ]
     if "" in node:
         branches.append(end)
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

@@ -24,7 +24,9 @@ SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # characters behind which it need no
 LINE_CUT_INTERVAL = 8  # one line of so many may begin a piece
 
 _ENTRY_OVERHEAD_BYTES = 300  # bytes that an entry takes besides its text and its ids
-_CUTTABLE_BEFORE = frozenset(map(chr, range(0x21, 0x7F)))  # a line break that a text may be cut behind
+_CUTTABLE_BEFORE = frozenset(
+    map(chr, range(0x21, 0x7F))
+)  # a line break that a text may be cut behind
 _CUTTABLE_AFTER = _CUTTABLE_BEFORE - {"/"}
 
 EncodeMode = Literal["words", "first", "later"]
@@ -77,7 +79,12 @@ class LongTextCache:
         return made
 
 
-def split_text(text: str, min_chars: int = MIN_PIECE_CHARS, interval: int = LINE_CUT_INTERVAL, soft_max_chars: int = SOFT_MAX_PIECE_CHARS) -> Iterator[str]:
+def split_text(
+    text: str,
+    min_chars: int = MIN_PIECE_CHARS,
+    interval: int = LINE_CUT_INTERVAL,
+    soft_max_chars: int = SOFT_MAX_PIECE_CHARS,
+) -> Iterator[str]:
     """A long text in pieces of lines, of at least so many characters; joined, the text itself.
 
     Each is cut into words as it would be inside the whole. None of the patterns of `words` lets a
@@ -89,7 +96,9 @@ def split_text(text: str, min_chars: int = MIN_PIECE_CHARS, interval: int = LINE
     pieces are soon the same again: a text that differs in its first line is known but for that.
     """
     start = 0
-    while len(text) - start >= 2 * min_chars and (end := _next_cut(text, start + min_chars, interval, soft_max_chars)):
+    while len(text) - start >= 2 * min_chars and (
+        end := _next_cut(text, start + min_chars, interval, soft_max_chars)
+    ):
         yield text[start:end]
         start = end
     yield text[start:]

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from dovetail_tokenizers.control import ControlTable
-from dovetail_tokenizers.encoding import encode_parts, decode_ids, require_extra, replace_lone_surrogates
+from dovetail_tokenizers.encoding import (
+    decode_ids,
+    encode_parts,
+    replace_lone_surrogates,
+    require_extra,
+)
 from dovetail_tokenizers.long_text_cache import LongTextCache
 
 if TYPE_CHECKING:
@@ -105,7 +110,11 @@ class TiktokenTokenizer:
 
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
         known = self._texts.get("later", text)
-        return self._texts.put("later", text, self._encode_with_library(text)) if known is None else known
+        return (
+            self._texts.put("later", text, self._encode_with_library(text))
+            if known is None
+            else known
+        )
 
     def _encode_with_library(self, text: str) -> list[int]:
         ids: list[int] = []

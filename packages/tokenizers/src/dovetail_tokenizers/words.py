@@ -46,7 +46,9 @@ MergeWord = Callable[[str], Iterable[int]]
 
 _MAX_CACHED_WORDS = 1 << 16  # words remembered, of at most this many characters:
 _MAX_CACHED_WORD_CHARS = 32
-_MAX_PIECE_CHARS = 2 * SOFT_MAX_PIECE_CHARS  # characters; cutting, and merging one word, let no other thread work meanwhile
+_MAX_PIECE_CHARS = (
+    2 * SOFT_MAX_PIECE_CHARS
+)  # characters; cutting, and merging one word, let no other thread work meanwhile
 _SET_OR_CATEGORY = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
 _CATEGORY = re.compile(r"\\p\{(\w+)\}|\\s")
 # Symbols that are said most, of those that came later: beyond U+FFFF, all since Unicode 10, ...
@@ -64,7 +66,11 @@ class WordEncoder:
     __slots__ = ("_added", "_split_patterns", "_normal_form", "_cache", "_split_text", "_unstable")
 
     def __init__(
-        self, patterns: Patterns, form: NormalForm | None, merge: MergeWord, added: Iterable[str] = ()
+        self,
+        patterns: Patterns,
+        form: NormalForm | None,
+        merge: MergeWord,
+        added: Iterable[str] = (),
     ) -> None:
         """`merge` gives the tokens of one word; `added` are tokens that text may spell."""
         self._split_patterns = [compile_pattern(pattern) for pattern in patterns]
@@ -74,7 +80,9 @@ class WordEncoder:
         self._added = longest_literal_pattern(spellings)
         self._cache = _WordCache(merge)
         # An added token could reach across a line's end, or a word's: then nothing is cut there.
-        self._split_text = _single_piece if any({*spelling} & {*"\n "} for spelling in spellings) else split_text
+        self._split_text = (
+            _single_piece if any({*spelling} & {*"\n "} for spelling in spellings) else split_text
+        )
 
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if the library has to say."""
@@ -139,7 +147,11 @@ def read_pre_tokenizer(definition: Mapping[str, Any]) -> tuple[Patterns, NormalF
     if model.get("type") != "BPE" or any(model.get(mark) for mark in marks):
         return None
     patterns = _read_patterns(definition.get("pre_tokenizer") or {})
-    return None if patterns not in SUPPORTED_PATTERNS else (patterns, form if form != "Sequence" else None)
+    return (
+        None
+        if patterns not in SUPPORTED_PATTERNS
+        else (patterns, form if form != "Sequence" else None)
+    )
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -189,7 +201,9 @@ def _expand_category(kind: re.Match[str]) -> str:
     """The characters of a kind, as they stand in a set."""
     if kind[1] is None:
         return _whitespace_class()
-    return "".join(ranges for name, ranges in _category_ranges().items() if name.startswith(kind[1]))
+    return "".join(
+        ranges for name, ranges in _category_ranges().items() if name.startswith(kind[1])
+    )
 
 
 def _whitespace_class() -> str:

@@ -18,7 +18,11 @@ TOKENS = "Tokens and the prefix cache"
 WEB = "HTTP and its event streams"
 _CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
 _ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
-_MESSAGES_HARNESSES = (CLAUDE_CODE, PI, OPENCLAW)  # who speaks this API, if only where it is told to
+_MESSAGES_HARNESSES = (
+    CLAUDE_CODE,
+    PI,
+    OPENCLAW,
+)  # who speaks this API, if only where it is told to
 _RESPONSES_HARNESSES = (CODEX, *_CHAT_HARNESSES)
 
 
@@ -94,7 +98,10 @@ def _claude_code() -> tuple[Clause, ...]:
             "CC-12", it, "A tool starts at its content_block_stop, not at the end of the message."
         ),
         Clause(
-            "CC-13", it, "Tool input comes as JSON fragments that join to one object.", _MESSAGES_HARNESSES
+            "CC-13",
+            it,
+            "Tool input comes as JSON fragments that join to one object.",
+            _MESSAGES_HARNESSES,
         ),
         Clause(
             "CC-14", it, "stop_reason says why it ended: end_turn, max_tokens, tool_use.", breaks
@@ -185,7 +192,10 @@ def _codex() -> tuple[Clause, ...]:
             breaks,
         ),
         Clause(
-            "CX-7", it, "arguments of a function_call are a string, never an object.", _RESPONSES_HARNESSES
+            "CX-7",
+            it,
+            "arguments of a function_call are a string, never an object.",
+            _RESPONSES_HARNESSES,
         ),
         Clause("CX-8", it, "Response, item and call ids are unique.", _RESPONSES_HARNESSES),
         Clause(
@@ -335,7 +345,12 @@ def _web() -> tuple[Clause, ...]:
         ),
         Clause("WB-2", it, "An unknown model is refused by name, or served under that name."),
         Clause("WB-3", it, "A wrong method is answered with 405 or 404, in an error body."),
-        Clause("WB-4", it, "Streams are text/event-stream and are not cached on the way.", _ALL_HARNESSES),
+        Clause(
+            "WB-4",
+            it,
+            "Streams are text/event-stream and are not cached on the way.",
+            _ALL_HARNESSES,
+        ),
         Clause("WB-5", it, "A client that hangs up stops the generation, and the place is free."),
         Clause("WB-6", it, "Streams at the same time do not mix.", _ALL_HARNESSES),
         Clause("WB-7", it, "Request bodies of a megabyte are accepted.", _ALL_HARNESSES),

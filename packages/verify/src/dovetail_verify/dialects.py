@@ -51,7 +51,13 @@ class Dialect(Protocol):
     @property
     def path(self) -> str: ...
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+    def body(
+        self,
+        model: str,
+        turns: Sequence[str],
+        system: str = "",
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> Json:
         """A request: turns of user and assistant in alternation."""
         ...
 
@@ -84,7 +90,13 @@ class MessagesDialect:
     api = "messages"
     path = "/v1/messages"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+    def body(
+        self,
+        model: str,
+        turns: Sequence[str],
+        system: str = "",
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> Json:
         body: Json = {"model": model, "max_tokens": max_tokens, "temperature": 0}
         if system:
             body["system"] = system
@@ -100,7 +112,9 @@ class MessagesDialect:
 
     def message(self, exchange: HttpExchange) -> Json:
         """The message of a whole answer, or the one that a stream folds to."""
-        message: Json = exchange.require_ok().json if not exchange.frames else fold_message(exchange)
+        message: Json = (
+            exchange.require_ok().json if not exchange.frames else fold_message(exchange)
+        )
         return message
 
     def text(self, exchange: HttpExchange) -> str:
@@ -134,7 +148,13 @@ class ResponsesDialect:
     api = "responses"
     path = "/v1/responses"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+    def body(
+        self,
+        model: str,
+        turns: Sequence[str],
+        system: str = "",
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> Json:
         items = [{"type": "message", **turn} for turn in _alternate_roles(turns)]
         if system:
             items.insert(0, {"type": "message", "role": "developer", "content": system})
@@ -147,7 +167,12 @@ class ResponsesDialect:
         tool = {"type": "function", "name": TOOL_NAME, "description": TOOL_DESCRIPTION}
         tools = [{**tool, "parameters": TOOL_PARAMETERS, "strict": False}]
         choice = {"type": "function", "name": TOOL_NAME}
-        return {**body, "max_output_tokens": TOOL_CALL_MAX_TOKENS, "tools": tools, "tool_choice": choice}
+        return {
+            **body,
+            "max_output_tokens": TOOL_CALL_MAX_TOKENS,
+            "tools": tools,
+            "tool_choice": choice,
+        }
 
     def response(self, exchange: HttpExchange) -> Json:
         """The response: whole, or as the last event of a stream has it."""
@@ -172,7 +197,10 @@ class ResponsesDialect:
     def usage(self, exchange: HttpExchange) -> TokenUsage:
         usage = self.response(exchange).get("usage") or {}
         details = usage.get("input_tokens_details") or {}
-        prompt, output = _require_count(usage, "input_tokens"), _require_count(usage, "output_tokens")
+        prompt, output = (
+            _require_count(usage, "input_tokens"),
+            _require_count(usage, "output_tokens"),
+        )
         return TokenUsage(prompt, details.get("cached_tokens"), output)
 
     def finish_reason(self, exchange: HttpExchange) -> str:
@@ -197,7 +225,13 @@ class ChatDialect:
     api = "chat"
     path = "/v1/chat/completions"
 
-    def body(self, model: str, turns: Sequence[str], system: str = "", max_tokens: int = DEFAULT_MAX_TOKENS) -> Json:
+    def body(
+        self,
+        model: str,
+        turns: Sequence[str],
+        system: str = "",
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> Json:
         messages = _alternate_roles(turns)
         if system:
             messages.insert(0, {"role": "system", "content": system})
@@ -207,14 +241,20 @@ class ChatDialect:
         return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def with_tool(self, body: Json) -> Json:
-        function = {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "parameters": TOOL_PARAMETERS}
+        function = {
+            "name": TOOL_NAME,
+            "description": TOOL_DESCRIPTION,
+            "parameters": TOOL_PARAMETERS,
+        }
         choice = {"type": "function", "function": {"name": TOOL_NAME}}
         tools = [{"type": "function", "function": function}]
         return {**body, "max_tokens": TOOL_CALL_MAX_TOKENS, "tools": tools, "tool_choice": choice}
 
     def chunks(self, exchange: HttpExchange) -> list[Json]:
         """The chunks of a stream, in order."""
-        found = [frame.json for frame in exchange.require_ok().frames if frame.event in ("", "message")]
+        found = [
+            frame.json for frame in exchange.require_ok().frames if frame.event in ("", "message")
+        ]
         return [chunk for chunk in found if isinstance(chunk, dict) and "choices" in chunk]
 
     def deltas(self, exchange: HttpExchange) -> list[Json]:
@@ -231,7 +271,10 @@ class ChatDialect:
         holders = self.chunks(exchange) if exchange.frames else [exchange.require_ok().json]
         usage: Json = next((h["usage"] for h in reversed(holders) if h.get("usage")), {})
         details = usage.get("prompt_tokens_details") or {}
-        prompt, output = _require_count(usage, "prompt_tokens"), _require_count(usage, "completion_tokens")
+        prompt, output = (
+            _require_count(usage, "prompt_tokens"),
+            _require_count(usage, "completion_tokens"),
+        )
         return TokenUsage(prompt, details.get("cached_tokens"), output)
 
     def finish_reason(self, exchange: HttpExchange) -> str:

@@ -28,7 +28,9 @@ def fold_message(exchange: HttpExchange) -> Json:
                 message |= event.get("delta") or {}
                 usage |= {k: v for k, v in (event.get("usage") or {}).items() if v is not None}
     cut = message.get("stop_reason") in _TRUNCATED_REASONS
-    message["content"] = [_finish_block(block, truncated=cut) for _, block in sorted(blocks.items())]
+    message["content"] = [
+        _finish_block(block, truncated=cut) for _, block in sorted(blocks.items())
+    ]
     message["usage"] = usage
     return message
 

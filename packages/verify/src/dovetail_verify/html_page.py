@@ -54,7 +54,9 @@ def render_page(title: str, sections: Iterable[PageSection], subtitle: Content =
     )
 
 
-def render_table(columns: Sequence[str], rows: Iterable[Sequence[Content]], numeric_columns: int = 0) -> Html:
+def render_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Content]], numeric_columns: int = 0
+) -> Html:
     """A table; the last `numbers` columns are set right. On a narrow screen rows become cards."""
     first = len(columns) - numeric_columns
     kinds = [' class="n"' if at >= first else "" for at in range(len(columns))]
@@ -103,7 +105,9 @@ def render_details(
 
 def render_definitions(pairs: Iterable[tuple[str, Content]]) -> Html:
     """Names and what they stand for, one below the other."""
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{_escape_content(value)}</dd>" for name, value in pairs)
+    lines = "".join(
+        f"<dt>{escape(name)}</dt><dd>{_escape_content(value)}</dd>" for name, value in pairs
+    )
     return Html(f"<dl>{lines}</dl>")
 
 
@@ -115,7 +119,9 @@ def join_content(*parts: Content, between: str = " ") -> Html:
 def _render_cell(name: str, kind: str, content: Content) -> str:
     """A cell. An empty one says so, for a card leaves it out."""
     empty = "" if content else " data-empty"
-    return f'<td{kind}{empty} data-label="{escape(name)}"><div>{_escape_content(content)}</div></td>'
+    return (
+        f'<td{kind}{empty} data-label="{escape(name)}"><div>{_escape_content(content)}</div></td>'
+    )
 
 
 def _escape_content(content: Content) -> str:

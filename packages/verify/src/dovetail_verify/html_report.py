@@ -2,23 +2,23 @@
 
 from collections.abc import Iterable
 
-from dovetail_verify.check import CheckResult, CheckOutcome
+from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.html_page import (
-    Content,
-    KeyFigure,
-    Html,
-    PageSection,
     BadgeTone,
+    Content,
+    Html,
+    KeyFigure,
+    PageSection,
+    join_content,
     render_badge,
     render_code,
-    render_details,
     render_definitions,
+    render_details,
     render_figures,
-    join_content,
     render_page,
     render_table,
 )
-from dovetail_verify.report import FAILED_OUTCOMES, VerifyReport, HarnessVerdict
+from dovetail_verify.report import FAILED_OUTCOMES, HarnessVerdict, VerifyReport
 
 _OUTCOME_TONES: dict[CheckOutcome, BadgeTone] = {
     CheckOutcome.PASS: "good",
@@ -26,7 +26,11 @@ _OUTCOME_TONES: dict[CheckOutcome, BadgeTone] = {
     CheckOutcome.ERROR: "bad",
     CheckOutcome.NOT_APPLICABLE: "dim",
 }
-_STATUS_TONES: dict[str, BadgeTone] = {"works": "good", "works, with faults": "warn", "will break": "bad"}
+_STATUS_TONES: dict[str, BadgeTone] = {
+    "works": "good",
+    "works, with faults": "warn",
+    "will break": "bad",
+}
 _API_TITLES = {
     "messages": "Anthropic Messages",
     "responses": "OpenAI Responses",
@@ -45,7 +49,10 @@ def render_html(report: VerifyReport) -> str:
     if report.failed:
         failures = [_failure_details(finding) for finding in report.failed]
         sections.append(PageSection("What failed", failures))
-    sections += [PageSection("APIs", [_api_table(report)]), PageSection("All checks", _all_results(report))]
+    sections += [
+        PageSection("APIs", [_api_table(report)]),
+        PageSection("All checks", _all_results(report)),
+    ]
     return render_page("Harness contract report", sections, subtitle)
 
 
@@ -55,7 +62,9 @@ def _summary(report: VerifyReport) -> PageSection:
         [
             KeyFigure(str(len(report.results_with(CheckOutcome.PASS))), "passed", "good"),
             KeyFigure(str(failed), "failed", "bad" if failed else "dim"),
-            KeyFigure(str(len(report.results_with(CheckOutcome.NOT_APPLICABLE))), "not applicable", "dim"),
+            KeyFigure(
+                str(len(report.results_with(CheckOutcome.NOT_APPLICABLE))), "not applicable", "dim"
+            ),
             KeyFigure(f"{report.seconds:.0f} s", "to run"),
         ]
     )
@@ -83,13 +92,21 @@ def _explain_verdict(verdict: HarnessVerdict) -> Content:
     if verdict.reason:
         return verdict.reason
     named = verdict.breaking or verdict.faults
-    return join_content(*(render_code(id) for id in named)) if named else "every check that it needs passed"
+    return (
+        join_content(*(render_code(id) for id in named))
+        if named
+        else "every check that it needs passed"
+    )
 
 
 def _failure_details(result: CheckResult) -> Html:
     check = result.check
-    summary = join_content(render_badge(result.outcome, "bad"), Html(f"<b>{render_code(check.id)}</b>"), check.title)
-    return render_details(summary, [render_definitions([("found", result.message), *_evidence(result)])], opened=True)
+    summary = join_content(
+        render_badge(result.outcome, "bad"), Html(f"<b>{render_code(check.id)}</b>"), check.title
+    )
+    return render_details(
+        summary, [render_definitions([("found", result.message), *_evidence(result)])], opened=True
+    )
 
 
 def _evidence(result: CheckResult) -> list[tuple[str, Content]]:
@@ -126,7 +143,9 @@ def _all_results(report: VerifyReport) -> list[Content]:
         if failed:
             marks.append(render_badge(f"{failed} failed", "bad"))
         if counts[CheckOutcome.NOT_APPLICABLE]:
-            marks.append(render_badge(f"{counts[CheckOutcome.NOT_APPLICABLE]} not applicable", "dim"))
+            marks.append(
+                render_badge(f"{counts[CheckOutcome.NOT_APPLICABLE]} not applicable", "dim")
+            )
         summary = join_content(Html(f"<b>{_API_TITLES[api]}</b>"), *marks)
         parts.append(render_details(summary, [_results_table(found)]))
     return parts
@@ -138,7 +157,9 @@ def _results_table(results: Iterable[CheckResult]) -> Html:
             render_badge(finding.outcome, _OUTCOME_TONES[finding.outcome]),
             join_content(render_code(finding.check.id), finding.check.title),
             finding.check.clause.id,
-            render_details(finding.message or "seen", [render_definitions(_evidence(finding))], inline=True),
+            render_details(
+                finding.message or "seen", [render_definitions(_evidence(finding))], inline=True
+            ),
         )
         for finding in results
     ]

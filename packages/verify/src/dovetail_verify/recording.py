@@ -45,4 +45,6 @@ class FileRecording:
             file.seek(self._offset)
             whole, end, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(end)
-        self._requests += [msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()]
+        self._requests += [
+            msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()
+        ]

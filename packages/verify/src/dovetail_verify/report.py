@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail_verify.check import CheckResult, CheckOutcome
+from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.clauses import CLAUDE_CODE, CODEX, OPENCLAW, OPENCODE, PI
 from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS
 
@@ -74,11 +74,15 @@ class VerifyReport:
     def _is_complete(self, api: str) -> bool:
         """Whether every check of an API was run: some can be chosen, or a run broken off."""
         run = {finding.check.id for finding in self.results}
-        return all(check.id in run for check in BLACK_BOX_CHECKS if check.api in (api, *_SHARED_APIS))
+        return all(
+            check.id in run for check in BLACK_BOX_CHECKS if check.api in (api, *_SHARED_APIS)
+        )
 
     def _verdict_over(self, harness: str, api: str) -> HarnessVerdict:
         if api in self.missing_apis:
-            return HarnessVerdict(harness, "will break", api, f"API not served: {self.missing_apis[api]}")
+            return HarnessVerdict(
+                harness, "will break", api, f"API not served: {self.missing_apis[api]}"
+            )
         if not any(finding.check.api == api for finding in self.results):
             return HarnessVerdict(harness, "not judged", api, "no check of this API was run")
         found = [f for f in self.failed if f.check.api in (api, *_SHARED_APIS)]
@@ -87,12 +91,19 @@ class VerifyReport:
         if breaking:
             return HarnessVerdict(harness, "will break", api, "", breaking, faults)
         if not self._is_complete(api):
-            return HarnessVerdict(harness, "not judged", api, "not all of its checks were run", (), faults)
+            return HarnessVerdict(
+                harness, "not judged", api, "not all of its checks were run", (), faults
+            )
         standing: HarnessStatus = "works, with faults" if faults else "works"
         return HarnessVerdict(harness, standing, api, "", (), faults)
 
 
-_STATUS_ORDER: tuple[HarnessStatus, ...] = ("works", "works, with faults", "will break", "not judged")
+_STATUS_ORDER: tuple[HarnessStatus, ...] = (
+    "works",
+    "works, with faults",
+    "will break",
+    "not judged",
+)
 
 
 def report_to_dict(report: VerifyReport) -> dict[str, Any]:

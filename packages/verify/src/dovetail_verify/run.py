@@ -5,16 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dovetail_model import DovetailError
-from dovetail_verify.check import Check, CheckFailed, CheckResult, NotApplicable, CheckOutcome
+from dovetail_verify.check import Check, CheckFailed, CheckOutcome, CheckResult, NotApplicable
 from dovetail_verify.target import TargetServer
 
-_MAX_SILENT_CHECKS = 3  # checks of an API in a row without an answer: nobody waits for all the others
+_MAX_SILENT_CHECKS = (
+    3  # checks of an API in a row without an answer: nobody waits for all the others
+)
 _CONCLUSIVE_OUTCOMES = (CheckOutcome.PASS, CheckOutcome.FAIL)
 #: Told before each check (with no finding) and after it.
 ProgressCallback = Callable[[Check, CheckResult | None], None]
 
 
-async def run_checks(target: TargetServer, checks: Iterable[Check], progress: ProgressCallback) -> list[CheckResult]:
+async def run_checks(
+    target: TargetServer, checks: Iterable[Check], progress: ProgressCallback
+) -> list[CheckResult]:
     """The findings, in the order of the checks.
 
     An API that stays silent is given up, for every check would wait as long as the first.

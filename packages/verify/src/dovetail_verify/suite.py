@@ -61,7 +61,9 @@ async def _probe_apis(target: TargetServer) -> None:
     for dialect in DIALECTS:
         exchange = await target.post(dialect.path, {})
         if exchange.status in _NOT_SERVED_STATUSES:
-            target.missing_apis[dialect.api] = f"POST {dialect.path} is answered with {exchange.status}"
+            target.missing_apis[dialect.api] = (
+                f"POST {dialect.path} is answered with {exchange.status}"
+            )
     if len(target.missing_apis) == len(DIALECTS):
         raise TargetUnusable("the server has none of the three APIs: is the address right?")
 
@@ -79,7 +81,7 @@ async def _probe_generation(target: TargetServer) -> None:
     first = refusals[0]
     if all(exchange.status in _UNAUTHORIZED_STATUSES for exchange in refusals):
         raise TargetUnusable(_unauthorized_message(target, first))
-    told = f"POST {first.sent.path} is answered with status {first.status}{_error_suffix(first)}"
+    told = f"POST {first.request.path} is answered with status {first.status}{_error_suffix(first)}"
     raise TargetUnusable(f"the model {target.model} does not answer: {told}")
 
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, send_request
+from dovetail.net.http_client import ClientRequest, ClientResponse, Endpoint, Timeouts, send_request
 from dovetail_protocols import SseReader
 from dovetail_verify.check import NotApplicable
-from dovetail_verify.exchange import HttpExchange, SseFrame, SentRequest
+from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame
 
 ANTHROPIC_HEADERS = {"anthropic-version": "2023-06-01"}
 API_PATHS = {
@@ -74,7 +74,9 @@ class TargetServer:
         headers = dict(ANTHROPIC_HEADERS) if anthropic else {}
         if self.api_key is not None and authenticated:
             named = (
-                ("x-api-key", self.api_key) if anthropic else ("authorization", f"Bearer {self.api_key}")
+                ("x-api-key", self.api_key)
+                if anthropic
+                else ("authorization", f"Bearer {self.api_key}")
             )
             headers[named[0]] = named[1]
         return headers
@@ -106,9 +108,14 @@ class TargetServer:
         return await self.request("POST", path, body, headers, authenticated=authenticated)
 
     @asynccontextmanager
-    async def open_stream(self, request: SentRequest) -> AsyncIterator[tuple[ClientResponse, float]]:
+    async def open_stream(
+        self, request: SentRequest
+    ) -> AsyncIterator[tuple[ClientResponse, float]]:
         """An answer that the caller reads, and when it was asked for. Leaving hangs up."""
-        headers = {**self.auth_headers(request.path, authenticated=request.authenticated), **request.headers}
+        headers = {
+            **self.auth_headers(request.path, authenticated=request.authenticated),
+            **request.headers,
+        }
         patience = Timeouts(10.0, self.timeout)
         since = asyncio.get_running_loop().time()
         call = ClientRequest(request.method, request.path, request.payload, headers, patience)

@@ -9,8 +9,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from dovetail_verify.check import Check, CheckResult, CheckOutcome
-from dovetail_verify.report import VerifyReport, HarnessVerdict
+from dovetail_verify.check import Check, CheckOutcome, CheckResult
+from dovetail_verify.report import HarnessVerdict, VerifyReport
 from dovetail_verify.run import ProgressCallback
 
 _OUTCOME_COLORS = {
@@ -59,7 +59,8 @@ def print_report(console: Console, report: VerifyReport, *, show_all: bool = Fal
 def _print_result(console: Console, check: Check, result: CheckResult | None) -> None:
     if result is not None:
         said = Text.assemble(
-            (f"{result.outcome:<15}", _OUTCOME_COLORS[result.outcome]), f"{check.id:<34} {result.message}"
+            (f"{result.outcome:<15}", _OUTCOME_COLORS[result.outcome]),
+            f"{check.id:<34} {result.message}",
         )
         console.print(said, soft_wrap=True)
 
@@ -144,7 +145,10 @@ def explain_verdict(verdict: HarnessVerdict, max_ids: int = 4) -> str:
 def _summary_line(report: VerifyReport) -> Text:
     failed = len(report.failed)
     colour = "bold red" if failed else "bold green"
-    passed, rest = len(report.results_with(CheckOutcome.PASS)), len(report.results_with(CheckOutcome.NOT_APPLICABLE))
+    passed, rest = (
+        len(report.results_with(CheckOutcome.PASS)),
+        len(report.results_with(CheckOutcome.NOT_APPLICABLE)),
+    )
     said = f"{passed} passed, {failed} failed, {rest} not applicable"
     told = f"  {report.model} at {report.address}, {report.seconds:.0f} s"
     return Text.assemble((said, colour), told)

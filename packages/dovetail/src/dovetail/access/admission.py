@@ -107,6 +107,8 @@ def _queue_position(hints: Hints, number: int) -> QueuePosition:
 def busy_error(codec: Codec) -> DovetailError:
     """That there is no room, in the kind that this API's clients come back after."""
     kind = Overloaded if codec is MESSAGES else RateLimited
-    error = kind("The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER_SECONDS)
+    error = kind(
+        "The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER_SECONDS
+    )
     error.reason = "busy"
     return error

@@ -11,9 +11,9 @@ from hashlib import blake2b, sha256
 from ipaddress import ip_address
 from pathlib import Path
 
-from dovetail.access.key_file import ApiKey, KeyFileError, EmptyKeyFileError, read_keys
+from dovetail.access.key_file import ApiKey, EmptyKeyFileError, KeyFileError, read_keys
 from dovetail.access.limits import NO_LIMITS, RateLimits
-from dovetail.settings.file_version import FileVersion, is_recently_changed, get_file_version
+from dovetail.settings.file_version import FileVersion, get_file_version, is_recently_changed
 from dovetail_model import Forbidden, Unauthenticated
 
 CHECK_INTERVAL_SECONDS = 3.0  # seconds
@@ -128,7 +128,9 @@ class ApiKeys:
             return
         try:
             found = self._read_file()
-        except EmptyKeyFileError:  # at the start that is a mistake; now the last one has been taken out
+        except (
+            EmptyKeyFileError
+        ):  # at the start that is a mistake; now the last one has been taken out
             if not accept_empty and is_recently_changed(self._loaded_version):
                 return
             found = []

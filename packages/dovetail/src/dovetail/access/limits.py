@@ -112,7 +112,9 @@ class RateLimitLease:
 
     __slots__ = ("_store", "_clock", "_key", "_limits")
 
-    def __init__(self, store: LimitStore, clock: Callable[[], float], key: bytes, limits: RateLimits) -> None:
+    def __init__(
+        self, store: LimitStore, clock: Callable[[], float], key: bytes, limits: RateLimits
+    ) -> None:
         self._store = store
         self._clock = clock
         self._key = key
@@ -184,7 +186,13 @@ def _check_limits(row: LimitState, limits: RateLimits, now: float) -> None:
     """Raises where a limit is reached: the one that takes longest to come back from."""
     waits = []
     if limits.concurrent is not None and row.in_flight >= limits.concurrent:
-        waits.append((CONCURRENCY_RETRY_SECONDS, "concurrent", f"{_format_count(limits.concurrent, 'requests')} at once"))
+        waits.append(
+            (
+                CONCURRENCY_RETRY_SECONDS,
+                "concurrent",
+                f"{_format_count(limits.concurrent, 'requests')} at once",
+            )
+        )
     for name, limit, due in _minute_limits(row, limits):
         wait = _wait_seconds(limit, due - now)
         if wait > 0:

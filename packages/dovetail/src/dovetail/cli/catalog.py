@@ -42,7 +42,13 @@ def catalog(
         raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
     try:
         found = _fetch_catalog(url, settings.config) if url else _build_catalog(settings.config)
-    except (LaunchError, CodexProfileError, ModelLoadError, EngineSetupError, ModelUnavailableError) as error:
+    except (
+        LaunchError,
+        CodexProfileError,
+        ModelLoadError,
+        EngineSetupError,
+        ModelUnavailableError,
+    ) as error:
         fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
         fail("catalog", str(error))

@@ -18,10 +18,10 @@ from dovetail.engines.registry import EngineSetupError
 from dovetail.eval.agent import TaskRun
 from dovetail.eval.apis import APIS
 from dovetail.eval.figures import PassMetrics
-from dovetail.eval.report import to_report_json, render_html, render_terminal
+from dovetail.eval.report import render_html, render_terminal, to_report_json
 from dovetail.eval.runner import EvalPlan
 from dovetail.eval.runner import run_eval as run
-from dovetail.eval.target import EvalError, EvalTarget, EvalOptions, inspect_target
+from dovetail.eval.target import EvalError, EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS, EvalTask
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
@@ -113,7 +113,13 @@ def accept(  # noqa: PLR0913 - each is a flag
         )
         subject, passes = _run_eval(wish, plan)
         _write_report(subject, passes, json_file, html_file)
-    except (EvalError, ModelLoadError, DovetailError, EngineSetupError, ModelUnavailableError) as error:
+    except (
+        EvalError,
+        ModelLoadError,
+        DovetailError,
+        EngineSetupError,
+        ModelUnavailableError,
+    ) as error:
         fail("accept", str(error), status=2)
     except (OSError, ValueError) as error:
         fail("accept", str(error), status=2)
@@ -154,7 +160,9 @@ def _run_eval(wish: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassM
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         subject = runner.run(inspect_target(wish))
         _err.print(f"{subject.model} at {subject.endpoint}", markup=False)
-        _err.print(f"Dovetail speaks to it as {subject.engine}: {subject.engine_reason}", markup=False)
+        _err.print(
+            f"Dovetail speaks to it as {subject.engine}: {subject.engine_reason}", markup=False
+        )
         return subject, runner.run(run(subject, plan, _print_progress))
 
 

@@ -116,7 +116,9 @@ async def _run_export(asked: _ExportRequest, settings: Config, output: Path | No
         raise typer.Exit(1)
 
 
-async def _write_samples(exporting: LedgerExporter, name: str, file: BinaryIO, told: _ExportSummary) -> None:
+async def _write_samples(
+    exporting: LedgerExporter, name: str, file: BinaryIO, told: _ExportSummary
+) -> None:
     async for made in exporting.iter_samples(await exporting.find(name)):
         if isinstance(made, MissingBranch):
             told.missing_turns.append(made)

@@ -10,7 +10,13 @@ from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_h
 import typer
 
 from dovetail.settings.config import Config
-from dovetail.settings.sources import CONFIG_FILE_ENV, ConfigError, LoadedConfig, literal_values, load_config
+from dovetail.settings.sources import (
+    CONFIG_FILE_ENV,
+    ConfigError,
+    LoadedConfig,
+    literal_values,
+    load_config,
+)
 
 #: Other spellings under which users know a flag.
 _FLAG_ALIASES = {
@@ -44,12 +50,17 @@ def with_settings(
 
     kinds = get_type_hints(Config)
     flags = [
-        (one.name, _build_flag(one.name, kinds[one.name], _flag_help(one.metadata["help"], one.default)))
+        (
+            one.name,
+            _build_flag(one.name, kinds[one.name], _flag_help(one.metadata["help"], one.default)),
+        )
         for one in fields(Config)
         if one.name not in _FILE_ONLY and one.name not in {mine.name for mine in own}
     ]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-    parameters += [_build_parameter(name, flag) for name, flag in [("config", _ConfigOption), *flags]]
+    parameters += [
+        _build_parameter(name, flag) for name, flag in [("config", _ConfigOption), *flags]
+    ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__doc__ = command.__doc__

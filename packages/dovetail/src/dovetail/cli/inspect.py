@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.loading import find_and_load_model
-from dovetail.models.loader import ModelLoadError, Model
+from dovetail.models.loader import Model, ModelLoadError
 from dovetail.models.self_test import SelfTestOutcome
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.prompt.facts import TemplateProfile
@@ -69,7 +69,10 @@ def describe_model(model: Model) -> dict[str, Any]:
         "fingerprint": model.fingerprint,
         "context_length": model.context_length,
         "tokenizer": {"size": model.tokenizer.size, "controls": len(model.tokenizer.controls)},
-        "template": {"source": model.template_source.origin, "names": sorted(model.template_source.templates)},
+        "template": {
+            "source": model.template_source.origin,
+            "names": sorted(model.template_source.templates),
+        },
         "tool_parser": model.tool_parser,
         "reasoning_parser": model.reasoning_parser,
         "parsers_by": model.parsers.source,

@@ -14,13 +14,18 @@ import typer
 from dovetail.cli.flags import with_settings
 from dovetail.http.codex_catalog import CodexProfileError
 from dovetail.launch.harnesses import HARNESSES, get_harness
-from dovetail.launch.own_server import build_serve_arguments, build_port_arguments, build_secret_environment, find_builtin_window
-from dovetail.launch.plan import Harness, LaunchError, LaunchRequest, LaunchPlan, LaunchTarget
+from dovetail.launch.own_server import (
+    build_port_arguments,
+    build_secret_environment,
+    build_serve_arguments,
+    find_builtin_window,
+)
+from dovetail.launch.plan import Harness, LaunchError, LaunchPlan, LaunchRequest, LaunchTarget
 from dovetail.launch.runner import (
     build_environment,
-    find_executable,
     build_proxy_bypass,
     exec_harness,
+    find_executable,
     run_harness,
 )
 from dovetail.launch.server_info import ServerInfo, fetch_server_info, find_server
@@ -101,7 +106,9 @@ class _SelectedServer:
 
 
 @contextmanager
-def _select_server(wish: _ServerRequest, settings: LoadedConfig, folder: Path) -> Iterator[_SelectedServer]:
+def _select_server(
+    wish: _ServerRequest, settings: LoadedConfig, folder: Path
+) -> Iterator[_SelectedServer]:
     """The server of the address, or one that is found, or one that is started."""
     key = next(iter(settings.config.api_key), None)
     for_a_server = _find_server_flag(settings)
@@ -128,14 +135,20 @@ def _select_server(wish: _ServerRequest, settings: LoadedConfig, folder: Path) -
         raise LaunchError(f"no server runs whose settings could be shown: dovetail serve {shown}")
     log = folder / "server.log"
     _print_message(f"starting a server (log: {log})")
-    with start_server([*arguments, *build_port_arguments(settings)], build_secret_environment(settings), log) as child:
+    with start_server(
+        [*arguments, *build_port_arguments(settings)], build_secret_environment(settings), log
+    ) as child:
         named = wish.model if settings.config.models else None
-        yield _SelectedServer(fetch_server_info(child.address, key).select_target(named), is_owned=True)
+        yield _SelectedServer(
+            fetch_server_info(child.address, key).select_target(named), is_owned=True
+        )
         if not child.is_running:
             _print_message(f"the server ended before the harness did\n{child.read_log_tail()}")
 
 
-def _use_running_server(server: ServerInfo, wish: _ServerRequest, settings: LoadedConfig) -> _SelectedServer:
+def _use_running_server(
+    server: ServerInfo, wish: _ServerRequest, settings: LoadedConfig
+) -> _SelectedServer:
     profile = settings.config.codex_profile
     if profile is not None:
         server = server.with_codex_profile(profile)

@@ -14,9 +14,9 @@ from dovetail.cli.loading import find_and_load_model
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.models.loader import ModelLoadError, Model
+from dovetail.models.loader import Model, ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.server.kept import LEDGER_FILE, open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError
@@ -37,7 +37,9 @@ def render(  # noqa: PLR0913 - each is a flag
         str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
     ],
     request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
-    api: Annotated[ApiChoice, typer.Option(help="The API that the request speaks.")] = ApiChoice.messages,
+    api: Annotated[
+        ApiChoice, typer.Option(help="The API that the request speaks.")
+    ] = ApiChoice.messages,
     tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
     data_dir: Annotated[
@@ -51,7 +53,9 @@ def render(  # noqa: PLR0913 - each is a flag
     With --data-dir the turns that a server recorded there are recognised as it would do itself.
     """
     try:
-        loaded = find_and_load_model(model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+        loaded = find_and_load_model(
+            model, tool_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
         prepared = asyncio.run(_prepare(loaded, request.read_bytes(), api, data_dir))
     except (ModelLoadError, ModelUnavailableError, DovetailError, OSError) as error:
         typer.echo(f"dovetail render: {error}", err=True)
@@ -62,7 +66,9 @@ def render(  # noqa: PLR0913 - each is a flag
     _print_prompt(loaded, prepared, ids)
 
 
-async def _prepare(model: Model, body: bytes, api: ApiChoice, data_dir: Path | None) -> PreparedRequest:
+async def _prepare(
+    model: Model, body: bytes, api: ApiChoice, data_dir: Path | None
+) -> PreparedRequest:
     if data_dir is None:
         ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
@@ -110,9 +116,7 @@ def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
     console.print(shown)
     if ids:
         console.print(" ".join(map(str, prompt.ids)))
-    told = (
-        f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them ({prompt.origin})"
-    )
+    told = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them ({prompt.origin})"
     if prompt.in_reasoning:
         told += "; ends inside an open thought"
     typer.echo(f"\n{told}", err=True)

@@ -17,16 +17,16 @@ from dovetail.cli.flags import with_settings
 from dovetail.cli.server_runner import (
     ServerFrontend,
     bind_socket,
-    build_service,
+    build_with_progress,
+    emit_warnings,
     load_certificate,
     resolve_port,
     serve_in_process,
-    emit_warnings,
 )
 from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.launch.harnesses import HARNESSES
 from dovetail.server.notify import notify
-from dovetail.server.supervisor import WorkerSupervisor, SupervisorError
+from dovetail.server.supervisor import SupervisorError, WorkerSupervisor
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig
 from dovetail.telemetry.log import configure_logging
@@ -62,17 +62,21 @@ def serve(settings: LoadedConfig) -> None:
         return
     try:
         metrics = Metrics()
-        front = ServerFrontend(options, certificate, place, metrics, open_recorders(config, metrics))
+        front = ServerFrontend(
+            options, certificate, place, metrics, open_recorders(config, metrics)
+        )
     except (OSError, ValueError) as error:
         fail("serve", str(error))
-    service = build_service(config)
+    service = build_with_progress(config)
     first = service.entries[0]
     emit_warnings(config, *(warning for one in service.entries for warning in one.warnings))
     emit_warnings(config, *_startup_warnings(config, options))
 
     def ready() -> None:
         _log_serving(place, scheme, [one.name for one in service.entries], config.workers)
-        _print_examples(_client_url(place, scheme), first.name, first.context_length, bool(options.keys))
+        _print_examples(
+            _client_url(place, scheme), first.name, first.context_length, bool(options.keys)
+        )
         notify("READY=1")
 
     serve_in_process(config, front, service, ready)
@@ -92,7 +96,9 @@ def _serve_with_workers(
 
     def ready(facts: dict[str, Any]) -> None:
         _log_serving(place, scheme, facts["models"], config.workers)
-        _print_examples(_client_url(place, scheme), facts["name"], facts["window"], bool(options.keys))
+        _print_examples(
+            _client_url(place, scheme), facts["name"], facts["window"], bool(options.keys)
+        )
 
     async def run() -> signal.Signals | None:
         crew = WorkerSupervisor(config, port)

@@ -20,8 +20,8 @@ from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.server.build import DEFAULT_MODEL, build_service
 from dovetail.server.faults import SETUP_ERRORS
-from dovetail.server.http_server import run_server as run_server
 from dovetail.server.http_server import create_server, wait_until_started
+from dovetail.server.http_server import run_server as run_server
 from dovetail.server.notify import notify
 from dovetail.server.reload import reload_on_change
 from dovetail.settings.config import Config
@@ -79,7 +79,10 @@ def serve_in_process(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
     if not serving.started:
-        fail("serve", app.startup_error or "the server could not be started; what went wrong is told above")
+        fail(
+            "serve",
+            app.startup_error or "the server could not be started; what went wrong is told above",
+        )
 
 
 def resolve_port(config: Config) -> int:
@@ -126,7 +129,7 @@ def emit_warnings(config: Config, *told: str | None) -> None:
             _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
-def build_service(config: Config) -> ModelRegistry:
+def build_with_progress(config: Config) -> ModelRegistry:
     """The service; how far a download is, is shown in a terminal."""
     columns = (
         TextColumn("{task.description}"),

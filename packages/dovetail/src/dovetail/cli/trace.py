@@ -21,7 +21,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-TraceFilesArgument = Annotated[list[Path], typer.Argument(help="Trace files, also those that end in .gz.")]
+TraceFilesArgument = Annotated[
+    list[Path], typer.Argument(help="Trace files, also those that end in .gz.")
+]
 SessionOption = Annotated[str | None, typer.Option(help="Only this session and its sub-agents.")]
 TenantOption = Annotated[str | None, typer.Option(help="Only this tenant.")]
 
@@ -48,7 +50,9 @@ def perfetto(
 
 
 @app.command("summary")
-def summary(files: TraceFilesArgument, session: SessionOption = None, tenant: TenantOption = None) -> None:
+def summary(
+    files: TraceFilesArgument, session: SessionOption = None, tenant: TenantOption = None
+) -> None:
     """Show a line for each session: requests, tokens, what was cached, where the time went."""
     heads = ("requests", "failed", "agents", "calls", "input", "cached", "again", "output")
     table = Table("session", box=None, pad_edge=False)
@@ -63,7 +67,10 @@ def _format_cells(one: SessionSummary) -> list[str]:
     counts = (one.requests, one.failed, one.agents, one.calls, one.input_tokens)
     cells = [str(count) for count in counts]
     cells += [f"{one.cached_share:.0%}", str(one.reprefilled_tokens), str(one.output_tokens)]
-    return cells + [f"{seconds:.1f}s" for seconds in (one.response_seconds, one.reasoning_seconds, one.tool_wait_seconds)]
+    return cells + [
+        f"{seconds:.1f}s"
+        for seconds in (one.response_seconds, one.reasoning_seconds, one.tool_wait_seconds)
+    ]
 
 
 def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -> Trace:

@@ -28,7 +28,7 @@ from dovetail_verify.run import run_checks
 from dovetail_verify.scripted import FileRecording, prepare_scripted_server, render_script
 from dovetail_verify.suite import TargetUnusable, discover_target
 from dovetail_verify.target import EngineRecording, TargetServer
-from dovetail_verify.terminal_report import show_progress, print_report
+from dovetail_verify.terminal_report import print_report, show_progress
 
 _INTERRUPTED_STATUS = 130  # as shells have it for Ctrl-C
 
@@ -119,7 +119,9 @@ class _ServerFlags:
     timeout: float = 120.0
 
 
-def _run_checks(flags: _ServerFlags, checks: Sequence[Check], console: Console, record: Path | None) -> VerifyReport:
+def _run_checks(
+    flags: _ServerFlags, checks: Sequence[Check], console: Console, record: Path | None
+) -> VerifyReport:
     if not flags.url:
         with _start_scripted_server() as (own, recording):
             return asyncio.run(_run_suite(own, checks, console, recording))
@@ -141,7 +143,10 @@ def _start_scripted_server() -> Iterator[tuple[_ServerFlags, EngineRecording]]:
 
 
 async def _run_suite(
-    flags: _ServerFlags, checks: Sequence[Check], console: Console, recording: EngineRecording | None
+    flags: _ServerFlags,
+    checks: Sequence[Check],
+    console: Console,
+    recording: EngineRecording | None,
 ) -> VerifyReport:
     endpoint = Endpoint.parse(flags.url.rstrip("/").removesuffix("/v1"))
     stage = TargetServer(
@@ -162,7 +167,9 @@ async def _run_suite(
         except asyncio.CancelledError:  # Ctrl-C: what was found until then is told
             console.print(f"interrupted after {len(findings)} of {len(checks)} checks")
     served = str(endpoint), stage.model
-    return VerifyReport(*served, findings, stage.missing_apis, stage.context_length, version("dovetail"))
+    return VerifyReport(
+        *served, findings, stage.missing_apis, stage.context_length, version("dovetail")
+    )
 
 
 def _write_report(report: VerifyReport, json_file: str | None, html_file: Path | None) -> None:

@@ -25,15 +25,15 @@ from dovetail.settings.config import Config
 from dovetail.watch.fix import FixApp
 from dovetail.watch.recording import RecordingError, read_recording, write_private_file
 from dovetail.watch.reference_model import (
+    ListedModel,
+    ParserNames,
     ReferenceModel,
     ReferenceModels,
-    ParserNames,
-    ListedModel,
-    load_reference,
     fetch_listed_models,
+    load_reference,
 )
 from dovetail.watch.screen import create_display
-from dovetail.watch.watcher import WatchOptions, Watcher
+from dovetail.watch.watcher import Watcher, WatchOptions
 from dovetail_model import DovetailError
 
 SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that the observer may hold up the relay at a time
@@ -153,7 +153,9 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
             runner.run(_run_fix(watching, app, endpoint, flags))
 
 
-def _startup_notes(listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]) -> list[str]:
+def _startup_notes(
+    listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]
+) -> list[str]:
     """What is known of the server, and by what tokens are counted."""
     notes = list(faults)
     if not listed:
@@ -184,7 +186,9 @@ async def _run_fix(watching: Watcher, app: App, endpoint: Endpoint, flags: _Watc
     """Answers through Dovetail until it is told to stop."""
     fixing = FixApp(app, endpoint, watching.observer.add_exchange, watching.count_fallback)
     serving = create_server(fixing, *flags.listen_address, drain=app.draining)
-    _install_signal_handlers(watching, flags.json_file)  # the server raises the one that ends it once more
+    _install_signal_handlers(
+        watching, flags.json_file
+    )  # the server raises the one that ends it once more
     watching.start()
     task = asyncio.create_task(serving.serve())
     if await wait_until_started(serving, task):

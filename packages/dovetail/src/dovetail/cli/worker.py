@@ -8,11 +8,24 @@ import typer
 
 from dovetail.access.shared_limits import SharedLimitStore
 from dovetail.cli.errors import fail
-from dovetail.cli.server_runner import ServerFrontend, bind_socket, build_service, load_certificate, serve_in_process, emit_warnings
+from dovetail.cli.server_runner import (
+    ServerFrontend,
+    bind_socket,
+    build_with_progress,
+    emit_warnings,
+    load_certificate,
+    serve_in_process,
+)
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
 from dovetail.server.folder import hold_runtime_dir
-from dovetail.server.order import LIMITS_FILE, WorkerSpec, exit_with_parent, report_ready, receive_spec
+from dovetail.server.order import (
+    LIMITS_FILE,
+    WorkerSpec,
+    exit_with_parent,
+    receive_spec,
+    report_ready,
+)
 from dovetail.server.peer_responses import join_peers
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import Metrics
@@ -51,7 +64,9 @@ def _run_worker(order: WorkerSpec) -> None:
         metrics.count_restarts(order.restarts)
         front = ServerFrontend(
             build_http_options(
-                config, SharedLimitStore(order.folder / LIMITS_FILE, order.number), reloading=order.restarts > 0
+                config,
+                SharedLimitStore(order.folder / LIMITS_FILE, order.number),
+                reloading=order.restarts > 0,
             ),
             load_certificate(config),
             bind_socket(config.http_host, order.port, shared=True),
@@ -60,7 +75,7 @@ def _run_worker(order: WorkerSpec) -> None:
         )
     except (OSError, ValueError) as error:
         fail("serve", str(error))
-    service = build_service(config)
+    service = build_with_progress(config)
     first = service.entries[0]
     if order.number == 0:
         emit_warnings(config, *(warning for one in service.entries for warning in one.warnings))

@@ -9,7 +9,14 @@ from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
 
-CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROL_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>

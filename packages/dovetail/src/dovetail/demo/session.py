@@ -13,7 +13,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.pipeline.execution import RequestObserver, run_request
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
 from dovetail.pipeline.sinks import CallbackSink
 from dovetail.routing.pool import ReplicaPool
@@ -76,7 +76,9 @@ async def _run_turn(
     return seen[0], viewer.message()
 
 
-def _print_turn_summary(console: Console, prepared: PreparedRequest, message: Message, exact: bool, before: int) -> None:
+def _print_turn_summary(
+    console: Console, prepared: PreparedRequest, message: Message, exact: bool, before: int
+) -> None:
     prompt, used = prepared.prompt, message.usage
     console.print(
         f"[dim]prompt of {used.input_tokens} tokens, {used.cached_tokens} in the engine's cache, "
@@ -102,6 +104,8 @@ def _to_history(message: Message) -> list[dict[str, object]]:
             case ToolCallBlock(id=id, name=name, arguments=arguments):
                 given = json.loads(arguments)
                 said.append({"type": "tool_use", "id": id, "name": name, "input": given})
-                results.append({"type": "tool_result", "tool_use_id": id, "content": TOOL_RESULTS[name]})
+                results.append(
+                    {"type": "tool_result", "tool_use_id": id, "content": TOOL_RESULTS[name]}
+                )
     turns: list[dict[str, object]] = [{"role": "assistant", "content": said}]
     return [*turns, {"role": "user", "content": results}] if results else turns

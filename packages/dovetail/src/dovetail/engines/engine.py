@@ -110,7 +110,9 @@ def check_prompt_length(request: EngineRequest, context_length: int | None) -> N
         raise ContextOverflow(f"prompt is too long: {length} tokens > {context_length - 1} maximum")
 
 
-async def check_health(engine: "TokenEngine | UpstreamEngine", timeout_seconds: float) -> EngineHealth:
+async def check_health(
+    engine: "TokenEngine | UpstreamEngine", timeout_seconds: float
+) -> EngineHealth:
     """How an engine is. One that fails to answer is not ready, whatever the reason."""
     try:
         async with asyncio.timeout(timeout_seconds):

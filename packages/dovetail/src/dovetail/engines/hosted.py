@@ -4,12 +4,12 @@ import msgspec
 
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
-    EngineCapabilities,
-    EngineRequest,
-    EngineHealth,
-    TokenSink,
     ConstraintSyntax,
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
     TokenEngine,
+    TokenSink,
     check_prompt_length,
 )
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
@@ -66,7 +66,9 @@ class HostedEngine:
             supervised_elsewhere=True,
         )
         self._endpoint = Endpoint.parse(options.address, {"authorization": f"Bearer {options.key}"})
-        self._client = CompletionsClient(self._endpoint, HOSTED_MODEL_NAME, server_name=trait.name, binary_prompt=True)
+        self._client = CompletionsClient(
+            self._endpoint, HOSTED_MODEL_NAME, server_name=trait.name, binary_prompt=True
+        )
 
     async def start(self) -> None:
         """Looks whether it can be asked."""

@@ -3,7 +3,7 @@
 It is asked as vLLM is asked, over a socket that only this user can reach.
 """
 
-from dovetail.engines.hosted import HostedEngine, HostedOptions, HostedEngineInfo, describe_engine
+from dovetail.engines.hosted import HostedEngine, HostedEngineInfo, HostedOptions, describe_engine
 from dovetail.engines.registry import EngineSetup, parse_options
 
 __all__ = ["HostedEngine", "HostedOptions", "HostedEngineInfo", "create", "describe_engine"]

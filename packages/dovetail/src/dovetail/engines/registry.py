@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import UpstreamEngine, TokenEngine
+from dovetail.engines.engine import TokenEngine, UpstreamEngine
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.extras import install_command
 from dovetail_tokenizers import Tokenizer
@@ -38,7 +38,7 @@ REMOTE_ENGINES: Mapping[str, str] = {
 #: The extra of this package that brings what an engine imports.
 ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
-OptionsT = TypeVar("Options")
+OptionsT = TypeVar("OptionsT")
 
 
 class EngineSetupError(Exception):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from dovetail.engines.engine import TokenSink, TokenDelta
+from dovetail.engines.engine import TokenDelta, TokenSink
 from dovetail.net.incoming import SseDataReader
 
 #: Makes a delta of the data of events that came together; None while there is nothing to tell.

@@ -42,7 +42,9 @@ class PromptEncoder:
             self._cached_bytes -= len(known[1])
         return known
 
-    def _encode_suffix(self, prompt: "array[int]", known: tuple["array[int]", bytes] | None) -> bytes:
+    def _encode_suffix(
+        self, prompt: "array[int]", known: tuple["array[int]", bytes] | None
+    ) -> bytes:
         if known is None or not _has_prefix(prompt, known[0]):
             return _encode(prompt.tolist())
         before, text = known

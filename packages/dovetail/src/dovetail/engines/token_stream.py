@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from dovetail.engines.engine import EngineRequest, TokenSink, TokenDelta
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
 
 
 class TokenGenerator(Protocol):
@@ -23,13 +23,13 @@ class _SingleDeltaSink:
         self._available = asyncio.Event()
         self._requested = asyncio.Event()
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self._delta = delta
         self._requested.clear()
         self._available.set()
         return False
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         await self._requested.wait()
         return True
 
@@ -74,9 +74,9 @@ class _CollectingIdSink:
     def __init__(self) -> None:
         self.ids: list[int] = []
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.ids += delta.ids
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dovetail.engines.openai.errors import UpstreamRejection, parse_rejection
-from dovetail.eval.client import TimedResponse, ApiClient
-from dovetail.eval.folder import Workspace, ToolError
+from dovetail.eval.client import ApiClient, TimedResponse
+from dovetail.eval.folder import ToolError, Workspace
 from dovetail.eval.tasks import EvalTask
-from dovetail.eval.tools import CheckedCall, check_call, build_tool_specs
+from dovetail.eval.tools import CheckedCall, build_tool_specs, check_call
 from dovetail_model import (
     Identity,
     Request,
@@ -67,7 +67,9 @@ class TaskAgent:
                 folder.write(path, content)
             steps = await self._run_steps(task, session, folder)
             why = task.check(folder)
-        return TaskRun(task.id, session, "" if why is None else _failure_reason(why, steps), tuple(steps))
+        return TaskRun(
+            task.id, session, "" if why is None else _failure_reason(why, steps), tuple(steps)
+        )
 
     async def _run_steps(self, task: EvalTask, session: str, folder: Workspace) -> list[TaskStep]:
         request = Request(
@@ -131,7 +133,11 @@ def _build_step(answered: TimedResponse, work: _ToolExecution, ids: set[str]) ->
         return TaskStep(answered, protocol_errors=(answered.connection_error,))
     if exchange.status != 200:
         refusal = parse_rejection(exchange.status, exchange.answer)
-        return TaskStep(answered, http_error=_format_refusal(refusal), context_overflow=refusal.is_context_overflow)
+        return TaskStep(
+            answered,
+            http_error=_format_refusal(refusal),
+            context_overflow=refusal.is_context_overflow,
+        )
     calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     faults = tuple(_find_protocol_errors(answered, calls, ids))
     for call in calls:
@@ -146,7 +152,9 @@ def _format_refusal(refusal: UpstreamRejection) -> str:
     return f"status {refusal.status}: {words}"
 
 
-def _find_protocol_errors(answered: TimedResponse, calls: list[ToolCallBlock], ids: set[str]) -> list[str]:
+def _find_protocol_errors(
+    answered: TimedResponse, calls: list[ToolCallBlock], ids: set[str]
+) -> list[str]:
     message = answered.message
     found = []
     if message.failure is not None:

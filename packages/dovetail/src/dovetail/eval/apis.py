@@ -22,9 +22,9 @@ from dovetail_model import (
 )
 from dovetail_protocols import (
     ChatReader,
-    UpstreamDialect,
     MessagesReader,
     ResponsesReader,
+    UpstreamDialect,
     build_chat_request,
     build_responses_request,
 )
@@ -44,7 +44,9 @@ class ApiAdapter:
 
 
 def _build_chat_body(request: Request) -> Json:
-    turns = tuple(_group_blocks(turn) if turn.role == "assistant" else turn for turn in request.turns)
+    turns = tuple(
+        _group_blocks(turn) if turn.role == "assistant" else turn for turn in request.turns
+    )
     return build_chat_request(msgspec.structs.replace(request, turns=turns), request.model).fields
 
 
@@ -98,7 +100,12 @@ def _encode_block(block: Block) -> Json:
         case ReasoningBlock(text=text, seal=seal):
             return {"type": "thinking", "thinking": text, "signature": seal or ""}
         case ToolCallBlock(id=id, name=name, arguments=arguments):
-            return {"type": "tool_use", "id": id, "name": name, "input": _parse_arguments(arguments)}
+            return {
+                "type": "tool_use",
+                "id": id,
+                "name": name,
+                "input": _parse_arguments(arguments),
+            }
         case ToolResultBlock(call_id=id, blocks=blocks, is_error=failed):
             content = [_encode_block(inner) for inner in blocks]
             told = {"type": "tool_result", "tool_use_id": id, "content": content}

@@ -145,7 +145,9 @@ class _ResponseCollector:
                 case CallClose(index=index) if index not in self.call_timings:
                     self.call_timings[index] = CallTiming(self._last_received.get(index, now), now)
                     self._on_call(self._find_call(index))
-            if self.first_token is None and isinstance(event, TextDelta | ReasoningDelta | CallOpen):
+            if self.first_token is None and isinstance(
+                event, TextDelta | ReasoningDelta | CallOpen
+            ):
                 self.first_token = now
 
     def _find_call(self, index: int) -> ToolCallBlock:
@@ -153,7 +155,9 @@ class _ResponseCollector:
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
         return calls[self._opened.index(index)]
 
-    def to_exchange(self, number: int, request: tuple[str, Mapping[str, str], bytes]) -> CapturedExchange:
+    def to_exchange(
+        self, number: int, request: tuple[str, Mapping[str, str], bytes]
+    ) -> CapturedExchange:
         """What went over the wire, for those who look at it later."""
         target, headers, body = request
         return CapturedExchange(

@@ -109,5 +109,8 @@ def list_protocol_errors(runs: Sequence[TaskRun]) -> tuple[str, ...]:
         f"{run.task}, request {at}: {fault}"
         for run in runs
         for at, step in enumerate(run.steps, 1)
-        for fault in (*step.protocol_errors, *([step.http_error] if step.http_error and not step.context_overflow else ()))
+        for fault in (
+            *step.protocol_errors,
+            *([step.http_error] if step.http_error and not step.context_overflow else ()),
+        )
     )

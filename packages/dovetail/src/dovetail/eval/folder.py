@@ -61,7 +61,12 @@ class Workspace:
 
     def _resolve(self, path: str) -> Path:
         pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts or b"\0" in _encode_text(path):
+        if (
+            pure.is_absolute()
+            or ".." in pure.parts
+            or not pure.parts
+            or b"\0" in _encode_text(path)
+        ):
             raise ToolError(f"{path!r} is not a path inside the folder")
         if len(pure.parts) > MAX_PATH_PARTS:
             raise ToolError(f"a path of {len(pure.parts)} parts is too long")

@@ -58,7 +58,9 @@ class PrefixTotals:
         return self.later - self.exact - self.inexact
 
 
-def infer_prompt_stats(exchanges: Iterable[CapturedExchange], references: ReferenceModels) -> list[PromptStats]:
+def infer_prompt_stats(
+    exchanges: Iterable[CapturedExchange], references: ReferenceModels
+) -> list[PromptStats]:
     """Prompts as watch mode infers them from what went over the wire.
 
     An answer that broke off has no counts: it would make all others unknown.
@@ -76,7 +78,9 @@ def read_prompt_stats(runs: Iterable[TaskRun]) -> list[PromptStats]:
     """Prompts as Dovetail itself tells of them, in headers that were asked for."""
     found: list[PromptStats] = []
     for run in runs:
-        steps = [step for step in run.steps if not (step.http_error or step.response.connection_error)]
+        steps = [
+            step for step in run.steps if not (step.http_error or step.response.connection_error)
+        ]
         found += map(_stats_from_headers, steps, (None, *steps[:-1]))
     return found
 
@@ -89,7 +93,11 @@ def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
     later = [one for one in prompts if not one.is_first]
     counted = all(one.prompt_tokens is not None for one in prompts) and bool(prompts)
     known = counted and any(one.cached_tokens is not None for one in prompts)
-    again = [max(0, _computed_tokens(one) - one.new_tokens) for one in later if known and one.new_tokens is not None]
+    again = [
+        max(0, _computed_tokens(one) - one.new_tokens)
+        for one in later
+        if known and one.new_tokens is not None
+    ]
     return PrefixTotals(
         later=len(later),
         exact=sum(one.is_exact is True for one in later),
@@ -98,7 +106,10 @@ def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
         computed=sum(map(_computed_tokens, prompts)) if known else None,
         again=sum(again) if again else None,
         again_of=len(again),
-        opening=min((one.prompt_tokens for one in prompts if one.is_first and one.prompt_tokens), default=None),
+        opening=min(
+            (one.prompt_tokens for one in prompts if one.is_first and one.prompt_tokens),
+            default=None,
+        ),
         causes=dict(Counter(one.break_reason for one in later if one.break_reason is not None)),
         needless=sum(one.avoidable_tokens for one in later),
     )

@@ -9,17 +9,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.eval.figures import TaskResult, PassMetrics
+from dovetail.eval.figures import PassMetrics, TaskResult
 from dovetail.eval.rows import METRIC_ROWS, MetricRow, format_value
 from dovetail.eval.target import EvalTarget
 from dovetail.eval.tools import can_contain_tools
 from dovetail.watch.report import FINDING_DESCRIPTIONS
 from dovetail_verify.html_page import (
-    Content,
-    KeyFigure,
-    Html,
-    PageSection,
     BadgeTone,
+    Content,
+    Html,
+    KeyFigure,
+    PageSection,
     render_badge,
     render_definitions,
     render_figures,
@@ -80,9 +80,14 @@ def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
     names = [one.name for one in passes]
     numbers = render_table(
         ["", *names, "what it is"],
-        [[_keep_spacing(row.name), *_row_values(row, passes), row.description] for row in METRIC_ROWS],
+        [
+            [_keep_spacing(row.name), *_row_values(row, passes), row.description]
+            for row in METRIC_ROWS
+        ],
     )
-    tasks = render_table(["task", *names], [_task_row(at, passes) for at in range(_max_tasks(passes))])
+    tasks = render_table(
+        ["task", *names], [_task_row(at, passes) for at in range(_max_tasks(passes))]
+    )
     about = render_definitions(
         [
             ("server", str(subject.endpoint)),
@@ -92,7 +97,10 @@ def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
             ("on", "the agent asks a Dovetail before the same server, over the API named"),
         ]
     )
-    sections = [PageSection("Figures", [_render_headline(passes), numbers]), PageSection("Tasks", [tasks])]
+    sections = [
+        PageSection("Figures", [_render_headline(passes), numbers]),
+        PageSection("Tasks", [tasks]),
+    ]
     sections += [PageSection(title, said) for title, said in build_notes(subject, passes)]
     sections.append(PageSection("What was tried", [about]))
     return render_page(f"Acceptance of {subject.model}", sections, str(subject.endpoint))
@@ -129,7 +137,9 @@ def _task_badge(done: TaskResult | None) -> Content:
     if done is None:
         return render_badge("not run", "dim")
     tone: BadgeTone = "good" if done.solved else "warn"
-    return render_badge(f"{'solved' if done.solved else 'not solved'}, {done.requests} requests", tone)
+    return render_badge(
+        f"{'solved' if done.solved else 'not solved'}, {done.requests} requests", tone
+    )
 
 
 def _max_tasks(passes: Sequence[PassMetrics]) -> int:

@@ -66,7 +66,9 @@ METRIC_ROWS: tuple[MetricRow, ...] = (
         "of these, tokens that were there before: all that is not new in its prompt",
         lambda one: _format_recomputed(one),
     ),
-    MetricRow("first word", "median, from the request", lambda one: _format_seconds(one.times.first)),
+    MetricRow(
+        "first word", "median, from the request", lambda one: _format_seconds(one.times.first)
+    ),
     MetricRow(
         "call to tool start",
         "median, from a call's last byte to when an agent can know that it is complete",
@@ -114,7 +116,9 @@ def _format_recomputed(one: PassMetrics) -> str:
     if prefixes.again is None:
         return UNKNOWN_VALUE if prefixes.later else "-"
     rest = prefixes.later - prefixes.again_of
-    return _format_tokens_per_task(prefixes.again, one) + (f", {rest} {UNKNOWN_VALUE}" if rest else "")
+    return _format_tokens_per_task(prefixes.again, one) + (
+        f", {rest} {UNKNOWN_VALUE}" if rest else ""
+    )
 
 
 def _format_seconds(value: float | None) -> str:

@@ -10,8 +10,20 @@ from functools import partial
 from dovetail.eval.agent import TaskAgent, TaskRun
 from dovetail.eval.apis import APIS
 from dovetail.eval.client import ApiClient
-from dovetail.eval.figures import PassMetrics, compute_call_stats, summarize_task, list_protocol_errors, compute_latency_stats
-from dovetail.eval.metrics import PrefixTotals, PromptStats, infer_prompt_stats, sum_prefix_stats, read_prompt_stats
+from dovetail.eval.figures import (
+    PassMetrics,
+    compute_call_stats,
+    compute_latency_stats,
+    list_protocol_errors,
+    summarize_task,
+)
+from dovetail.eval.metrics import (
+    PrefixTotals,
+    PromptStats,
+    infer_prompt_stats,
+    read_prompt_stats,
+    sum_prefix_stats,
+)
 from dovetail.eval.server import run_dovetail
 from dovetail.eval.target import EvalTarget
 from dovetail.eval.tasks import SYSTEM_PROMPT, EvalTask
@@ -50,7 +62,9 @@ ProgressCallback = Callable[[str, TaskRun], None]
 """Called with the name of a pass and each task that has ended."""
 
 
-async def run_eval(target: EvalTarget, plan: EvalPlan, progress: ProgressCallback) -> list[PassMetrics]:
+async def run_eval(
+    target: EvalTarget, plan: EvalPlan, progress: ProgressCallback
+) -> list[PassMetrics]:
     """All passes, one after the other: they would disturb each other's times and caches.
 
     Dovetail is put before the endpoint first of all: if that fails, nobody has waited in vain.
@@ -69,10 +83,15 @@ async def run_eval(target: EvalTarget, plan: EvalPlan, progress: ProgressCallbac
             runs = await _run_tasks(target, plan, speaker, partial(progress, name))
             passes.append(_CompletedPass(name, api, True, runs))
     prompts = [await asyncio.to_thread(_collect_prompt_stats, one, target, heard) for one in passes]
-    return [_compute_metrics(one, sum_prefix_stats(each), target) for one, each in zip(passes, prompts, strict=True)]
+    return [
+        _compute_metrics(one, sum_prefix_stats(each), target)
+        for one, each in zip(passes, prompts, strict=True)
+    ]
 
 
-def _collect_prompt_stats(one: _CompletedPass, subject: EvalTarget, heard: Sequence[CapturedExchange]) -> list[PromptStats]:
+def _collect_prompt_stats(
+    one: _CompletedPass, subject: EvalTarget, heard: Sequence[CapturedExchange]
+) -> list[PromptStats]:
     """What is known of a pass's prompts: from Dovetail itself, or from what went by."""
     if not one.dovetail:
         own = [step.response.exchange for run in one.runs for step in run.steps]
@@ -114,13 +133,17 @@ def _should_stop(runs: Sequence[TaskRun]) -> bool:
     return bool(_first_request_error(runs)) or broken == [True, True]
 
 
-def _select_session_exchanges(heard: Sequence[CapturedExchange], runs: Sequence[TaskRun]) -> list[CapturedExchange]:
+def _select_session_exchanges(
+    heard: Sequence[CapturedExchange], runs: Sequence[TaskRun]
+) -> list[CapturedExchange]:
     """The tasks' own requests. Dovetail asks a few more, to learn what the server can do."""
     sessions = {run.session for run in runs}
     return [one for one in heard if one.request_headers.get("x-session-id") in sessions]
 
 
-def _compute_metrics(one: _CompletedPass, prefixes: PrefixTotals, subject: EvalTarget) -> PassMetrics:
+def _compute_metrics(
+    one: _CompletedPass, prefixes: PrefixTotals, subject: EvalTarget
+) -> PassMetrics:
     steps = [step for run in one.runs for step in run.steps]
     return PassMetrics(
         name=one.name,

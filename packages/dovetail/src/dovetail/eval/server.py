@@ -13,7 +13,7 @@ from dovetail.http.app import App
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
 from dovetail.server.build import build_service
-from dovetail.server.http_server import run_server, create_server, wait_until_started
+from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.settings.config import Config
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.observer import TrafficObserver
@@ -21,7 +21,9 @@ from dovetail.watch.relay import TcpRelay
 
 
 @asynccontextmanager
-async def run_dovetail(target: EvalTarget) -> AsyncIterator[tuple[Endpoint, list[CapturedExchange]]]:
+async def run_dovetail(
+    target: EvalTarget,
+) -> AsyncIterator[tuple[Endpoint, list[CapturedExchange]]]:
     """A Dovetail before the endpoint, and what it says to it while the block runs.
 
     That is listened to where both speak in messages: what the endpoint's prompts are is found out
@@ -37,7 +39,9 @@ async def run_dovetail(target: EvalTarget) -> AsyncIterator[tuple[Endpoint, list
     try:
         with TemporaryDirectory(prefix="dovetail-accept-") as folder:
             # Not on this loop: the server is asked while it is built, and the relay is in between.
-            service = await asyncio.to_thread(build_service, _build_config(target, address, Path(folder)))
+            service = await asyncio.to_thread(
+                build_service, _build_config(target, address, Path(folder))
+            )
             async with _serve_app(App(service), target) as endpoint:
                 yield endpoint, heard
     finally:

@@ -6,10 +6,21 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, discover, list_models, find_context_length
+from dovetail.engines.openai.discovery import (
+    DISCOVERY_TIMEOUTS,
+    discover,
+    find_context_length,
+    list_models,
+)
 from dovetail.models.weights import find_model
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
-from dovetail.watch.reference_model import ReferenceModel, ReferenceModels, ParserNames, ListedModel, load_reference
+from dovetail.watch.reference_model import (
+    ListedModel,
+    ParserNames,
+    ReferenceModel,
+    ReferenceModels,
+    load_reference,
+)
 from dovetail_model import DovetailError
 
 EvalEngineName = Literal["vllm", "sglang", "openai"]
@@ -101,7 +112,9 @@ async def _detect_server(endpoint: Endpoint, found: RemoteModel) -> EvalEngineNa
     if owner == "vllm":
         return "vllm"
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)
+        )
         told = msgspec.json.decode(content) if status == 200 else None
     except (DovetailError, msgspec.DecodeError, UnicodeError):
         return "openai"
@@ -115,7 +128,9 @@ def _load_references(wish: EvalOptions, model: str, found: RemoteModel) -> Refer
     return ReferenceModels(named, (ListedModel(model, root),), wish.parsers)
 
 
-def _choose_engine(wish: EvalOptions, kind: EvalEngineName, lens: ReferenceModel) -> tuple[EvalEngineName, str]:
+def _choose_engine(
+    wish: EvalOptions, kind: EvalEngineName, lens: ReferenceModel
+) -> tuple[EvalEngineName, str]:
     """How Dovetail speaks to it: in tokens where that can be."""
     if wish.engine != "auto":
         return wish.engine, "as you said"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.eval.folder import Workspace, ToolError
+from dovetail.eval.folder import ToolError, Workspace
 
 SYSTEM_PROMPT = """\
 You work on files in one folder. You have tools for it and nothing else: no shell, no network.
@@ -128,7 +128,9 @@ TASKS: tuple[EvalTask, ...] = (
         "edit by exact replacement, where the text stands twice",
         "In settings.ini, change the timeout of the section [client] from 30 to 90 with edit_file. "
         "Change nothing else.",
-        _expect_text("settings.ini", _SETTINGS.replace("timeout = 30\nretries", "timeout = 90\nretries")),
+        _expect_text(
+            "settings.ini", _SETTINGS.replace("timeout = 30\nretries", "timeout = 90\nretries")
+        ),
         {"settings.ini": _SETTINGS},
     ),
     EvalTask(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dovetail.eval.folder import Workspace, ToolError
+from dovetail.eval.folder import ToolError, Workspace
 from dovetail_model import ToolSpec
 
 _MAX_BYTES_PER_TOKEN = 6  # on average, in text of this kind
@@ -183,7 +183,8 @@ def check_call(name: str, arguments: str) -> CheckedCall:
 def build_tool_specs() -> tuple[ToolSpec, ...]:
     """The tools as a model is offered them."""
     return tuple(
-        ToolSpec(name, (kind.__doc__ or "").strip(), build_schema(kind)) for name, kind in TOOLS.items()
+        ToolSpec(name, (kind.__doc__ or "").strip(), build_schema(kind))
+        for name, kind in TOOLS.items()
     )
 
 

@@ -8,7 +8,7 @@ from dovetail.access.auth import ANONYMOUS, require_admin
 from dovetail.http.capture import PayloadCapture
 from dovetail.http.collectors import ReplicaCollector
 from dovetail.http.drain import DrainController
-from dovetail.http.errors import send_error, error_status, to_public_error
+from dovetail.http.errors import error_status, send_error, to_client_error
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.generation import GenerationEndpoint
 from dovetail.http.health import HealthEndpoints
@@ -50,7 +50,9 @@ class App:
     ) -> None:
         self.service = service
         self.recorders = recorders
-        self._begin_span = next((one.start_span for one in recorders if isinstance(one, SpanFactory)), None)
+        self._begin_span = next(
+            (one.start_span for one in recorders if isinstance(one, SpanFactory)), None
+        )
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaCollector(service))
@@ -60,7 +62,9 @@ class App:
         self.startup_error: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         #: What a scrape is answered with: all numbers, also of other processes where there are any.
-        self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = self._render_own_metrics
+        self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = (
+            self._render_own_metrics
+        )
         self.draining = DrainController(self.options.drain_timeout)
         self.draining.on_start(lambda: self.metrics.set_draining(True))
         self.background = BackgroundResponses(service.response_store, self.metrics, self.draining)
@@ -108,7 +112,9 @@ class App:
         )
         if route is not None and not route.counted:
             await self._dispatch(exchange, account)
-            if account.is_key_rejected:  # probes are many, but whoever tries keys on them is told of
+            if (
+                account.is_key_rejected
+            ):  # probes are many, but whoever tries keys on them is told of
                 account.start()
                 self._finish(exchange, account)
             return
@@ -130,7 +136,7 @@ class App:
         except ClientDisconnected:
             account.on_disconnect()
         except Exception as error:
-            codec, failure = select_error_codec(exchange, self._chat), to_public_error(error)
+            codec, failure = select_error_codec(exchange, self._chat), to_client_error(error)
             account.on_error(failure, error_status(failure, codec))
             if isinstance(failure, MemoryLimitReached):
                 self.metrics.count_rate_limited(failure.reason)
@@ -138,9 +144,15 @@ class App:
                 raise  # the server cuts the connection: half an answer must not look whole
             await send_error(exchange, codec, failure)
 
-    def _finish(self, exchange: ApiExchange, account: RequestTracker, response_body: bytes | None = None) -> None:
+    def _finish(
+        self, exchange: ApiExchange, account: RequestTracker, response_body: bytes | None = None
+    ) -> None:
         """The request is over. Strangers who are refused do not fill the log."""
-        if account.has_error and exchange.caller is ANONYMOUS and not self._log_throttle.allow(exchange.peer):
+        if (
+            account.has_error
+            and exchange.caller is ANONYMOUS
+            and not self._log_throttle.allow(exchange.peer)
+        ):
             account.suppress_log()
         account.finish(response_body)
 
@@ -189,28 +201,59 @@ class App:
         return handle
 
     def _build_routes(self) -> list[Route]:
-        models, tokens = ModelsEndpoints(self.service, self._catalog), TokensEndpoints(self.service, self.options)
+        models, tokens = (
+            ModelsEndpoints(self.service, self._catalog),
+            TokensEndpoints(self.service, self.options),
+        )
         post, get = "POST", "GET"
         table = [
             Route(post, "/v1/responses", self._generation_handler(RESPONSES), "OpenAI Responses"),
-            Route(post, "/v1/responses/compact", self._generation_handler(COMPACT), "A summary instead"),
-            *ResponsesEndpoints(self.service, self.options, self.background, self.forget_response).routes(),
-            Route(post, "/v1/chat/completions", self._generation_handler(self._chat), "Chat Completions"),
-            Route(post, "/v1/completions", self._generation_handler(COMPLETIONS), "Text completions"),
+            Route(
+                post,
+                "/v1/responses/compact",
+                self._generation_handler(COMPACT),
+                "A summary instead",
+            ),
+            *ResponsesEndpoints(
+                self.service, self.options, self.background, self.forget_response
+            ).routes(),
+            Route(
+                post,
+                "/v1/chat/completions",
+                self._generation_handler(self._chat),
+                "Chat Completions",
+            ),
+            Route(
+                post, "/v1/completions", self._generation_handler(COMPLETIONS), "Text completions"
+            ),
             Route(get, "/v1/models", _without_tracker(models.list), "Models that are served"),
-            Route(get, "/v1/models/", _without_tracker(models.get), "One model; its name may have slashes"),
+            Route(
+                get,
+                "/v1/models/",
+                _without_tracker(models.get),
+                "One model; its name may have slashes",
+            ),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *self._health_routes(),
         ]
         for prefix in ("/v1", ""):
             table += [
                 Route(post, f"{prefix}/tokenize", _without_tracker(tokens.tokenize), "Text to ids"),
-                Route(post, f"{prefix}/detokenize", _without_tracker(tokens.detokenize), "Ids to text"),
+                Route(
+                    post, f"{prefix}/detokenize", _without_tracker(tokens.detokenize), "Ids to text"
+                ),
             ]
         if self.options.messages_api:
             table += [
-                Route(post, "/v1/messages", self._generation_handler(MESSAGES), "Anthropic Messages"),
-                Route(post, "/v1/messages/count_tokens", _without_tracker(tokens.count_tokens), "Exact input size"),
+                Route(
+                    post, "/v1/messages", self._generation_handler(MESSAGES), "Anthropic Messages"
+                ),
+                Route(
+                    post,
+                    "/v1/messages/count_tokens",
+                    _without_tracker(tokens.count_tokens),
+                    "Exact input size",
+                ),
             ]
         return table
 

@@ -18,7 +18,9 @@ class PayloadCapture:
         self._send = exchange.send
         exchange.send = self._forward
         others = exchange.extensions.items()
-        exchange.extensions = {name: value for name, value in others if name != DIRECT_WRITER_EXTENSION}
+        exchange.extensions = {
+            name: value for name, value in others if name != DIRECT_WRITER_EXTENSION
+        }
 
     @property
     def response_body(self) -> bytes:

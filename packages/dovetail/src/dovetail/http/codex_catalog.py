@@ -98,7 +98,9 @@ def _read_bundled_catalog() -> list[Json]:
         if not all(isinstance(entry["slug"], str) for entry in entries):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
-        raise CodexProfileError(f"`{_command()}` printed no catalog: is codex up to date?") from error
+        raise CodexProfileError(
+            f"`{_command()}` printed no catalog: is codex up to date?"
+        ) from error
     return list(entries)
 
 
@@ -116,7 +118,9 @@ def _run_codex(program: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CodexProfileError(f"`{_command()}` could not be run: {error}") from error
     if done.returncode != 0:
-        raise CodexProfileError(f"`{_command()}` failed (is codex up to date?): {_error_line(done.stderr)}")
+        raise CodexProfileError(
+            f"`{_command()}` failed (is codex up to date?): {_error_line(done.stderr)}"
+        )
     return done.stdout
 
 

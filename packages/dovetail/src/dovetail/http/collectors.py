@@ -16,7 +16,9 @@ class ReplicaCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        up = GaugeMetricFamily("dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL_LABELS)
+        up = GaugeMetricFamily(
+            "dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL_LABELS
+        )
         restarts = CounterMetricFamily(
             "dovetail_replica_restarts", "Engines that were started again.", labels=_MODEL_LABELS
         )

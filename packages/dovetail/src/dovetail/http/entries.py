@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from dovetail.http.levels import LEVEL_DESCRIPTIONS, default_level, supported_levels
-from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
+from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 
 Json = dict[str, Any]
 
@@ -84,4 +84,6 @@ def _supports_tool_calls(offered: ModelEntry) -> bool:
 
 
 def _supports_parallel_tool_calls(offered: ModelEntry) -> bool:
-    return isinstance(offered, UpstreamModel) or (_supports_tool_calls(offered) and offered.model.facts.many_calls)
+    return isinstance(offered, UpstreamModel) or (
+        _supports_tool_calls(offered) and offered.model.facts.many_calls
+    )

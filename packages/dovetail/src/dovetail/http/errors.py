@@ -56,7 +56,7 @@ class WebSocketDisabled(HttpError):
     headers = (("upgrade", "HTTP/1.1"),)
 
 
-def to_public_error(error: Exception) -> DovetailError:
+def to_client_error(error: Exception) -> DovetailError:
     """The error as a client may hear of it. What was not foreseen is logged, not told.
 
     An engine that is away or full is worth a second try, so clients hear when.

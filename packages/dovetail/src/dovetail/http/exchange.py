@@ -92,7 +92,10 @@ class ApiExchange:
             (b"content-type", content_type.encode()),
             (b"x-request-id", self.request_id.encode()),
             (b"request-id", self.request_id.encode()),
-            *((name.encode(), _encode_header_value(value)) for name, value in (*self.extra_headers, *headers)),
+            *(
+                (name.encode(), _encode_header_value(value))
+                for name, value in (*self.extra_headers, *headers)
+            ),
         ]
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 

@@ -25,9 +25,9 @@ from dovetail.http.whole import BufferedResponse
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.choice_runner import warm_prefix
-from dovetail.pipeline.execution import run_request, require_token_model
+from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
-from dovetail.pipeline.registry import ModelEntry, TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import (
     ContextOverflow,
@@ -83,7 +83,9 @@ class GenerationEndpoint:
             options.queue_timeout,
             on_rejected=lambda: metrics.count_rate_limited("busy"),
         )
-        self._raw_models = {one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)}
+        self._raw_models = {
+            one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)
+        }
 
     async def generate(self, exchange: ApiExchange, account: RequestTracker, codec: Codec) -> None:
         """One request, from its body to the end of its answer."""
@@ -103,18 +105,26 @@ class GenerationEndpoint:
         """Only how the answer is wanted: to refuse what is too much must cost next to nothing."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        return self._add_server_fields(exchange, codec.decode(shortened_body(body), exchange.headers))
+        return self._add_server_fields(
+            exchange, codec.decode(shortened_body(body), exchange.headers)
+        )
 
-    async def _decode(self, exchange: ApiExchange, account: RequestTracker, codec: Codec) -> "DecodedRequest":
+    async def _decode(
+        self, exchange: ApiExchange, account: RequestTracker, codec: Codec
+    ) -> "DecodedRequest":
         options, memory = self._options, self._service.memory
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
         if options.capture_payloads:
             account.request_body = body[:MOST_KEPT]
         if not isinstance(codec, ResponsesCodec):
-            return DecodedRequest(self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory)))
+            return DecodedRequest(
+                self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory))
+            )
         conversation = ConversationResolver(self._service.response_store, exchange, body)
         await conversation.resolve(options.max_body_bytes)
-        request = self._add_server_fields(exchange, codec.decode(conversation.body, exchange.headers, memory))
+        request = self._add_server_fields(
+            exchange, codec.decode(conversation.body, exchange.headers, memory)
+        )
         return DecodedRequest(request, await conversation.create_saver(request))
 
     async def _generate(
@@ -128,7 +138,9 @@ class GenerationEndpoint:
         else:
             await self._respond(exchange, account, codec, asked)
 
-    async def _warm(self, exchange: ApiExchange, account: RequestTracker, asked: "DecodedRequest") -> None:
+    async def _warm(
+        self, exchange: ApiExchange, account: RequestTracker, asked: "DecodedRequest"
+    ) -> None:
         """An answer of nothing. It is kept, so that the next request can go on from it.
 
         Meanwhile the engine may read what that request will begin with.
@@ -229,7 +241,9 @@ class GenerationEndpoint:
     def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
         """The request with what the server knows of it: whose it is, which side channels it has."""
         tenant = exchange.tenant or request.identity.tenant
-        identity = msgspec.structs.replace(request.identity, tenant=tenant, answer=new_response_number())
+        identity = msgspec.structs.replace(
+            request.identity, tenant=tenant, answer=new_response_number()
+        )
         request = msgspec.structs.replace(request, identity=identity)
         if self._options.dispatch:
             channels = request.hints.dispatch | self._options.dispatch

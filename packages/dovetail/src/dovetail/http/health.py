@@ -15,7 +15,9 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail_model import Unauthenticated
 
 _VERSION = version("dovetail")
-_HEALTH_TIMEOUT_SECONDS = 8.0  # seconds that engines may take to say how they are, each replica less
+_HEALTH_TIMEOUT_SECONDS = (
+    8.0  # seconds that engines may take to say how they are, each replica less
+)
 
 
 class HealthEndpoints:
@@ -44,7 +46,10 @@ class HealthEndpoints:
             await exchange.respond(503, b'{"status":"draining"}')
             return
         states = await asyncio.gather(
-            *(check_health(served.engine, _HEALTH_TIMEOUT_SECONDS) for served in self._service.entries)
+            *(
+                check_health(served.engine, _HEALTH_TIMEOUT_SECONDS)
+                for served in self._service.entries
+            )
         )
         ready = all(state.ready for state in states)
         trusted = self._is_admin(exchange, account)

@@ -43,7 +43,9 @@ class RequestMemory:
         if size <= _SMALL_REQUEST_BYTES:
             return False
         most = _DEFAULT_MAX_BODIES * limit if self.max_bytes is None else max(self.max_bytes, limit)
-        return self.total_bytes > most or (tenant != "" and self.bytes_by_tenant[tenant] > max(most // 2, limit))
+        return self.total_bytes > most or (
+            tenant != "" and self.bytes_by_tenant[tenant] > max(most // 2, limit)
+        )
 
 
 request_memory = RequestMemory()
@@ -53,7 +55,9 @@ def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
     """A request takes so many bytes now, until it is over. Raises where there is no room for it."""
     _set_held_bytes(exchange, size)
     if request_memory.is_exceeded_by(size, limit, exchange.tenant):
-        raise MemoryLimitReached("Too much is being asked at once.", retry_after=RETRY_AFTER_SECONDS)
+        raise MemoryLimitReached(
+            "Too much is being asked at once.", retry_after=RETRY_AFTER_SECONDS
+        )
 
 
 def release_memory(exchange: ApiExchange) -> None:

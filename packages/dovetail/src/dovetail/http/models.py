@@ -52,7 +52,11 @@ class ModelsEndpoints:
         """The model of a name, under the name that was asked for: an alias stays one."""
         name = exchange.path.removeprefix("/v1/models/")
         served = self._service.find(name)
-        entry = _anthropic_entry(name, served) if is_anthropic_client(exchange) else _openai_entry(name, served)
+        entry = (
+            _anthropic_entry(name, served)
+            if is_anthropic_client(exchange)
+            else _openai_entry(name, served)
+        )
         await exchange.respond(200, msgspec.json.encode(entry))
 
 

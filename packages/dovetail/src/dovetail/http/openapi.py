@@ -71,7 +71,9 @@ def _operation(route: Route) -> Json:
     if route.path.startswith(("/tokenize", "/detokenize")):
         operation["operationId"] += "_without_prefix"
     if "{id}" in route.path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING_SCHEMA}]
+        operation["parameters"] = [
+            {"name": "id", "in": "path", "required": True, "schema": _STRING_SCHEMA}
+        ]
     elif route.method == "POST":
         operation["requestBody"] = _request_body(route)
     if route.needs_key:

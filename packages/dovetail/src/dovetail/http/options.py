@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import KeyFileError
-from dovetail.access.limits import LimitStore, RateLimits, MemoryLimitStore
+from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
 from dovetail.http.codex_catalog import read_profile
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
@@ -49,7 +49,9 @@ class HttpOptions:
     codex_profile: Mapping[str, Any] | None = None
 
 
-def build_http_options(config: Config, limit_store: LimitStore | None = None, *, reloading: bool = False) -> HttpOptions:
+def build_http_options(
+    config: Config, limit_store: LimitStore | None = None, *, reloading: bool = False
+) -> HttpOptions:
     """What the settings say of it. Raises where keys or profile cannot be read.
 
     `again`: the server runs already, so its keys may all have been taken out.

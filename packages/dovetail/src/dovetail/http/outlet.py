@@ -14,9 +14,19 @@ from dovetail.net.direct import DIRECT_WRITER_EXTENSION, DirectWriter
 class ResponseBodyWriter:
     """The body of one answer. What comes first begins it, by `begin`."""
 
-    __slots__ = ("_start_response", "_direct", "_exchange", "_buffer", "_send_task", "has_output", "write")
+    __slots__ = (
+        "_start_response",
+        "_direct",
+        "_exchange",
+        "_buffer",
+        "_send_task",
+        "has_output",
+        "write",
+    )
 
-    def __init__(self, exchange: ApiExchange, start_response: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, exchange: ApiExchange, start_response: Callable[[], Awaitable[None]]
+    ) -> None:
         self._exchange = exchange
         self._start_response = start_response
         self._direct: DirectWriter | None = None

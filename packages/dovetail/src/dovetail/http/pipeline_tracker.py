@@ -6,7 +6,7 @@ Of several choices the first one's are kept. What a model can make grow is bound
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.telemetry.record import ToolCallRecord, ReasoningSpan
+from dovetail.telemetry.record import ReasoningSpan, ToolCallRecord
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -27,7 +27,13 @@ _DELTA_TYPES = frozenset((TextDelta, ReasoningDelta, CallArgs))
 class OutputTimeline:
     """The parts of one answer. It is shown the batches in which something may begin or end."""
 
-    __slots__ = ("_tool_calls", "_reasoning_started_at", "_reasoning_spans", "diagnostics", "ended_at")
+    __slots__ = (
+        "_tool_calls",
+        "_reasoning_started_at",
+        "_reasoning_spans",
+        "diagnostics",
+        "ended_at",
+    )
 
     def __init__(self) -> None:
         self._reasoning_started_at: float | None = None  # when the one that is open began
@@ -50,7 +56,9 @@ class OutputTimeline:
         """The thoughts from `start` on; one that was never closed ends at `end`."""
         if self._reasoning_started_at is not None:
             self._close_reasoning(end)
-        return tuple(ReasoningSpan(one.begin - start, one.end - start) for one in self._reasoning_spans)
+        return tuple(
+            ReasoningSpan(one.begin - start, one.end - start) for one in self._reasoning_spans
+        )
 
     def tool_calls(self, start: float, tool_names: frozenset[str]) -> tuple[ToolCallRecord, ...]:
         """The calls from `start` on. A name that is not `known` is the model's own words."""

@@ -7,7 +7,7 @@ until the client has caught up.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dovetail.http.errors import error_status, to_public_error
+from dovetail.http.errors import error_status, to_client_error
 from dovetail.http.exchange import ApiExchange, final_body_message
 from dovetail.http.outlet import ResponseBodyWriter
 from dovetail.http.tracker import RequestTracker
@@ -91,7 +91,9 @@ class StreamingResponse:
         await self._writer.drain()
 
     async def _start_response(self) -> None:
-        await self._exchange.start(200, EVENT_STREAM_TYPE, [*STREAM_HEADERS, *self._tracker.debug_headers()])
+        await self._exchange.start(
+            200, EVENT_STREAM_TYPE, [*STREAM_HEADERS, *self._tracker.debug_headers()]
+        )
 
     def _track_failure(self) -> None:
         """A failure that the pipeline told as an event counts as the status it would have been."""
@@ -102,7 +104,7 @@ class StreamingResponse:
 
     def _send_failure(self, error: Exception) -> None:
         """The pipeline has told its own failures; an encoder that has ended says no more."""
-        failure = to_public_error(error)
+        failure = to_client_error(error)
         self._tracker.on_error(failure, error_status(failure, self._codec))
         frames = self._encoder.encode([failure.to_failure()])
         if frames:

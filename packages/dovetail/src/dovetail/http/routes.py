@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from dovetail.http.errors import WebSocketDisabled, UnknownRoute, MethodNotAllowed
+from dovetail.http.errors import MethodNotAllowed, UnknownRoute, WebSocketDisabled
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.tracker import RequestTracker
 from dovetail_protocols import MESSAGES, RESPONSES, Codec
@@ -50,12 +50,16 @@ class RouteTable:
             if "{id}" in path
         ]
         self._upgrades = {route.path: route for route in upgrades}
-        self._prefix_routes = [route for route in self.all if route.path.endswith("/") and route.path != "/"]
+        self._prefix_routes = [
+            route for route in self.all if route.path.endswith("/") and route.path != "/"
+        ]
 
     def find(self, path: str, method: str = "") -> Route | None:
         """The route of an address; of several, the one for this method, else any."""
         found = self._routes_at(path)
-        return next((r for r in found if method in _allowed_methods(r)), found[0] if found else None)
+        return next(
+            (r for r in found if method in _allowed_methods(r)), found[0] if found else None
+        )
 
     def match(self, exchange: ApiExchange) -> Route:
         """The route of a request. Raises where there is none, or not for this method."""
@@ -64,12 +68,16 @@ class RouteTable:
             return upgrade
         route = self.find(exchange.path, exchange.method)
         if route is None:
-            raise UnknownRoute(f"There is nothing at {exchange.path}.{self._suggest_path(exchange.path)}")
+            raise UnknownRoute(
+                f"There is nothing at {exchange.path}.{self._suggest_path(exchange.path)}"
+            )
         if exchange.method in _allowed_methods(route):
             return route
         if exchange.headers.get("upgrade", "").lower() == "websocket":
             raise WebSocketDisabled("WebSockets are not offered here: use HTTP.")
-        allowed = [method for one in self._routes_at(exchange.path) for method in _allowed_methods(one)]
+        allowed = [
+            method for one in self._routes_at(exchange.path) for method in _allowed_methods(one)
+        ]
         raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(allowed))
 
     def _routes_at(self, path: str) -> list[Route]:

@@ -20,7 +20,7 @@ def truncate_optional_name(name: str | None) -> str | None:
     return None if name is None else truncate_name(name)
 
 
-def parse_traceparent(header: str | None) -> str | None:
+def client_traceparent(header: str | None) -> str | None:
     """The client's own span, by the W3C's header, if it is sound."""
     found = parse_traceparent(header)
     return None if found is None else str(found)
@@ -43,7 +43,9 @@ def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
     return PrefixStats(
         common=diagnosis.common_tokens,
         total=diagnosis.total_tokens,
-        lost=0 if begins else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
+        lost=0
+        if begins
+        else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
         reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
         turns=_count_turns(prepared),

@@ -16,16 +16,22 @@ class StoreCollector(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         failed = CounterMetricFamily(
-            "dovetail_store_failures", "Questions that a store did not answer.", labels=_STORE_LABELS
+            "dovetail_store_failures",
+            "Questions that a store did not answer.",
+            labels=_STORE_LABELS,
         )
         lost = CounterMetricFamily(
             "dovetail_store_lost", "Turns or responses that were not kept.", labels=_STORE_LABELS
         )
         waiting = GaugeMetricFamily(
-            "dovetail_store_waiting", "What is kept once the store is there again.", labels=_STORE_LABELS
+            "dovetail_store_waiting",
+            "What is kept once the store is there again.",
+            labels=_STORE_LABELS,
         )
         away = GaugeMetricFamily(
-            "dovetail_store_away", "1 where a store did not answer when last asked.", labels=_STORE_LABELS
+            "dovetail_store_away",
+            "1 where a store did not answer when last asked.",
+            labels=_STORE_LABELS,
         )
         for store in self._stores:
             failed.add_metric([store.name], store.failures)

@@ -9,7 +9,7 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.beside import run_in_thread
 from dovetail.pipeline.execution import count_tokens, require_token_model
-from dovetail.pipeline.registry import TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
 from dovetail_protocols import CHAT, decode_count, encode_count
 
@@ -40,7 +40,9 @@ class TokensEndpoints:
 
     async def count_tokens(self, exchange: ApiExchange) -> None:
         """Anthropic's count: exact, by the same rendering as the real request."""
-        request = decode_count(await self._read_body(exchange), exchange.headers, self._service.memory)
+        request = decode_count(
+            await self._read_body(exchange), exchange.headers, self._service.memory
+        )
         served = self._service.find(request.model)
         tokens = await count_tokens(served, _with_tenant(request, exchange.tenant))
         await exchange.respond(200, encode_count(tokens))
@@ -57,7 +59,9 @@ class TokensEndpoints:
         }
         if asked.return_token_strs:
             decode = served.model.tokenizer.decode
-            answer["token_strs"] = await run_in_thread(len(ids), lambda: [decode([id]) for id in ids])
+            answer["token_strs"] = await run_in_thread(
+                len(ids), lambda: [decode([id]) for id in ids]
+            )
         await exchange.respond(200, msgspec.json.encode(answer))
 
     async def detokenize(self, exchange: ApiExchange) -> None:

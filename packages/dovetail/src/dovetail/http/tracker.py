@@ -11,14 +11,19 @@ from dovetail.http.course import PipelineTracker
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import release_memory
 from dovetail.http.pipeline_tracker import OutputTimeline
-from dovetail.http.standing import new_tool_result_ids, truncate_name, truncate_optional_name, parse_traceparent
+from dovetail.http.standing import (
+    new_tool_result_ids,
+    client_traceparent,
+    truncate_name,
+    truncate_optional_name,
+)
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry
 from dovetail.prompt.diagnosis import describe_prefix, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
-from dovetail.telemetry.record import RequestContents, RequestRecorder, RequestRecord
+from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
 CLIENT_CLOSED_REQUEST = 499  # no status that anybody gets: the client is gone
@@ -88,10 +93,14 @@ class RequestTracker:
         self._reason: str | None = None
         self._status: int | None = None
         self._cancelled = False
-        self.stream_not_requested = False  # whether no stream was asked for, though the answer is one
+        self.stream_not_requested = (
+            False  # whether no stream was asked for, though the answer is one
+        )
         self.detached = False  # whether the answer outlives the request, and then closes this
         self.request_body: bytes | None = None  # what was asked, where payloads are kept
-        self._event_times = [exchange.started_at]  # when the engine was heard: the last is not forgotten
+        self._event_times = [
+            exchange.started_at
+        ]  # when the engine was heard: the last is not forgotten
 
     def start(self) -> None:
         """The request is counted from now on."""
@@ -124,7 +133,11 @@ class RequestTracker:
         """More of the answer. Runs for every batch of tokens, so it does next to nothing."""
         self._event_times.append(perf_counter())
         self._last_events[choice] = events
-        if len(events) > 1 or type(events[0]) is not self._open_event_type or len(self._event_times) > MAX_PENDING_TIMES:
+        if (
+            len(events) > 1
+            or type(events[0]) is not self._open_event_type
+            or len(self._event_times) > MAX_PENDING_TIMES
+        ):
             self._inspect_events(choice, events)
 
     def _inspect_events(self, choice: int, events: list[Event]) -> None:
@@ -199,7 +212,10 @@ class RequestTracker:
         found: list[tuple[str, str]] = []
         if self.prepared is not None and self._exchange.wants_debug("prefix"):
             found += prefix_headers(self.prepared.diagnosis)
-        notes = [*self._pipeline.notes, *(self._request_notes() if self._exchange.wants_debug("notes") else ())]
+        notes = [
+            *self._pipeline.notes,
+            *(self._request_notes() if self._exchange.wants_debug("notes") else ()),
+        ]
         if notes or self._exchange.wants_debug("notes"):
             found.append(("x-dovetail-diagnostics", ", ".join(notes)))
         return found
@@ -276,7 +292,7 @@ class RequestTracker:
             duration=duration,
             began=time.time() - duration,
             transport=exchange.transport,
-            traceparent=parse_traceparent(exchange.headers.get("traceparent")),
+            traceparent=client_traceparent(exchange.headers.get("traceparent")),
             model=self._model,
             asked=truncate_name(request.model) if request is not None else "",
             stream=request is not None and request.stream and not self.stream_not_requested,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from dovetail.launch.plan import LaunchRequest, LaunchPlan, LaunchTarget
+from dovetail.launch.plan import LaunchPlan, LaunchRequest, LaunchTarget
 
 #: Where it compacts, it leaves room for an answer, but for no more than this of it.
 MAX_RESERVED_OUTPUT_TOKENS = 20_000

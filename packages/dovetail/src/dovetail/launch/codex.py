@@ -3,7 +3,13 @@
 import json
 from typing import Any
 
-from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan, LaunchTarget
+from dovetail.launch.plan import (
+    API_KEY_VARIABLE,
+    PROVIDER_NAME,
+    LaunchPlan,
+    LaunchRequest,
+    LaunchTarget,
+)
 
 #: The Responses API over one connection for a whole session. HTTP is what Codex falls back to.
 WEBSOCKET_API = "websocket"

@@ -2,8 +2,8 @@
 
 import json
 
-from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan
-from dovetail.launch.providers import PROVIDER_API_NAMES, provider_base_url, build_provider_model
+from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchPlan, LaunchRequest
+from dovetail.launch.providers import PROVIDER_API_NAMES, build_provider_model, provider_base_url
 
 #: What is run when nothing is said: it talks in this terminal, without a gateway.
 _DEFAULT_ARGUMENTS = ("chat",)

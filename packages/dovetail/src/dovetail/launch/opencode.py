@@ -2,7 +2,7 @@
 
 import json
 
-from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchRequest, LaunchPlan
+from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchPlan, LaunchRequest
 
 _MODEL_FLAGS = ("-m", "--model")
 #: Both come with OpenCode: nothing is fetched.

@@ -9,12 +9,19 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail_verify.scripted.script import resolve_parser_names, render_script
+from dovetail_verify.scripted.script import render_script, resolve_parser_names
 
 MODEL_NAME = "some-org/some-model"  # with a slash in it, as most names have
 PARSER_FAMILY = "qwen3_coder"
 CONTEXT_TOKENS = 65536
-CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROL_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}

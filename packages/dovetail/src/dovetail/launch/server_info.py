@@ -50,7 +50,8 @@ class ServerInfo:
             return self
         profile = read_profile(slug)
         return replace(
-            self, catalog={"models": [apply_profile(one, profile) for one in self.catalog["models"]]}
+            self,
+            catalog={"models": [apply_profile(one, profile) for one in self.catalog["models"]]},
         )
 
     def select_target(self, model: str | None) -> LaunchTarget:

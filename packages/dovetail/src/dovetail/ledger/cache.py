@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from itertools import islice
 
-from dovetail.ledger.entry import LedgerEntry, EntrySpan
+from dovetail.ledger.entry import EntrySpan, LedgerEntry
 from dovetail.ledger.store import MAX_LOOKUP_IDS, SessionStats, make_call_keys
 
 _ENTRY_OVERHEAD_BYTES = 800  # the objects around the bytes, and the places in the indexes
@@ -102,7 +102,9 @@ class EntryCache:
         ]
 
     def _index_keys(self, entry: LedgerEntry) -> list[tuple[_Index, str | bytes]]:
-        places: list[tuple[_Index, str | bytes]] = [(self._calls, key) for key in make_call_keys(entry)]
+        places: list[tuple[_Index, str | bytes]] = [
+            (self._calls, key) for key in make_call_keys(entry)
+        ]
         places.append((self._chains, entry.chain))
         if entry.session:
             places.append((self._sessions, entry.session))

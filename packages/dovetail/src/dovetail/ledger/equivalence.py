@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.ledger.entry import LedgerEntry, EntrySpan, pack_ids, unpack_ids
+from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids, unpack_ids
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 _SPAN_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}  # of blocks, in spans
@@ -28,7 +28,9 @@ def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ())
     )
 
 
-def truncate_to_copy(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> LedgerEntry | None:
+def truncate_to_copy(
+    entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()
+) -> LedgerEntry | None:
     """The entry as far as the client has it, where its copy is the first blocks of the turn.
 
     A client whose stream broke keeps what was whole by then and asks for the rest. Thoughts and
@@ -102,7 +104,9 @@ def _is_same_call(span: EntrySpan, call: ToolCallBlock, schema: Mapping[str, Any
     return is_same_arguments(span.shown, call.arguments, schema)
 
 
-def _is_same_object(ours: dict[str, Any], theirs: dict[str, Any], schema: Mapping[str, Any]) -> bool:
+def _is_same_object(
+    ours: dict[str, Any], theirs: dict[str, Any], schema: Mapping[str, Any]
+) -> bool:
     for key in ours.keys() | theirs.keys():
         if key not in theirs:
             if ours[key] is not None:
@@ -126,7 +130,9 @@ def _is_same_value(ours: Any, theirs: Any, *, command: bool = False) -> bool:
     if isinstance(ours, bool) or isinstance(theirs, bool):
         return ours is theirs
     if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return ours == theirs or _to_float(ours) == _to_float(theirs)  # big whole numbers lose digits
+        return ours == theirs or _to_float(ours) == _to_float(
+            theirs
+        )  # big whole numbers lose digits
     if isinstance(ours, str) and isinstance(theirs, str):
         return _is_same_string(ours, theirs, command)
     if isinstance(ours, dict) and isinstance(theirs, dict):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
 from dovetail.ledger.entry import LedgerEntry, unpack_ids
-from dovetail.ledger.export_sample import TrainingSample, SampleStep, build_sample
+from dovetail.ledger.export_sample import SampleStep, TrainingSample, build_sample
 from dovetail.ledger.joints import BranchIndex
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.lines import count_token_ids, split_branches
@@ -48,7 +48,9 @@ class LedgerExporter:
             entries |= {entry.id: entry for entry in chain}
         return entries
 
-    async def iter_samples(self, entries: dict[str, LedgerEntry]) -> AsyncIterator[TrainingSample | MissingBranch]:
+    async def iter_samples(
+        self, entries: dict[str, LedgerEntry]
+    ) -> AsyncIterator[TrainingSample | MissingBranch]:
         """A sample for each unbroken line."""
         found = split_branches(entries)
         order = {id: place for place, id in enumerate(entries)}
@@ -63,7 +65,9 @@ class LedgerExporter:
         found = [await self._ledger.get(self._tenant, id) for id in ids]
         return {entry.id: entry for entry in found if entry is not None}
 
-    async def _add_unnamed_ancestors(self, entries: dict[str, LedgerEntry]) -> dict[str, LedgerEntry]:
+    async def _add_unnamed_ancestors(
+        self, entries: dict[str, LedgerEntry]
+    ) -> dict[str, LedgerEntry]:
         """The turns of a session with those before them that were kept without any session.
 
         What another session has said before is prompt here, and is exported with that one.

@@ -52,13 +52,22 @@ class MatchStep:
         return self.match.chain
 
 
-def next_step(key: bytes, last: MatchStep | None, call_count: int, turn_digest: TurnDigest, match: TurnMatch) -> MatchStep:
+def next_step(
+    key: bytes, last: MatchStep | None, call_count: int, turn_digest: TurnDigest, match: TurnMatch
+) -> MatchStep:
     """The next step. A turn that is not known is told apart by the client's own copy of it."""
     before = last.chain if last is not None else EMPTY_CHAIN
     line = last.lineage if last is not None else EMPTY_CHAIN
     taken = match.entry_id.encode() if match.entry_id is not None else turn_digest.copy_digest
     size = turn_digest.chars + (last.chars if last is not None else 0)
-    return MatchStep(before, line, match, extend_chain(key, line, compute_digest(turn_digest.digest, taken)), call_count, size)
+    return MatchStep(
+        before,
+        line,
+        match,
+        extend_chain(key, line, compute_digest(turn_digest.digest, taken)),
+        call_count,
+        size,
+    )
 
 
 class HistoryMatch:
@@ -95,8 +104,12 @@ class HistoryMatch:
         other = HistoryMatch(turns)
         other.steps = self.steps[:count]
         other.chains = self.chains[:count]
-        other.assistant_indexes = self.assistant_indexes[: bisect_left(self.assistant_indexes, count)]
-        other.chain_matched_indexes = self.chain_matched_indexes[: bisect_left(self.chain_matched_indexes, count)]
+        other.assistant_indexes = self.assistant_indexes[
+            : bisect_left(self.assistant_indexes, count)
+        ]
+        other.chain_matched_indexes = self.chain_matched_indexes[
+            : bisect_left(self.chain_matched_indexes, count)
+        ]
         other.ledger_state = self.ledger_state
         return other
 

@@ -16,10 +16,10 @@ from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, normalize_sess
 from dovetail.ledger.store import (
     MAX_LOOKUP_IDS,
     Clock,
-    SessionStats,
-    LedgerStore,
-    StoreError,
     LedgerStats,
+    LedgerStore,
+    SessionStats,
+    StoreError,
     make_call_key,
 )
 from dovetail.ledger.wholes import TokenIdCache, extend_token_ids
@@ -27,7 +27,9 @@ from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.write_queue import WriteQueue
 
-STORE_WRITE_TIMEOUT_SECONDS = 0.5  # seconds that a turn's end waits for its place in a store that others read
+STORE_WRITE_TIMEOUT_SECONDS = (
+    0.5  # seconds that a turn's end waits for its place in a store that others read
+)
 RENEW_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores forget
 
 _MAX_TRACKED_CHAINS = 16384  # chains and sessions with something known about them
@@ -72,13 +74,17 @@ class Ledger:
         self._store = store
         self._entry_cache = EntryCache(cache_bytes)
         self._token_cache = TokenIdCache(token_cache_bytes)
-        self._backlog: WriteQueue[LedgerEntry] = WriteQueue(self._write, size_of=estimate_entry_bytes, faults=store.faults)
+        self._backlog: WriteQueue[LedgerEntry] = WriteQueue(
+            self._write, size_of=estimate_entry_bytes, faults=store.faults
+        )
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.has_worker_peers = has_worker_peers
         self._clock = clock
         # Of a chain, the ids of all entries that have it, where the store was asked.
-        self._entries_by_chain: BoundedMap[tuple[str, bytes], tuple[str, ...]] = BoundedMap(_MAX_TRACKED_CHAINS)
+        self._entries_by_chain: BoundedMap[tuple[str, bytes], tuple[str, ...]] = BoundedMap(
+            _MAX_TRACKED_CHAINS
+        )
         # Of an entry, when all entries above it were last touched.
         self._renewed_at: BoundedMap[tuple[str, str], float] = BoundedMap(_MAX_TRACKED_CHAINS)
         # Of a chain, the number of the last turn recorded here that has it.
@@ -114,7 +120,9 @@ class Ledger:
         if not key:
             return []
         ids = self._entry_cache.find_by_call(tenant, key)
-        return await self._load_all(tenant, ids or await self._or_none(self._store.find_by_call(tenant, key)))
+        return await self._load_all(
+            tenant, ids or await self._or_none(self._store.find_by_call(tenant, key))
+        )
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> list[LedgerEntry]:
         """All entries with that chain, newest first, at most `NEWEST`."""
@@ -146,7 +154,9 @@ class Ledger:
         self._last_sequence.set((entry.tenant, entry.chain), self.sequence)
         kin = self._entries_by_chain.get((entry.tenant, entry.chain))
         if kin is not None and entry.id not in kin:
-            self._entries_by_chain.set((entry.tenant, entry.chain), (entry.id, *kin)[:MAX_LOOKUP_IDS])
+            self._entries_by_chain.set(
+                (entry.tenant, entry.chain), (entry.id, *kin)[:MAX_LOOKUP_IDS]
+            )
         self._backlog.put(entry)
         if self._backlog.pending_bytes > self._backlog_bytes:
             await self.flush()
@@ -212,7 +222,9 @@ class Ledger:
         await self.flush()
         await self._store.close()
 
-    async def _load_parent(self, entry: LedgerEntry, descendants: dict[str, LedgerEntry]) -> LedgerEntry | None:
+    async def _load_parent(
+        self, entry: LedgerEntry, descendants: dict[str, LedgerEntry]
+    ) -> LedgerEntry | None:
         """The entry above. A line that bites its own tail, as only a damaged store has, ends."""
         if entry.parent is None or entry.parent in descendants:
             return None

@@ -10,8 +10,8 @@ from dovetail.ledger.store import (
     MAX_LISTED_SESSIONS,
     MAX_SESSION_TURNS,
     Clock,
-    SessionStats,
     LedgerStats,
+    SessionStats,
 )
 from dovetail.storage.faults import StoreFaults
 
@@ -25,7 +25,11 @@ class MemoryLedgerStore:
     is_degraded = False  # it is always there
 
     def __init__(
-        self, *, max_bytes: int = DEFAULT_MEMORY_BYTES, max_age: float = MAX_AGE_SECONDS, clock: Clock = time.time
+        self,
+        *,
+        max_bytes: int = DEFAULT_MEMORY_BYTES,
+        max_age: float = MAX_AGE_SECONDS,
+        clock: Clock = time.time,
     ) -> None:
         self._cache = EntryCache(max_bytes)
         self._max_age = max_age
@@ -55,7 +59,9 @@ class MemoryLedgerStore:
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first."""
         self._expire()
-        newest = sorted(self._cache.list_sessions(tenant), key=lambda one: one.last_used, reverse=True)
+        newest = sorted(
+            self._cache.list_sessions(tenant), key=lambda one: one.last_used, reverse=True
+        )
         return tuple(newest[:MAX_LISTED_SESSIONS])
 
     async def put(self, entry: LedgerEntry) -> None:

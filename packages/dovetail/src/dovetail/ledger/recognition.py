@@ -14,13 +14,20 @@ from itertools import zip_longest
 from typing import Literal
 
 from dovetail.ledger.entry import LedgerEntry, unpack_ids
-from dovetail.ledger.equivalence import truncate_to_copy, is_same_turn
-from dovetail.ledger.history_match import EMPTY_CHAIN, TurnMatch, MatchStep, HistoryMatch, HistoryMatchCache, next_step
+from dovetail.ledger.equivalence import is_same_turn, truncate_to_copy
+from dovetail.ledger.history_match import (
+    EMPTY_CHAIN,
+    HistoryMatch,
+    HistoryMatchCache,
+    MatchStep,
+    TurnMatch,
+    next_step,
+)
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
 from dovetail.ledger.store import MAX_LOOKUP_IDS, make_call_key
-from dovetail.ledger.turn_digest import TurnDigestCache, TurnDigest, extend_chain
+from dovetail.ledger.turn_digest import TurnDigest, TurnDigestCache, extend_chain
 from dovetail_model import ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
@@ -57,9 +64,9 @@ class RecognizedHistory:
         With `start` turns from there on keep their tokens; those before are left to the template.
         """
         if start is None:
-            return replace(self, known={}, anchor=None, base=None)
+            return replace(self, entries={}, anchor_index=None, base_prompt=None)
         known = {at: entry for at, entry in self.entries.items() if at >= start}
-        return replace(self, known=known, anchor=None, base=None, start=start)
+        return replace(self, entries=known, anchor_index=None, base_prompt=None, start=start)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,12 @@ class TurnRecognizer:
     """Recognises turns. Holds only what may be forgotten."""
 
     def __init__(
-        self, ledger: Ledger, restorer: SealRestorer, *, replay: ReplayPolicy = "auto", max_handled: int = 65536
+        self,
+        ledger: Ledger,
+        restorer: SealRestorer,
+        *,
+        replay: ReplayPolicy = "auto",
+        max_handled: int = 65536,
     ) -> None:
         self._ledger = ledger
         self._restorer = restorer
@@ -103,7 +115,9 @@ class TurnRecognizer:
         walk.partial_entry = await self._find_partial(begun, before, scope)
         return walk
 
-    async def find_last_entry(self, match: HistoryMatch, scope: RecognitionScope) -> LedgerEntry | None:
+    async def find_last_entry(
+        self, match: HistoryMatch, scope: RecognitionScope
+    ) -> LedgerEntry | None:
         """The entry of the nearest turn that has one."""
         for at in reversed(match.assistant_indexes):
             entry = await self._load_entry(match.steps[at].match, scope)
@@ -114,29 +128,35 @@ class TurnRecognizer:
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
         """What can be taken from the turns of a walk."""
         notes = list(match.notes)
-        ends = (match.last.chain, match.last.lineage) if match.last is not None else (EMPTY_CHAIN, EMPTY_CHAIN)
+        ends = (
+            (match.last.chain, match.last.lineage)
+            if match.last is not None
+            else (EMPTY_CHAIN, EMPTY_CHAIN)
+        )
         path = RecognizedHistory(*ends, digests=tuple(match.chains), start=scope.start)
         if self._replay == "client":
             return (await self._add_parent(path, match, scope)).without_entries()
-        path = replace(path, begun=match.partial_entry)
+        path = replace(path, partial_entry=match.partial_entry)
         anchor = await self._find_anchor(match, scope)
         if anchor is not None:
             at, parent, whole = anchor
             return replace(
                 path,
-                known=await self._load_entries(match, replace(scope, start=at), notes),
-                anchor=at,
-                whole=whole,
+                entries=await self._load_entries(match, replace(scope, start=at), notes),
+                anchor_index=at,
+                parent_token_ids=whole,
                 parent=parent,
-                parent_place=at,
-                calls=match.steps[at].call_count,
+                parent_index=at,
+                call_count=match.steps[at].call_count,
                 notes=tuple(notes),
             )
         known = await self._load_entries(match, scope, notes)
-        path = replace(path, known=known, notes=tuple(notes))
+        path = replace(path, entries=known, notes=tuple(notes))
         return await self._add_parent(path, match, scope)
 
-    async def _add_parent(self, history: RecognizedHistory, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
+    async def _add_parent(
+        self, history: RecognizedHistory, match: HistoryMatch, scope: RecognitionScope
+    ) -> RecognizedHistory:
         """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
         parent, whole = None, None
         for at in reversed(match.assistant_indexes):
@@ -146,7 +166,7 @@ class TurnRecognizer:
                 break
         if parent is None or whole is None:
             return history
-        history = replace(history, parent=parent, parent_place=at, whole=whole)
+        history = replace(history, parent=parent, parent_index=at, parent_token_ids=whole)
         for at in reversed(match.assistant_indexes):
             if at >= scope.start or not _follows_user(match.turns, at):
                 continue
@@ -154,10 +174,16 @@ class TurnRecognizer:
             if entry is not None and _has_same_ancestry(entry, match.steps[at], scope):
                 prompt = await self._load_prompt(entry, parent, whole)
                 calls = match.steps[at].call_count
-                return replace(history, base=(at, prompt), calls=calls) if prompt else history
+                return (
+                    replace(history, base_prompt=(at, prompt), call_count=calls)
+                    if prompt
+                    else history
+                )
         return history
 
-    async def _load_prompt(self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: "array[int]") -> "array[int] | None":
+    async def _load_prompt(
+        self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: "array[int]"
+    ) -> "array[int] | None":
         """The prompt of an entry, out of the whole of one that grew from it if that holds it."""
         length = entry.keep + len(unpack_ids(entry.suffix))
         while later.id != entry.id:
@@ -190,10 +216,14 @@ class TurnRecognizer:
         if scope.session is not None:
             if walk.chain_matched_indexes and walk.ledger_state[0] is None:
                 walk.ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
-            self._matches.put(session, walk.truncate_at_unknown() if self._ledger.is_degraded else walk)
+            self._matches.put(
+                session, walk.truncate_at_unknown() if self._ledger.is_degraded else walk
+            )
         return walk
 
-    async def _find_partial(self, turn: Turn, before: bytes, scope: RecognitionScope) -> LedgerEntry | None:
+    async def _find_partial(
+        self, turn: Turn, before: bytes, scope: RecognitionScope
+    ) -> LedgerEntry | None:
         """The entry of a turn that the model is to go on from, as far as the client has it."""
         seen = self._digests.get(turn)
         chain = extend_chain(scope.chain_key, before, seen.digest)
@@ -236,7 +266,9 @@ class TurnRecognizer:
             entry = await self._find_by_chain(turn, chain, scope, notes)
             if entry is None and _has_own_call_ids(self._digests.get(turn)):
                 notes.append("unknown_turn")
-            return TurnMatch(chain, entry.id, "chain") if entry else TurnMatch(chain, None, "nothing")
+            return (
+                TurnMatch(chain, entry.id, "chain") if entry else TurnMatch(chain, None, "nothing")
+            )
         if self._replay != "exact":
             handled = [entry for entry in handled if is_same_turn(entry, turn, scope.tools)]
             if not handled:
@@ -250,7 +282,9 @@ class TurnRecognizer:
             self._handled.popitem(last=False)
         return found
 
-    async def _find_by_handles(self, seen: TurnDigest, scope: RecognitionScope) -> list[LedgerEntry]:
+    async def _find_by_handles(
+        self, seen: TurnDigest, scope: RecognitionScope
+    ) -> list[LedgerEntry]:
         found: dict[str, LedgerEntry] = {}
         for seal in seen.seals:
             id = read_entry_id(seal)
@@ -284,7 +318,9 @@ class TurnRecognizer:
         ]
         return _single_candidate(fitting, notes)
 
-    async def _find_anchor(self, match: HistoryMatch, scope: RecognitionScope) -> "tuple[int, LedgerEntry, array[int]] | None":
+    async def _find_anchor(
+        self, match: HistoryMatch, scope: RecognitionScope
+    ) -> "tuple[int, LedgerEntry, array[int]] | None":
         """The last turn that is known together with all that came before it."""
         for at in reversed(match.assistant_indexes):
             if at < scope.start:
@@ -301,7 +337,9 @@ class TurnRecognizer:
         id = found.entry_id
         return None if id is None else await self._ledger.get(scope.tenant, id)
 
-    async def _load_entries(self, match: HistoryMatch, scope: RecognitionScope, notes: list[str]) -> dict[int, LedgerEntry]:
+    async def _load_entries(
+        self, match: HistoryMatch, scope: RecognitionScope, notes: list[str]
+    ) -> dict[int, LedgerEntry]:
         """The entries of all turns that may be spliced; from their seals, where none is stored."""
         known: dict[int, LedgerEntry] = {}
         places = [at for at in match.assistant_indexes if at >= scope.start]

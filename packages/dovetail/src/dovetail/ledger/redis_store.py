@@ -18,21 +18,25 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
-    MAX_SESSION_TURNS,
     MAX_LOOKUP_IDS,
+    MAX_SESSION_TURNS,
     Clock,
+    LedgerStats,
     SessionStats,
     StoreError,
-    LedgerStats,
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
 _SCAN_KEYS = 1000  # keys looked at in one step when counting
-_MAX_PENDING_BYTES = 32 << 20  # bytes of entries that wait for the server to be back; the oldest go first
+_MAX_PENDING_BYTES = (
+    32 << 20
+)  # bytes of entries that wait for the server to be back; the oldest go first
 _RETRY_INTERVAL_SECONDS = 1.0  # seconds until they are tried again
-_LIST_TIMEOUT_SECONDS = 60.0  # seconds for what walks over many keys; nobody waits for an answer then
+_LIST_TIMEOUT_SECONDS = (
+    60.0  # seconds for what walks over many keys; nobody waits for an answer then
+)
 
 _T = TypeVar("_T")
 
@@ -45,7 +49,15 @@ class RedisLedgerStore:
     order of their last turns. All keys of a tenant fall in one cluster slot.
     """
 
-    __slots__ = ("_retry_task", "_pending", "_pending_bytes", "_ttl_ms", "_prefix", "_redis", "_server")
+    __slots__ = (
+        "_retry_task",
+        "_pending",
+        "_pending_bytes",
+        "_ttl_ms",
+        "_prefix",
+        "_redis",
+        "_server",
+    )
 
     def __init__(
         self,
@@ -56,9 +68,7 @@ class RedisLedgerStore:
         timeout: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._server = RedisClient(
-            url, name="ledger", prefix=prefix, timeout=timeout, clock=clock
-        )
+        self._server = RedisClient(url, name="ledger", prefix=prefix, timeout=timeout, clock=clock)
         self._redis = self._server.redis
         self._prefix = prefix
         self._ttl_ms = max(1, round(max_age * 1000))
@@ -94,12 +104,18 @@ class RedisLedgerStore:
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first. Some of them may be gone."""
         key = self._session_key(tenant, session)
-        ids = await self._server.call(lambda: self._redis.zrange(key, 0, -1), timeout=_LIST_TIMEOUT_SECONDS)
+        ids = await self._server.call(
+            lambda: self._redis.zrange(key, 0, -1), timeout=_LIST_TIMEOUT_SECONDS
+        )
         return tuple(id.decode() for id in cast("list[bytes]", _require_answer(ids)))
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
-        return _require_answer(await self._server.call(lambda: self._list_sessions(tenant), timeout=_LIST_TIMEOUT_SECONDS))
+        return _require_answer(
+            await self._server.call(
+                lambda: self._list_sessions(tenant), timeout=_LIST_TIMEOUT_SECONDS
+            )
+        )
 
     async def put(self, entry: LedgerEntry) -> None:
         """Keep it, now or when the server is back. Until then it is counted as waiting."""
@@ -120,7 +136,9 @@ class RedisLedgerStore:
 
     async def stats(self) -> LedgerStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._server.call(self._count, timeout=_LIST_TIMEOUT_SECONDS) or LedgerStats(0, 0)
+        return await self._server.call(self._count, timeout=_LIST_TIMEOUT_SECONDS) or LedgerStats(
+            0, 0
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -166,11 +184,16 @@ class RedisLedgerStore:
 
     def _session_key(self, tenant: str, session: str) -> str:
         """Hashed: a client chooses the name."""
-        return self._server.make_key(tenant, "session", hashlib.sha256(session.encode()).hexdigest())
+        return self._server.make_key(
+            tenant, "session", hashlib.sha256(session.encode()).hexdigest()
+        )
 
     async def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         listed = await self._redis.zrevrange(
-            self._server.make_key(tenant, "sessions", ""), 0, MAX_LISTED_SESSIONS - 1, withscores=True
+            self._server.make_key(tenant, "sessions", ""),
+            0,
+            MAX_LISTED_SESSIONS - 1,
+            withscores=True,
         )
         names = [(name.decode(), used) for name, used in cast("list[tuple[bytes, float]]", listed)]
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -185,7 +208,9 @@ class RedisLedgerStore:
 
     async def _put(self, entry: LedgerEntry) -> bool:
         key = self._server.make_key(entry.tenant, "entry", entry.id)
-        indexes = [self._server.make_key(entry.tenant, "call", name) for name in make_call_keys(entry)]
+        indexes = [
+            self._server.make_key(entry.tenant, "call", name) for name in make_call_keys(entry)
+        ]
         indexes.append(self._server.make_key(entry.tenant, "chain", entry.chain.hex()))
         bounds = dict.fromkeys(indexes, MAX_LOOKUP_IDS)
         if entry.session:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import LedgerEntry, EntrySpan, pack_ids, unpack_ids
+from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids, unpack_ids
 from dovetail.ledger.equivalence import is_same_turn
-from dovetail.ledger.seal import SealRefusal, Sealer
+from dovetail.ledger.seal import Sealer, SealRefusal
 from dovetail.ledger.sealed import SealPayload
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
@@ -40,7 +40,9 @@ FINISH_REBUILT = "rebuilt"
 class SealRestorer:
     """Opens seals. Without a sealer, or a way to rebuild what they lack, restores nothing."""
 
-    def __init__(self, sealer: Sealer | None = None, encode_blocks: BlockEncoder | None = None) -> None:
+    def __init__(
+        self, sealer: Sealer | None = None, encode_blocks: BlockEncoder | None = None
+    ) -> None:
         self._sealer = sealer
         self._encode_blocks = encode_blocks
 
@@ -85,7 +87,9 @@ class SealRestorer:
         notes.append("edited_turn")
         return None
 
-    def _open_seals(self, turn: Turn, tenant: str, model: str, notes: list[str]) -> list[SealPayload]:
+    def _open_seals(
+        self, turn: Turn, tenant: str, model: str, notes: list[str]
+    ) -> list[SealPayload]:
         """What the turn's seals hold."""
         if self._sealer is None:
             return []
@@ -107,7 +111,10 @@ class SealRestorer:
             return None
         held = [one.previous for one in self._open_seals(following, tenant, model, [])]
         end = next((one for one in held if one is not None), None)
-        if end is None or (end.entry, end.start) != (sealed.entry, len(unpack_ids(sealed.generated))):
+        if end is None or (end.entry, end.start) != (
+            sealed.entry,
+            len(unpack_ids(sealed.generated)),
+        ):
             return None
         return end.generated, end.spans
 

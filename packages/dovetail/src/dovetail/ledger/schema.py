@@ -53,7 +53,9 @@ END;
 """
 
 
-LEDGER_SCHEMA = DatabaseSchema("ledger", _APPLICATION_ID, SCHEMA_VERSION, _ENTRY_TABLES + _SESSION_TABLES, {1: _SESSION_TABLES})
+LEDGER_SCHEMA = DatabaseSchema(
+    "ledger", _APPLICATION_ID, SCHEMA_VERSION, _ENTRY_TABLES + _SESSION_TABLES, {1: _SESSION_TABLES}
+)
 
 
 def connect_ledger(path: Path) -> sqlite3.Connection:

@@ -23,10 +23,23 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dovetail.ledger.codec import decompress
-from dovetail.ledger.keyring import SealKey, Keyring
-from dovetail.ledger.sealed import SealPayload, PreviousTurnTail, estimate_min_bytes, iter_reductions
+from dovetail.ledger.keyring import Keyring, SealKey
+from dovetail.ledger.sealed import (
+    PreviousTurnTail,
+    SealPayload,
+    estimate_min_bytes,
+    iter_reductions,
+)
 
-__all__ = ["MAX_SEAL_CHARS", "SealRefusalReason", "SealRefusal", "SealPayload", "Sealer", "PreviousTurnTail", "read_entry_id"]
+__all__ = [
+    "MAX_SEAL_CHARS",
+    "SealRefusalReason",
+    "SealRefusal",
+    "SealPayload",
+    "Sealer",
+    "PreviousTurnTail",
+    "read_entry_id",
+]
 
 MAX_SEAL_CHARS = 48 * 1024  # characters; clients carry 50 KB without complaint
 
@@ -78,7 +91,9 @@ class Sealer:
         clear += entry
         nonce = os.urandom(_NONCE_BYTES)
         box = AESGCM(_derive_entry_key(key, entry))
-        return _encode_base64url(clear + nonce + box.encrypt(nonce, body, _associated_data(clear, tenant, model)))
+        return _encode_base64url(
+            clear + nonce + box.encrypt(nonce, body, _associated_data(clear, tenant, model))
+        )
 
     def open(self, text: str, tenant: str, model: str) -> SealPayload | SealRefusal:
         """What was sealed for this tenant and model, or why not. Never raises."""
@@ -135,7 +150,9 @@ def _read_header(text: str) -> _ClearHeader | SealRefusal:
     return _ClearHeader(entry, key_id, binding, length)
 
 
-def _unseal(text: str, clear: _ClearHeader, key: SealKey, owner: tuple[str, str]) -> SealPayload | SealRefusal:
+def _unseal(
+    text: str, clear: _ClearHeader, key: SealKey, owner: tuple[str, str]
+) -> SealPayload | SealRefusal:
     try:
         whole = _decode_base64url(text)
         if _encode_base64url(whole) != text:  # two spellings of one seal: only ours is
@@ -143,7 +160,9 @@ def _unseal(text: str, clear: _ClearHeader, key: SealKey, owner: tuple[str, str]
         at = len(whole) - clear.length
         box = AESGCM(_derive_entry_key(key, clear.entry))
         nonce, body = whole[at : at + _NONCE_BYTES], whole[at + _NONCE_BYTES :]
-        packed = decompress(box.decrypt(nonce, body, _associated_data(whole[:at], *owner)), _MAX_PAYLOAD_BYTES)
+        packed = decompress(
+            box.decrypt(nonce, body, _associated_data(whole[:at], *owner)), _MAX_PAYLOAD_BYTES
+        )
     except (InvalidTag, ValueError):
         return SealRefusal("forged")
     try:
@@ -173,7 +192,9 @@ def _derive_entry_key(key: SealKey, entry: bytes) -> bytes:
 
 def _compute_binding(key: SealKey, tenant: str, model: str) -> bytes:
     """Tells another tenant's or model's seal from a forged one, and says nothing of either."""
-    return hmac.digest(key.sealing, b"binding\0" + _associated_data(b"", tenant, model), "sha256")[:4]
+    return hmac.digest(key.sealing, b"binding\0" + _associated_data(b"", tenant, model), "sha256")[
+        :4
+    ]
 
 
 def _associated_data(clear: bytes, tenant: str, model: str) -> bytes:

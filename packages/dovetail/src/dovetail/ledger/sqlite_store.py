@@ -13,11 +13,11 @@ from dovetail.ledger.schema import connect_ledger
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
-    MAX_SESSION_TURNS,
     MAX_LOOKUP_IDS,
+    MAX_SESSION_TURNS,
     Clock,
-    SessionStats,
     LedgerStats,
+    SessionStats,
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
@@ -82,7 +82,9 @@ class SqliteLedgerStore:
             "SELECT id FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND session = ? AND used >= ? ORDER BY seq LIMIT ?"
         )
-        return await self._thread.read(lambda: self._select_ids(query, tenant, session, MAX_SESSION_TURNS))
+        return await self._thread.read(
+            lambda: self._select_ids(query, tenant, session, MAX_SESSION_TURNS)
+        )
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first."""
@@ -128,7 +130,9 @@ class SqliteLedgerStore:
             "SELECT session, count(*), max(used) AS last FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND used >= ? GROUP BY session ORDER BY last DESC LIMIT ?"
         )
-        rows = self._connection.execute(query, (tenant, self._bounds.min_used(), MAX_LISTED_SESSIONS))
+        rows = self._connection.execute(
+            query, (tenant, self._bounds.min_used(), MAX_LISTED_SESSIONS)
+        )
         return tuple(SessionStats(*row) for row in rows)
 
     def _put(self, entry: LedgerEntry) -> None:

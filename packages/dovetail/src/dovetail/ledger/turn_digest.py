@@ -71,7 +71,9 @@ def digest_turn(turn: Turn) -> TurnDigest:
     """The digest of a turn and its handles."""
     if turn.role != "assistant":
         role = "system" if turn.role == "developer" else turn.role
-        return TurnDigest(compute_digest(role, *_block_parts(turn.blocks)), chars=_count_chars(turn.blocks))
+        return TurnDigest(
+            compute_digest(role, *_block_parts(turn.blocks)), chars=_count_chars(turn.blocks)
+        )
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
     thoughts = [block for block in turn.blocks if isinstance(block, ReasoningBlock)]
@@ -135,7 +137,11 @@ def _block_parts(blocks: Iterable[Block]) -> list[str | bytes]:
             case TextBlock(text=text):
                 parts += ["text", text.strip()]
             case ToolResultBlock(blocks=inner, is_error=failed):
-                parts += ["result", "failed" if failed else "", compute_digest(*_block_parts(inner))]
+                parts += [
+                    "result",
+                    "failed" if failed else "",
+                    compute_digest(*_block_parts(inner)),
+                ]
             case ImageBlock(media_type=kind, data=data, url=url):
                 parts += ["image", kind, data or "", url or ""]
             case DocumentBlock(title=title, data=data, url=url, text=text):

@@ -37,5 +37,7 @@ def _require_tokenizer(path: Path, label: str) -> Path:
     if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
         tiktoken = any(path.glob("*.tiktoken")) or any(path.glob("*.gguf"))
         if not tiktoken:
-            raise ModelUnavailableError(f"{label} has no tokenizer: one of {', '.join(_TOKENIZER_FILES)}")
+            raise ModelUnavailableError(
+                f"{label} has no tokenizer: one of {', '.join(_TOKENIZER_FILES)}"
+            )
     return path

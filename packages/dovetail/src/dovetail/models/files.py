@@ -76,7 +76,11 @@ def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None)
         for name, text in metadata.items()
         if (name == key or name.startswith(key + ".")) and isinstance(text, str) and text
     }
-    return TemplateSource(templates, specials, "GGUF metadata") if templates else _chatml_fallback(specials)
+    return (
+        TemplateSource(templates, specials, "GGUF metadata")
+        if templates
+        else _chatml_fallback(specials)
+    )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -94,14 +98,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _read_custom_template(path: Path, special_tokens: Mapping[str, str]) -> TemplateSource:
     try:
-        return TemplateSource({"default": path.read_text(encoding="utf-8")}, special_tokens, str(path))
+        return TemplateSource(
+            {"default": path.read_text(encoding="utf-8")}, special_tokens, str(path)
+        )
     except (OSError, ValueError) as error:
         raise ModelFilesError(f"the template {path} cannot be read: {error}") from error
 
 
 def _chatml_fallback(special_tokens: Mapping[str, str]) -> TemplateSource:
     warning = "the model brings no chat template: plain ChatML is used, which it may not know"
-    return TemplateSource({"default": CHATML_TEMPLATE}, special_tokens, "built-in ChatML", (warning,))
+    return TemplateSource(
+        {"default": CHATML_TEMPLATE}, special_tokens, "built-in ChatML", (warning,)
+    )
 
 
 def _read_jinja_files(folder: Path) -> dict[str, str]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from dovetail.models.files import TemplateSource, ModelFilesError
+from dovetail.models.files import ModelFilesError, TemplateSource
 from dovetail.models.model_files import ModelFiles, read_model_files
-from dovetail.models.self_test import TemplatePairing, SelfTestReport, run_self_test
+from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_test
 from dovetail.models.stop_tokens import find_stop_tokens
 from dovetail.models.template_probe import probe_template
 from dovetail.models.thinking import resolve_switches as thinking_switches
@@ -99,7 +99,10 @@ class Model:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know."""
-        found = [*self.template_source.warnings, *(f"the template {w}" for w in self.facts.warnings)]
+        found = [
+            *self.template_source.warnings,
+            *(f"the template {w}" for w in self.facts.warnings),
+        ]
         if not self.self_test.ok:
             found.append("template and parsers do not fit: see the self-test")
         found += self.self_test.notes
@@ -144,7 +147,9 @@ def load_model(
         files = read_model_files(where, custom_template)
         parsers = _select_parsers(files, tool_parser, reasoning_parser)
         known = markers(parsers.tool, parsers.reasoning)
-        tokenizer = load_tokenizer(where, controls=_control_token_names(files.template_source, known))
+        tokenizer = load_tokenizer(
+            where, controls=_control_token_names(files.template_source, known)
+        )
     except (ModelFilesError, ValueError, OSError, ImportError) as error:
         raise ModelLoadError(f"{where}: {error}") from error
     usual = thinking_switches(
@@ -153,7 +158,9 @@ def load_model(
     speech = _profile_template(files.template_source.default, files.template_source, usual)
     tool_speech = speech
     if files.template_source.for_tools != files.template_source.default:
-        tool_speech = _profile_template(files.template_source.for_tools, files.template_source, usual)
+        tool_speech = _profile_template(
+            files.template_source.for_tools, files.template_source, usual
+        )
     if parsers.tool is None and tool_parser is None and not tool_speech.profile.renders_tools:
         parsers = ModelParsers(FALLBACK_TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
     stops, stop_ids = _resolve_stops(files, tokenizer, tool_speech, parsers)
@@ -182,10 +189,14 @@ def _resolve_stops(
     found = find_stop_tokens(profile.template, profile.profile, tokenizer.controls, named, known)
     ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
     # The model's own end of a turn comes first: a script's turns end with it.
-    return tuple(sorted(found | named, key=lambda stop: (stop not in files.stop_strings, stop))), ids
+    return tuple(
+        sorted(found | named, key=lambda stop: (stop not in files.stop_strings, stop))
+    ), ids
 
 
-def _profile_template(text: str, source: TemplateSource, switches: Mapping[str, Any]) -> ProbedTemplate:
+def _profile_template(
+    text: str, source: TemplateSource, switches: Mapping[str, Any]
+) -> ProbedTemplate:
     try:
         template = ChatTemplate(text, source.special_tokens)
         return ProbedTemplate(template, probe_template(template, switches))
@@ -200,7 +211,10 @@ def _profile_template(text: str, source: TemplateSource, switches: Mapping[str, 
 def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> ModelParsers:
     """The pair of parsers: as the user says, else by the model's id, else by its template."""
     family, by = None, "nothing"
-    queries = [*((id, "model id") for id in files.family_ids), (files.template_source.for_tools, "template")]
+    queries = [
+        *((id, "model id") for id in files.family_ids),
+        (files.template_source.for_tools, "template"),
+    ]
     for query, kind in queries:
         found = resolve_family(query)
         if found is not None and found.tool_parser is not None:

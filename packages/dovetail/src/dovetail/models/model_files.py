@@ -7,7 +7,13 @@ from typing import Any
 
 import msgspec
 
-from dovetail.models.files import TemplateSource, ModelFilesError, read_folder_templates, read_gguf_templates, read_json
+from dovetail.models.files import (
+    ModelFilesError,
+    TemplateSource,
+    read_folder_templates,
+    read_gguf_templates,
+    read_json,
+)
 from dovetail_model import Sampling
 from dovetail_tokenizers import read_gguf_metadata
 

@@ -41,7 +41,9 @@ class RendererCache:
         self._renderers.move_to_end(key)
         return known
 
-    def _create(self, profile: ProbedTemplate, switches: Mapping[str, Any], switch_key: str) -> PromptRenderer:
+    def _create(
+        self, profile: ProbedTemplate, switches: Mapping[str, Any], switch_key: str
+    ) -> PromptRenderer:
         model, facts = self._model, profile.profile
         if switch_key != _switch_key(profile, model.switches):
             # A setting that the template refuses: the request itself will tell its client so.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from dovetail.models.template_probe.context import common_prefix, add_reasoning
+from dovetail.models.template_probe.context import add_reasoning, common_prefix
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.tool_fallback import to_plain_messages, needs_fallback
+from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
 from dovetail_model import Message as Answer
 from dovetail_parsers import markers, opens_reasoning, parse
 
@@ -61,13 +61,24 @@ def run_self_test(pairing: TemplatePairing) -> SelfTestReport:
     left_out = set() if facts.many_calls or not facts.renders_calls else {_PARALLEL_SHAPE}
     left_out |= set() if facts.text_with_calls else {_TEXT_AND_CALL_SHAPE}
     tried = (shape for shape in _SHAPES if shape[0] not in left_out)
-    return SelfTestReport(tuple(_run_shape(pairing, *shape) for shape in tried), _find_notes(pairing))
+    return SelfTestReport(
+        tuple(_run_shape(pairing, *shape) for shape in tried), _find_notes(pairing)
+    )
 
 
 _TEXT_SHAPE, _PARALLEL_SHAPE, _TEXT_AND_CALL_SHAPE = "answer", "two calls", "text and call"
 #: Every shape of turn: its name, whether it has text, how many calls.
-_SHAPES = ((_TEXT_SHAPE, True, 0), ("call", False, 1), (_PARALLEL_SHAPE, False, 2), (_TEXT_AND_CALL_SHAPE, True, 1))
-_REASONING, _TEXT, _QUESTION = "I weigh it: first A, then B.", "Let me look.", "What is the weather?"
+_SHAPES = (
+    (_TEXT_SHAPE, True, 0),
+    ("call", False, 1),
+    (_PARALLEL_SHAPE, False, 2),
+    (_TEXT_AND_CALL_SHAPE, True, 1),
+)
+_REASONING, _TEXT, _QUESTION = (
+    "I weigh it: first A, then B.",
+    "Let me look.",
+    "What is the weather?",
+)
 _CALL_ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"city": 'Paris "the city"\nof é 🦜', "days": 3, "metric": True, "tags": ["a", "b"]},
     {"city": "Oslo"},
@@ -137,13 +148,18 @@ def _render_output(pairing: TemplatePairing, text: bool, calls: int) -> tuple[st
 
 def _render_answered(pairing: TemplatePairing) -> tuple[str, str]:
     """An answer that the user has reacted to: a few templates treat the very last one specially."""
-    follow: SelfTestMessage = {"role": "user", "content": _format_content(pairing.profile, "Thanks.")}
+    follow: SelfTestMessage = {
+        "role": "user",
+        "content": _format_content(pairing.profile, "Thanks."),
+    }
     prompt, text = _render(pairing, [_assistant_message(pairing, True, 0), follow])
     beginning = common_prefix(prompt, text)
     return beginning, text[len(beginning) : text.rindex(_TEXT) + len(_TEXT)]
 
 
-def _assistant_message(pairing: TemplatePairing, text: bool, calls: int, reasoning: bool = True) -> SelfTestMessage:
+def _assistant_message(
+    pairing: TemplatePairing, text: bool, calls: int, reasoning: bool = True
+) -> SelfTestMessage:
     facts = pairing.profile
     said: SelfTestMessage = {"role": "assistant", "content": _TEXT if text else ""}
     if calls:

@@ -53,13 +53,17 @@ def find_stop_tokens(
     return frozenset(found & controls.keys())
 
 
-def _find_rendered_stop(template: ChatTemplate, profile: TemplateProfile, controls: Mapping[str, int]) -> set[str]:
+def _find_rendered_stop(
+    template: ChatTemplate, profile: TemplateProfile, controls: Mapping[str, int]
+) -> set[str]:
     """The control token behind an answer, unless it stands between thought and answer too."""
     table = create_context(template, {})
     said = table.assistant_message("answer")
     if profile.content == "parts":
         said["content"] = [{"type": "text", "text": said["content"]}]
-    text = table.render([table.user_message(), said], tools=False, add_generation_prompt=False) or ""
+    text = (
+        table.render([table.user_message(), said], tools=False, add_generation_prompt=False) or ""
+    )
     tail = text.rpartition(table.marks["answer"])[2]
     first = min(
         (c for c in controls if c in tail), key=lambda c: (tail.index(c), -len(c)), default=None
@@ -67,6 +71,9 @@ def _find_rendered_stop(template: ChatTemplate, profile: TemplateProfile, contro
     if first is None:
         return set()
     thinking = {**said, **dict.fromkeys(profile.reasoning_fields, table.marks["thought"])}
-    text = table.render([table.user_message(), thinking], tools=False, add_generation_prompt=False) or ""
+    text = (
+        table.render([table.user_message(), thinking], tools=False, add_generation_prompt=False)
+        or ""
+    )
     between = text.partition(table.marks["thought"])[2].partition(table.marks["answer"])[0]
     return set() if first in between else {first}

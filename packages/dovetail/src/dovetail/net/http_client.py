@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from dovetail.net.client_connection import ClientConnection, PushChunk, DrainChunks
+from dovetail.net.client_connection import ClientConnection, DrainChunks, PushChunk
 from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
@@ -140,7 +140,9 @@ class ConnectionGroup:
 
 
 @asynccontextmanager
-async def send_request(endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None) -> AsyncIterator[ClientResponse]:
+async def send_request(
+    endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None
+) -> AsyncIterator[ClientResponse]:
     """The answer to a call. Leaving the block drops the connection, finished or not."""
     line = await _connect(endpoint, request.timeouts)
     with (connections or ConnectionGroup()).track(line):
@@ -169,7 +171,9 @@ def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> li
         headers["content-length"] = str(len(request.body))
     try:
         head = h11.Request(
-            method=request.method, target=endpoint.base + request.path, headers=list(headers.items())
+            method=request.method,
+            target=endpoint.base + request.path,
+            headers=list(headers.items()),
         )
     except (h11.LocalProtocolError, UnicodeError):
         # What h11 says of it quotes the header, which may be a key.

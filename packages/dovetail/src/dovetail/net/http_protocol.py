@@ -21,8 +21,12 @@ from dovetail.net.direct import DIRECT_WRITER_EXTENSION, DirectWriter
 MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of all that comes without a byte of a body
 MAX_HEADERS = 512
 MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the one that is answered
-HEADER_TIMEOUT_SECONDS = 20.0  # seconds from the connection, or a request's first byte, to its headers' end
-BODY_LINGER_SECONDS = 10.0  # seconds that the rest of a body may take when its request is answered already
+HEADER_TIMEOUT_SECONDS = (
+    20.0  # seconds from the connection, or a request's first byte, to its headers' end
+)
+BODY_LINGER_SECONDS = (
+    10.0  # seconds that the rest of a body may take when its request is answered already
+)
 STALL_TIMEOUT_SECONDS = 300.0  # seconds in which a client must read something of what waits for it
 MAX_OPEN_FILES = 65536  # that a process asks the system for, where it may
 RESERVED_FILES = 64  # file descriptors that are kept from clients: for engines, stores and logs
@@ -95,7 +99,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_without_body += len(data)
         if self._bytes_without_body > MAX_HEADER_BYTES:
             self._refuse(b"431 Request Header Fields Too Large")
-        elif not self._request_incomplete and not self._response_pending() and self._header_timer is None:
+        elif (
+            not self._request_incomplete
+            and not self._response_pending()
+            and self._header_timer is None
+        ):
             self._start_header_timer()  # empty lines do not keep an unused connection open
 
     def _feed(self, data: bytes) -> None:

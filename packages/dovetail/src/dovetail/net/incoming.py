@@ -13,7 +13,15 @@ MAX_HEAD_BYTES = 1 << 18
 class ResponseParser:
     """One answer. `begun` once its head has come, `complete` once its body has ended."""
 
-    __slots__ = ("_parser", "_parts", "_head_bytes", "head_complete", "complete", "headers", "status")
+    __slots__ = (
+        "_parser",
+        "_parts",
+        "_head_bytes",
+        "head_complete",
+        "complete",
+        "headers",
+        "status",
+    )
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)

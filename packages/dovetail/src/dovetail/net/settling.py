@@ -2,7 +2,9 @@
 
 import gc
 
-GC_THRESHOLD_OBJECTS = 10_000  # objects before the collector looks: most of a stream's are gone by then anyway
+GC_THRESHOLD_OBJECTS = (
+    10_000  # objects before the collector looks: most of a stream's are gone by then anyway
+)
 
 
 def freeze_gc() -> None:

@@ -99,7 +99,11 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
-        why = "the key has a passphrase, which cannot be asked for here" if asked else _describe_error(error)
+        why = (
+            "the key has a passphrase, which cannot be asked for here"
+            if asked
+            else _describe_error(error)
+        )
         if cert == key and b"PRIVATE KEY-----" not in _read_file(cert):
             why = "there is no key in the same file: --tls-key-path says where it is"
         what = f"the certificate {cert} and its key cannot be used"

@@ -110,7 +110,10 @@ class BlockOffsets:
     def end_feed(self) -> type[BlockDelta] | None:
         """All was told that can be told now. What goes on with the open block, if that was all."""
         self._drop_emitted_marks()
-        self.all_emitted = self._emitted_chars == self._decoded_chars and self._marks[0] == (self._decoded_chars, len(self._ids))
+        self.all_emitted = self._emitted_chars == self._decoded_chars and self._marks[0] == (
+            self._decoded_chars,
+            len(self._ids),
+        )
         return self.open_type if self.all_emitted else None
 
     def add_event(self, event: Event) -> None:
@@ -128,7 +131,9 @@ class BlockOffsets:
                 self._open_block(CallArgs)
             case CallClose(index=index, raw=raw):
                 self._emitted_chars += len(raw)
-                self.end_offsets[self._call_blocks[index]] = self.count_ids_within(self._emitted_chars)
+                self.end_offsets[self._call_blocks[index]] = self.count_ids_within(
+                    self._emitted_chars
+                )
                 self.open_type = None
             case SpanEnd(raw=raw):
                 self._emitted_chars += len(raw)

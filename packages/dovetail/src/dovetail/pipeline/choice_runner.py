@@ -34,7 +34,9 @@ from dovetail_model import (
 )
 
 WARM_PRIORITY = -100  # the priority of work that nobody waits for
-STREAM_START_TIMEOUT_SECONDS = 1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
+STREAM_START_TIMEOUT_SECONDS = (
+    1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class ChoiceRunner:
         self._finish_reason: FinishReason | None = None  # why the answer ended
         model = entry.model
         # Where a thought cannot be closed for the model, it may go on.
-        self._reasoning_budget = prepared.request.thinking.budget if model.reasoning_end_ids else None
+        self._reasoning_budget = (
+            prepared.request.thinking.budget if model.reasoning_end_ids else None
+        )
 
     async def run(self, sink: EventSink) -> None:
         """Tells its events: the true input tokens first, the final count and the finish last.
@@ -93,7 +97,9 @@ class ChoiceRunner:
         self._sink = sink
         for note in self._entry.output_constraint(self._prepared).notes:
             self._observer.on_note(note)
-        hold = asyncio.get_running_loop().call_later(STREAM_START_TIMEOUT_SECONDS, self._start_without_engine)
+        hold = asyncio.get_running_loop().call_later(
+            STREAM_START_TIMEOUT_SECONDS, self._start_without_engine
+        )
         try:
             await self._generate()
             end = self._finish_events()
@@ -112,7 +118,9 @@ class ChoiceRunner:
         finally:
             hold.cancel()
             if self._started:
-                self._observer.on_choice_finished(self._choice, self._usage(), self._cached_tokens is not None)
+                self._observer.on_choice_finished(
+                    self._choice, self._usage(), self._cached_tokens is not None
+                )
             await self._record()
         self._warm_next_prompt()
 
@@ -131,7 +139,11 @@ class ChoiceRunner:
             room = self._emit(events)
         else:
             room = not events or self._sink.write(self._choice, events)
-        return room and not generation.stopped and (self._reasoning_budget is None or not self._is_budget_spent())
+        return (
+            room
+            and not generation.stopped
+            and (self._reasoning_budget is None or not self._is_budget_spent())
+        )
 
     def _decode_with_logprobs(self, delta: TokenDelta) -> list[Event]:
         """More tokens with their logprobs: they are kept, and shown to a client that asked."""
@@ -174,7 +186,9 @@ class ChoiceRunner:
         while not self._is_finished():
             self._attempts += 1
             try:
-                await self._entry.engine.generate(self._engine_request(), self, self._observer.on_replica_assigned)
+                await self._entry.engine.generate(
+                    self._engine_request(), self, self._observer.on_replica_assigned
+                )
             except EngineError as fault:
                 if self._is_finished():
                     return  # all was said
@@ -216,7 +230,10 @@ class ChoiceRunner:
         One that falls again before it said anything more has fallen over this very answer.
         """
         served, said = self._entry, len(self._generation.ids)
-        if not isinstance(fault, EngineUnavailable | EngineTimeout) or served.engine.available_count:
+        if (
+            not isinstance(fault, EngineUnavailable | EngineTimeout)
+            or served.engine.available_count
+        ):
             return False
         if self._migrations >= served.migration_limit or said <= self._migrated_at:
             return False
@@ -224,7 +241,10 @@ class ChoiceRunner:
 
     def _can_resume(self) -> bool:
         """In the middle of a form no grammar can be taken up again."""
-        return self._phase() is not None or self._entry.output_constraint(self._prepared).is_unconstrained
+        return (
+            self._phase() is not None
+            or self._entry.output_constraint(self._prepared).is_unconstrained
+        )
 
     def _is_budget_spent(self) -> bool:
         """Whether a thought has used its budget up.
@@ -260,7 +280,11 @@ class ChoiceRunner:
     def _constraint(self) -> Constraint | None:
         """What the rest must look like. Behind words or calls no grammar can be taken up again."""
         place = self._phase()
-        return None if place is None else self._entry.output_constraint(self._prepared, place).constraint
+        return (
+            None
+            if place is None
+            else self._entry.output_constraint(self._prepared, place).constraint
+        )
 
     def _phase(self) -> OutputPhase | None:
         """How far the answer is; None where it is behind its thought."""
@@ -322,7 +346,10 @@ def warm_prefix(entry: TokenModel, request: Request) -> None:
 
 
 def _warm_request(
-    entry: TokenModel, request: Request, ids: "array[int] | None", id_and_session: tuple[str, str | None]
+    entry: TokenModel,
+    request: Request,
+    ids: "array[int] | None",
+    id_and_session: tuple[str, str | None],
 ) -> EngineRequest | None:
     """A prompt that the engine is to read and not to answer, if it has room for it."""
     if not ids or len(ids) >= entry.context_length:

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-ItemT = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
-async def signal_slow_start(stream: AsyncGenerator[ItemT], seconds: float) -> AsyncGenerator[ItemT | None]:
+async def signal_slow_start(
+    stream: AsyncGenerator[ItemT], seconds: float
+) -> AsyncGenerator[ItemT | None]:
     """The stream; None first, if its first item lets itself be waited for."""
     first = asyncio.ensure_future(anext(stream, None))
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dovetail.pipeline.choice_runner import ChoiceRunner, RequestObserver
 from dovetail.pipeline.concurrency import run_all
 from dovetail.pipeline.preparation import PreparedRequest
-from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel
+from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
 from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported

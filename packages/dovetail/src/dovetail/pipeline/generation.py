@@ -27,7 +27,7 @@ from dovetail_model import (
     SpanEnd,
 )
 from dovetail_parsers import Parser, markers
-from dovetail_tokenizers import Detokenizer, Piece, TokenTextCache, Tokenizer
+from dovetail_tokenizers import Detokenizer, Piece, Tokenizer, TokenTextCache
 
 __all__ = ["Generation", "TurnOwner", "OutputSpec"]
 
@@ -90,7 +90,9 @@ class Generation:
         origin = TurnOrigin(entry_id, spec.fingerprint, prompt, owner, thinking, request.identity)
         self._record = TurnRecord(origin, self.ids, self._offsets)
         self._single_token_path = self._stop_matcher is None  # a plain token can be read for itself
-        self._open_type: type[BlockDelta] | None = None  # more of the open block, if nothing is held back
+        self._open_type: type[BlockDelta] | None = (
+            None  # more of the open block, if nothing is held back
+        )
         self._stop_id: int | None = None
         #: Whether the turn has ended: by the model, or by a stop sequence.
         self.stopped = False
@@ -120,9 +122,17 @@ class Generation:
 
     def feed(self, ids: Sequence[int]) -> list[Event]:
         """The events that these tokens complete. What follows the end of the turn is ignored."""
-        if self._single_token_path and len(ids) == 1 and (text := self._plain_texts[ids[0]]) is not None:
+        if (
+            self._single_token_path
+            and len(ids) == 1
+            and (text := self._plain_texts[ids[0]]) is not None
+        ):
             events = self._parser.feed(text, False)
-            if len(events) == 1 and type(event := events[0]) is self._open_type and event.raw is text:
+            if (
+                len(events) == 1
+                and type(event := events[0]) is self._open_type
+                and event.raw is text
+            ):
                 self.ids.append(ids[0])  # one more word of what is open, as nearly always
                 self._fold.add(event)
                 return events

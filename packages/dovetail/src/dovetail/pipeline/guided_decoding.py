@@ -39,10 +39,15 @@ class ConstraintBuilder:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._cache: OrderedDict[tuple[object, ...], tuple[object, OutputConstraint]] = OrderedDict()
+        self._cache: OrderedDict[tuple[object, ...], tuple[object, OutputConstraint]] = (
+            OrderedDict()
+        )
 
     def build(
-        self, prepared: PreparedRequest, syntaxes: tuple[ConstraintSyntax, ...], phase: OutputPhase = "start"
+        self,
+        prepared: PreparedRequest,
+        syntaxes: tuple[ConstraintSyntax, ...],
+        phase: OutputPhase = "start",
     ) -> OutputConstraint:
         """The demand, in the first of the notations that it can be written in."""
         request = prepared.request
@@ -68,7 +73,11 @@ class ConstraintBuilder:
         return not closing or closing not in (prepared.prompt.opening or "")
 
     def _compile(
-        self, prepared: PreparedRequest, syntaxes: tuple[ConstraintSyntax, ...], may_reason: bool, in_reasoning: bool
+        self,
+        prepared: PreparedRequest,
+        syntaxes: tuple[ConstraintSyntax, ...],
+        may_reason: bool,
+        in_reasoning: bool,
     ) -> OutputConstraint:
         request, model = prepared.request, self._model
         # A schema alone cannot say what stands around the arguments of a call.

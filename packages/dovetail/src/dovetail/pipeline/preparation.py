@@ -14,14 +14,19 @@ import msgspec
 from dovetail.ledger.entry import LedgerEntry, create_entry_id
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recognition import RecognizedHistory, TurnRecognizer, ReplayPolicy, RecognitionScope
+from dovetail.ledger.recognition import (
+    RecognitionScope,
+    RecognizedHistory,
+    ReplayPolicy,
+    TurnRecognizer,
+)
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.beside import run_in_thread
-from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
+from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.normalization import PromptNormalizer
@@ -86,11 +91,15 @@ class RequestPreparer(Protocol):
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]: ...
 
-    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation: ...
+    def create_generation(
+        self, prepared: PreparedRequest, new_call_id: CallIdFactory
+    ) -> Generation: ...
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None: ...
 
-    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None": ...
+    async def predict_next_prompt(
+        self, prepared: PreparedRequest, generation: Generation
+    ) -> "array[int] | None": ...
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None": ...
 
@@ -136,7 +145,9 @@ class ChatPreparer:
         """The request as the model gets it. `harness` names the client, for comparisons."""
         request, prompt, owner, cleared = await self._render(request)
         sighting = _snapshot_prefix(request, prompt, harness, deliberate=cleared)
-        return PreparedRequest(request, prompt, owner, sighting, self._prefix_diagnostics.compare(sighting))
+        return PreparedRequest(
+            request, prompt, owner, sighting, self._prefix_diagnostics.compare(sighting)
+        )
 
     async def count_tokens(self, request: Request) -> int:
         """The number of tokens of a request's prompt. Leaves no trace.
@@ -191,7 +202,9 @@ class ChatPreparer:
             raise InvalidRequest(message) from error
         return request, prompt, owner, clears
 
-    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation:
+    def create_generation(
+        self, prepared: PreparedRequest, new_call_id: CallIdFactory
+    ) -> Generation:
         """The answer to a prepared request, ready to be fed."""
         return Generation(
             self._output_spec,
@@ -206,17 +219,23 @@ class ChatPreparer:
         """Keeps the turn that was generated."""
         entry = generation.build_entry(self._clock())
         seen = prepared.prefix_snapshot
-        self._prefix_diagnostics.record_output(seen.session, generation.ids, turn=entry.chain, prompt=seen)
+        self._prefix_diagnostics.record_output(
+            seen.session, generation.ids, turn=entry.chain, prompt=seen
+        )
         await self._ledger.record(entry, prepared.prompt.ids)
 
-    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None":
+    async def predict_next_prompt(
+        self, prepared: PreparedRequest, generation: Generation
+    ) -> "array[int] | None":
         """How the next prompt will begin if a user speaks next; None if the engine has all of it.
 
         A template that drops the thoughts of finished turns lets the next prompt leave this one
         long before its end.
         """
         turns = (*prepared.request.turns, Turn("assistant", generation.message().blocks))
-        ids = await self.shared_prompt_prefix(msgspec.structs.replace(prepared.request, turns=turns))
+        ids = await self.shared_prompt_prefix(
+            msgspec.structs.replace(prepared.request, turns=turns)
+        )
         known = count_common_ids(ids, prepared.prompt.ids + generation.ids)
         return ids if len(ids) - known >= MIN_WARM_TOKENS else None
 
@@ -228,7 +247,9 @@ class ChatPreparer:
         shared: array[int] | None = None
         for asked in _possible_continuations(request):
             _, prompt, _, _ = await self._render(asked)
-            shared = prompt.ids if shared is None else shared[: count_common_ids(shared, prompt.ids)]
+            shared = (
+                prompt.ids if shared is None else shared[: count_common_ids(shared, prompt.ids)]
+            )
         assert shared is not None
         return shared
 
@@ -236,7 +257,9 @@ class ChatPreparer:
         """Writes down what is still to be written."""
         await self._ledger.close()
 
-    def _should_clear_reasoning(self, request: Request, recalled: RecognizedHistory, loop: int) -> bool:
+    def _should_clear_reasoning(
+        self, request: Request, recalled: RecognizedHistory, loop: int
+    ) -> bool:
         """Whether a session comes back so late that nothing of it can be cached any more.
 
         Only thoughts of finished loops may go, and only if there are any.
@@ -287,7 +310,9 @@ def _strip_reasoning(request: Request, until: int) -> Request:
     return msgspec.structs.replace(request, turns=(*cleared, *request.turns[until:]))
 
 
-def _snapshot_prefix(request: Request, prompt: Prompt, harness: str, *, deliberate: bool) -> PromptObservation:
+def _snapshot_prefix(
+    request: Request, prompt: Prompt, harness: str, *, deliberate: bool
+) -> PromptObservation:
     """What the doctor needs to know. Tenants are never set beside each other."""
     identity, head = request.identity, prompt.head
     return PromptObservation(

@@ -12,7 +12,7 @@ from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.models.loader import Model
 from dovetail.pipeline.beside import run_in_thread
-from dovetail.pipeline.generation import Generation, TurnOwner, OutputSpec
+from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.diagnosis import PrefixReport
@@ -34,7 +34,9 @@ class RawPreparer:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._output_spec = OutputSpec(model.tokenizer, model.stop_ids, None, None, model.fingerprint)
+        self._output_spec = OutputSpec(
+            model.tokenizer, model.stop_ids, None, None, model.fingerprint
+        )
         self.records_before_finish = False
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
@@ -56,7 +58,9 @@ class RawPreparer:
         """There is no template to be steered."""
         return {}
 
-    def create_generation(self, prepared: PreparedRequest, new_call_id: CallIdFactory) -> Generation:
+    def create_generation(
+        self, prepared: PreparedRequest, new_call_id: CallIdFactory
+    ) -> Generation:
         return Generation(
             self._output_spec,
             prepared.prompt,
@@ -69,7 +73,9 @@ class RawPreparer:
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
         """A text is no turn: nothing would come back to it."""
 
-    async def predict_next_prompt(self, prepared: PreparedRequest, generation: Generation) -> "array[int] | None":
+    async def predict_next_prompt(
+        self, prepared: PreparedRequest, generation: Generation
+    ) -> "array[int] | None":
         """Nobody knows what follows a text."""
         return None
 

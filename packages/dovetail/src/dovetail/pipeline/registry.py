@@ -12,7 +12,7 @@ import msgspec
 from dovetail.engines.engine import UpstreamEngine
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
-from dovetail.pipeline.guided_decoding import OutputConstraint, ConstraintBuilder, OutputPhase
+from dovetail.pipeline.guided_decoding import ConstraintBuilder, OutputConstraint, OutputPhase
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.responses.memory import MemoryResponseBackend
@@ -64,7 +64,9 @@ class TokenModel:
     def _constraint_builder(self) -> ConstraintBuilder:
         return ConstraintBuilder(self.model)
 
-    def output_constraint(self, prepared: PreparedRequest, phase: OutputPhase = "start") -> OutputConstraint:
+    def output_constraint(
+        self, prepared: PreparedRequest, phase: OutputPhase = "start"
+    ) -> OutputConstraint:
         """What the answer must look like from a place on, as far as the engine can see to it."""
         abilities = self.engine.capabilities
         where: OutputPhase = "answer" if abilities.constrains_after_reasoning else phase
@@ -119,14 +121,20 @@ class UpstreamModel:
 
 ModelEntry = TokenModel | UpstreamModel
 
-_MERGED_FIELDS = tuple(n for n in Sampling.__struct_fields__ if n not in ("n", "stop", "max_tokens"))
+_MERGED_FIELDS = tuple(
+    n for n in Sampling.__struct_fields__ if n not in ("n", "stop", "max_tokens")
+)
 
 
 def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
     """The values that were asked for, and for the others the first that somebody names."""
     values = {
         name: next(
-            (v for source in (requested, *fallbacks) if (v := getattr(source, name)) not in (None, ())),
+            (
+                v
+                for source in (requested, *fallbacks)
+                if (v := getattr(source, name)) not in (None, ())
+            ),
             None,
         )
         for name in _MERGED_FIELDS
@@ -154,7 +162,9 @@ class ModelRegistry:
     ) -> None:
         self.entries = tuple(entries)
         self.response_store = response_store or ResponseStore(MemoryResponseBackend())
-        self.store_faults = [one for one in (ledger_faults, self.response_store.faults) if one is not None]
+        self.store_faults = [
+            one for one in (ledger_faults, self.response_store.faults) if one is not None
+        ]
         self.memory = DecodeCache()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in entries for name in one.names}

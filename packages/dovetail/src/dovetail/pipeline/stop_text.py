@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from dovetail_model import InvalidRequest
 
-MAX_STOP_SEQUENCE_CHARS = 1024  # characters of one sequence: its beginnings are kept, which grow by the square
+MAX_STOP_SEQUENCE_CHARS = (
+    1024  # characters of one sequence: its beginnings are kept, which grow by the square
+)
 MAX_STOP_TOTAL_CHARS = 16 << 10  # characters of all of them together
 
 
@@ -16,9 +18,12 @@ class StopSequenceMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         kept = sorted(set(filter(None, stops)), key=len, reverse=True)
-        if kept and (len(kept[0]) > MAX_STOP_SEQUENCE_CHARS or sum(map(len, kept)) > MAX_STOP_TOTAL_CHARS):
+        if kept and (
+            len(kept[0]) > MAX_STOP_SEQUENCE_CHARS or sum(map(len, kept)) > MAX_STOP_TOTAL_CHARS
+        ):
             raise InvalidRequest(
-                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, {MAX_STOP_TOTAL_CHARS} together", param="stop"
+                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, {MAX_STOP_TOTAL_CHARS} together",
+                param="stop",
             )
         self._pattern = re.compile("|".join(map(re.escape, kept)))
         self._prefixes = {stop[:size] for stop in kept for size in range(1, len(stop))}

@@ -5,10 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from dovetail.ledger.entry import FINISH_INTERRUPTED, TOKEN_ID_TYPECODE, LOGPROB_TYPECODE, LedgerEntry, EntrySpan, normalize_session_name
+from dovetail.ledger.entry import (
+    FINISH_INTERRUPTED,
+    LOGPROB_TYPECODE,
+    TOKEN_ID_TYPECODE,
+    EntrySpan,
+    LedgerEntry,
+    normalize_session_name,
+)
 from dovetail.ledger.seal import Sealer
-from dovetail.ledger.sealed import SealPayload, PreviousTurnTail
-from dovetail.ledger.turn_digest import extend_chain, digest_turn
+from dovetail.ledger.sealed import PreviousTurnTail, SealPayload
+from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail.pipeline.block_offsets import BlockOffsets
 from dovetail.prompt.prefix import count_common_ids
 from dovetail.prompt.prompt import Prompt
@@ -71,7 +78,9 @@ class TurnRecord:
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
 
-    def build_entry(self, message: Message, stop: int | None, finished: bool, created: float) -> LedgerEntry:
+    def build_entry(
+        self, message: Message, stop: int | None, finished: bool, created: float
+    ) -> LedgerEntry:
         """The turn as the ledger keeps it. One that is not `over` broke off."""
         origin, prompt = self._origin, self._origin.prompt
         parent, keep, suffix = _diff_to_parent(prompt)
@@ -102,7 +111,9 @@ class TurnRecord:
             agent=normalize_session_name(origin.identity.agent or ""),
             answer=origin.identity.answer,
             logprobs=self._encode_logprobs(kept, stop),
-            forced=tuple((start, min(end, kept)) for start, end in self.forced_ranges if start < kept),
+            forced=tuple(
+                (start, min(end, kept)) for start, end in self.forced_ranges if start < kept
+            ),
         )
 
     def seal(self, fold: Fold) -> str | None:

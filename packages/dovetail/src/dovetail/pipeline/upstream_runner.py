@@ -57,9 +57,14 @@ class UpstreamRunner:
     async def run(self, sink: EventSink) -> None:
         """Tells its events, the finish last. Raises before the first; a later fault is told."""
         answer = self._entry.engine.stream(self._request)
-        self._observer.on_upstream_request(sum(turn.role == "assistant" for turn in self._request.turns))
+        self._observer.on_upstream_request(
+            sum(turn.role == "assistant" for turn in self._request.turns)
+        )
         try:
-            async with aclosing(answer), aclosing(signal_slow_start(answer, STREAM_START_TIMEOUT_SECONDS)) as batches:
+            async with (
+                aclosing(answer),
+                aclosing(signal_slow_start(answer, STREAM_START_TIMEOUT_SECONDS)) as batches,
+            ):
                 async for batch in batches:
                     if await self._forward([Usage()] if batch is None else batch, sink):
                         return  # nothing counts behind it
@@ -114,7 +119,9 @@ class UpstreamRunner:
             before=b"",
             head=b"",
         )
-        return self._entry.sealer.seal(sealed, self._request.identity.tenant, _seal_owner(self._entry))
+        return self._entry.sealer.seal(
+            sealed, self._request.identity.tenant, _seal_owner(self._entry)
+        )
 
 
 def _upstream_request(entry: UpstreamModel, request: Request, choice: int) -> Request:

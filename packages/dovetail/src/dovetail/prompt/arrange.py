@@ -50,7 +50,9 @@ class TurnSequencer:
         for result in results:
             self._find_exchange(result).add_result(result, turn)
         if turn.role != "assistant" and rest:
-            self._exchanges[-1].add_message(_turn_with(turn, _SYSTEM_ROLES.get(turn.role, "user"), rest))
+            self._exchanges[-1].add_message(
+                _turn_with(turn, _SYSTEM_ROLES.get(turn.role, "user"), rest)
+            )
 
     def split(self) -> tuple[list[Turn], int, list[Turn]]:
         """The turns of all exchanges but the last, where that one begins, and its turns."""

@@ -19,17 +19,24 @@ from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import (
-    MessageBuilder,
     ChatMessage,
-    ToolNames,
+    MessageBuilder,
     TextEscaper,
+    ToolNames,
     format_tools,
 )
 from dovetail.prompt.partial_render import PartialRenderer
-from dovetail.prompt.prompt import HeadDigests, PromptOrigin, Prompt
+from dovetail.prompt.prompt import HeadDigests, Prompt, PromptOrigin
 from dovetail.prompt.rendering_template import ChatTemplate
-from dovetail.prompt.splice import FollowingRole, ContextDependency, SplicePoint, SpliceShape, Splicer, keep_calls_only
-from dovetail.prompt.tool_fallback import to_plain_messages, needs_fallback
+from dovetail.prompt.splice import (
+    ContextDependency,
+    FollowingRole,
+    SplicePoint,
+    Splicer,
+    SpliceShape,
+    keep_calls_only,
+)
+from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter, is_interleaved
 from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn
 from dovetail_tokenizers import ControlTokenGuard
@@ -103,7 +110,9 @@ class PromptBuilder:
         self._prompt_end = ""  # the end of the prompt so far
         self._opening: str | None = None  # the same from its last role marker on
         self._is_resumed = False
-        self._is_unchanged = False  # the last known turn stands in it as it was, by the template's hand
+        self._is_unchanged = (
+            False  # the last known turn stands in it as it was, by the template's hand
+        )
         self._reused_tokens = 0
         self._notes: list[str] = []
 
@@ -276,18 +285,26 @@ class PromptBuilder:
         return None if text is None else self._context.encode_turn(text)
 
     def _write_turn(self, turn: Turn) -> str | None:
-        return self._context.writer.write(turn, self._names, self._context.guard.protect, self._prompt_end)
+        return self._context.writer.write(
+            turn, self._names, self._context.guard.protect, self._prompt_end
+        )
 
     def _render_suffix(self, index: int, end: int) -> str | None:
         """What the template writes behind a turn, up to the next one that is spliced."""
-        seam, turn, entry = self._splice_point(index), self._turns[index], self._history.entries.get(index)
+        seam, turn, entry = (
+            self._splice_point(index),
+            self._turns[index],
+            self._history.entries.get(index),
+        )
         assert seam is not None
         if any(later.role == "assistant" for later in self._turns[index + 1 : end]):
-            seam = replace(seam, hangs_on=self._context.splicer.strongest_dependency)
+            seam = replace(seam, depends_on=self._context.splicer.strongest_dependency)
         conversation = self._message_builder(index)
         own_ids = [span.own_id for span in entry.spans if span.kind == "call"] if entry else ()
         calls = conversation.number_calls(turn, own_ids)
-        behind = [m for later in self._turns[index + 1 : end] for m in conversation.build_turn(later)]
+        behind = [
+            m for later in self._turns[index + 1 : end] for m in conversation.build_turn(later)
+        ]
         return self._context.splicer.render_suffix(
             seam,
             calls,
@@ -306,9 +323,13 @@ class PromptBuilder:
             return self._apply_fallback(messages, self._tools)
         turns = [turn for turn in self._turns[:index] if turn.role in ("assistant", "tool")]
         conversation = self._message_builder(0)
-        return keep_calls_only([message for turn in turns for message in conversation.build_turn(turn)])
+        return keep_calls_only(
+            [message for turn in turns for message in conversation.build_turn(turn)]
+        )
 
-    def _apply_fallback(self, messages: list[ChatMessage], tools: Sequence[ChatMessage] = ()) -> list[ChatMessage]:
+    def _apply_fallback(
+        self, messages: list[ChatMessage], tools: Sequence[ChatMessage] = ()
+    ) -> list[ChatMessage]:
         """The messages with what the template has no place for written as text."""
         if not needs_fallback(self._context.profile):
             return messages
@@ -350,7 +371,9 @@ class PromptBuilder:
 
     def _message_builder(self, index: int) -> MessageBuilder:
         """A transcript that begins at this place; calls are numbered through the whole history."""
-        if index == self._history.anchor_index or (self._history.base_prompt and index == self._history.base_prompt[0]):
+        if index == self._history.anchor_index or (
+            self._history.base_prompt and index == self._history.base_prompt[0]
+        ):
             calls = self._history.call_count
         else:
             calls = sum(
@@ -358,4 +381,6 @@ class PromptBuilder:
                 for turn in self._turns[:index]
                 for block in turn.blocks
             )
-        return MessageBuilder(self._context.profile, self._context.guard.protect, self._names, calls)
+        return MessageBuilder(
+            self._context.profile, self._context.guard.protect, self._names, calls
+        )

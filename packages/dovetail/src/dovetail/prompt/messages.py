@@ -53,12 +53,20 @@ class ToolNames:
 class MessageBuilder:
     """Writes turns as messages, one after the other: ids are numbered through the history."""
 
-    def __init__(self, profile: TemplateProfile, protect: TextEscaper, names: ToolNames, calls_before: int = 0) -> None:
+    def __init__(
+        self,
+        profile: TemplateProfile,
+        protect: TextEscaper,
+        names: ToolNames,
+        calls_before: int = 0,
+    ) -> None:
         self._profile = profile
         self._protect = protect
         self._names = names
         self._call_count = calls_before
-        self._open_calls: dict[str, tuple[str, str]] = {}  # outward call id -> id and name in the prompt
+        self._open_calls: dict[
+            str, tuple[str, str]
+        ] = {}  # outward call id -> id and name in the prompt
 
     def build_head(self, system: Sequence[Block]) -> list[ChatMessage]:
         """The system message, if there is anything to say and the template has a place for it."""
@@ -127,7 +135,9 @@ class MessageBuilder:
         kept: list[ChatMessage] = []
         for message in messages:
             if kept and message["role"] == kept[-1]["role"] == "user":
-                text = f"{_content_text(kept[-1]['content'])}\n\n{_content_text(message['content'])}"
+                text = (
+                    f"{_content_text(kept[-1]['content'])}\n\n{_content_text(message['content'])}"
+                )
                 kept[-1] = self._message("user", text)
             else:
                 kept.append(message)
@@ -150,7 +160,9 @@ class MessageBuilder:
     def format_arguments(self, call: ToolCallBlock) -> Any:
         """A call's arguments in the form that the template wants, an object or its JSON text."""
         value = parse_arguments(call, self._protect)
-        return json.dumps(value, ensure_ascii=False) if self._profile.arguments == "string" else value
+        return (
+            json.dumps(value, ensure_ascii=False) if self._profile.arguments == "string" else value
+        )
 
     def _assistant_message(self, turn: Turn, own_ids: Sequence[str | None]) -> ChatMessage:
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dovetail.prompt.arrange import (
-    TurnSequencer,
     LateResultError,
-    split_leading_system,
-    replace_turns,
+    TurnSequencer,
     drop_blank_text,
+    replace_turns,
+    split_leading_system,
 )
-from dovetail.prompt.clean import TextCleaner, NormalizationOptions
+from dovetail.prompt.clean import NormalizationOptions, TextCleaner
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -55,7 +55,9 @@ class PromptNormalizer:
 
     __slots__ = ("_cleaner", "_histories", "_max_chars", "_cached_chars")
 
-    def __init__(self, options: NormalizationOptions | None = None, *, max_chars: int = 64 << 20) -> None:
+    def __init__(
+        self, options: NormalizationOptions | None = None, *, max_chars: int = 64 << 20
+    ) -> None:
         self._cleaner = TextCleaner(options or NormalizationOptions())
         self._histories: OrderedDict[_HistoryKey, _NormalizedHistory] = OrderedDict()
         self._max_chars = max_chars
@@ -76,19 +78,27 @@ class PromptNormalizer:
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
         """System blocks and turns of a history that begins with what is known."""
         clean = self._cleaner.clean_turn
-        system, begin = (known.system, len(known.original_turns)) if mark else split_leading_system(given, clean)
+        system, begin = (
+            (known.system, len(known.original_turns))
+            if mark
+            else split_leading_system(given, clean)
+        )
         arrangement = TurnSequencer(begin, known.call_ids)
         for at in range(begin, len(given)):
             arrangement.add(at, clean(given[at]))
         done, at, last = arrangement.split()
         turns = (*known.turns, *done)
-        if done and not arrangement.has_late_result:  # else what is closed depends on turns behind it
+        if (
+            done and not arrangement.has_late_result
+        ):  # else what is closed depends on turns behind it
             ids = known.call_ids | arrangement.call_ids()
             size = known.chars + sum(map(_turn_chars, given[len(known.original_turns) : at]))
             self._remember(mark, given, _NormalizedHistory(given[:at], system, turns, ids, size))
         return system, (*turns, *last)
 
-    def _find_longest(self, given: tuple[Turn, ...]) -> tuple[_HistoryKey | None, _NormalizedHistory]:
+    def _find_longest(
+        self, given: tuple[Turn, ...]
+    ) -> tuple[_HistoryKey | None, _NormalizedHistory]:
         """The longest remembered beginning of this history, and its mark."""
         for at in range(len(given) - 1, 0, -1):
             if given[at].role == "assistant":
@@ -99,7 +109,9 @@ class PromptNormalizer:
                     return mark, known
         return None, _EMPTY_HISTORY
 
-    def _remember(self, old: _HistoryKey | None, given: tuple[Turn, ...], known: _NormalizedHistory) -> None:
+    def _remember(
+        self, old: _HistoryKey | None, given: tuple[Turn, ...], known: _NormalizedHistory
+    ) -> None:
         """Keeps it in place of what it grew from."""
         at = len(known.original_turns)
         mark = _history_key(at, given[at])

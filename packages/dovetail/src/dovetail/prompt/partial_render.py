@@ -19,7 +19,10 @@ class PartialRenderer:
     """Renders from a user turn on, for templates that allow it."""
 
     def __init__(
-        self, template: ChatTemplate, profile: TemplateProfile, switches: Mapping[str, Any] | None = None
+        self,
+        template: ChatTemplate,
+        profile: TemplateProfile,
+        switches: Mapping[str, Any] | None = None,
     ) -> None:
         self._template = template
         self._switches = switches or {}
@@ -44,7 +47,10 @@ class PartialRenderer:
 
     def _matches_full_render(self, with_reasoning: bool) -> bool:
         """Whether two loops rendered whole are the same as taken up again at the second."""
-        first, second = self._sample_loop(with_reasoning, "a"), self._sample_loop(with_reasoning, "b")
+        first, second = (
+            self._sample_loop(with_reasoning, "a"),
+            self._sample_loop(with_reasoning, "b"),
+        )
         new = {"role": "user", "content": format_content(self._profile, "Last.")}
         try:
             known = self._render([*first, second[0]])
@@ -70,7 +76,10 @@ class PartialRenderer:
             "content": None if facts.wants_null else format_content(facts, ""),
             "tool_calls": [call],
         }
-        answer: ChatMessage = {"role": "assistant", "content": format_content(facts, f"Answer {mark}.")}
+        answer: ChatMessage = {
+            "role": "assistant",
+            "content": format_content(facts, f"Answer {mark}."),
+        }
         if with_reasoning:
             calls |= dict.fromkeys(facts.reasoning_fields, f"Thought {mark}.")
             answer |= dict.fromkeys(facts.reasoning_fields, f"Second thought {mark}.")

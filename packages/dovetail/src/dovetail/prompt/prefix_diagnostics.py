@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from dovetail.prompt.diagnosis import PrefixReport, PromptPart, DivergenceReason
+from dovetail.prompt.diagnosis import DivergenceReason, PrefixReport, PromptPart
 from dovetail.prompt.prefix import count_common_bytes
 
 _MAX_BRANCHES = 16  # kept of one session: an agent with its sub-agents
@@ -53,7 +53,16 @@ class _Branch:
     It grows in place: a prompt that goes on from it costs a comparison and what is new.
     """
 
-    __slots__ = ("_prompt_turns", "_prompt_bytes", "harness", "switches", "system", "tools", "turns", "token_bytes")
+    __slots__ = (
+        "_prompt_turns",
+        "_prompt_bytes",
+        "harness",
+        "switches",
+        "system",
+        "tools",
+        "turns",
+        "token_bytes",
+    )
 
     def __init__(self, seen: PromptObservation) -> None:
         self.token_bytes = bytearray()
@@ -116,7 +125,11 @@ class PrefixDiagnostics:
     def compare(self, observation: PromptObservation) -> PrefixReport:
         """The prompt beside the last one of its session. It is the last one from now on."""
         line, common = self._nearest(self._session_branches(observation), observation)
-        found = self._report_first(observation) if line is None else self._compare_branch(line, observation, common)
+        found = (
+            self._report_first(observation)
+            if line is None
+            else self._compare_branch(line, observation, common)
+        )
         forked = found.reason in ("header", "tools", "switches", "history")
         self._remember(observation, None if forked else line, common)
         return found
@@ -147,7 +160,9 @@ class PrefixDiagnostics:
     def _compare_branch(self, line: _Branch, seen: PromptObservation, common: int) -> PrefixReport:
         total, length = len(seen.ids), len(line.token_bytes) // _TOKEN_ID_BYTES
         if common in (total, length):
-            return PrefixReport(common, total, total - common, length - common, reused_tokens=seen.reused_tokens)
+            return PrefixReport(
+                common, total, total - common, length - common, reused_tokens=seen.reused_tokens
+            )
         before, was, now = self._decode_around(line, seen, common)
         reason = _find_reason(line, seen)
         return PrefixReport(
@@ -170,7 +185,9 @@ class PrefixDiagnostics:
         if seen.reused_tokens:  # the ledger knows its past, which was forgotten here
             reason: DivergenceReason | None = "policy" if seen.policy_dropped else None
             again = total - seen.reused_tokens
-            return PrefixReport(seen.reused_tokens, total, again, reason=reason, reused_tokens=seen.reused_tokens)
+            return PrefixReport(
+                seen.reused_tokens, total, again, reason=reason, reused_tokens=seen.reused_tokens
+            )
         line, shared = self._nearest(self._other_sessions(seen), seen)
         if line is None:
             return PrefixReport(0, total, total, reason="first", reused_tokens=seen.reused_tokens)
@@ -190,7 +207,9 @@ class PrefixDiagnostics:
             reused_tokens=seen.reused_tokens,
         )
 
-    def _nearest(self, lines: Iterable[_Branch], seen: PromptObservation) -> tuple[_Branch | None, int]:
+    def _nearest(
+        self, lines: Iterable[_Branch], seen: PromptObservation
+    ) -> tuple[_Branch | None, int]:
         """The line that shares most, the first of equals, and how many tokens it shares."""
         best, most, whole = None, -1, _id_bytes(seen)
         for line in lines:
@@ -211,13 +230,23 @@ class PrefixDiagnostics:
             for session, lines in islice(reversed(self._sessions.items()), 8 * _MAX_OTHER_SESSIONS)
             if session != seen.session
         )
-        return islice((line for line in newest if line.harness == seen.harness), _MAX_OTHER_SESSIONS)
+        return islice(
+            (line for line in newest if line.harness == seen.harness), _MAX_OTHER_SESSIONS
+        )
 
-    def _decode_around(self, line: _Branch, seen: PromptObservation, index: int) -> tuple[str, str, str]:
+    def _decode_around(
+        self, line: _Branch, seen: PromptObservation, index: int
+    ) -> tuple[str, str, str]:
         """Text before the divergence, and behind it as it was and as it is."""
         was = array("I")
-        was.frombytes(line.token_bytes[index * _TOKEN_ID_BYTES : (index + _EXCERPT_TOKENS) * _TOKEN_ID_BYTES])
-        runs = (seen.ids[max(0, index - _EXCERPT_TOKENS) : index], was, seen.ids[index : index + _EXCERPT_TOKENS])
+        was.frombytes(
+            line.token_bytes[index * _TOKEN_ID_BYTES : (index + _EXCERPT_TOKENS) * _TOKEN_ID_BYTES]
+        )
+        runs = (
+            seen.ids[max(0, index - _EXCERPT_TOKENS) : index],
+            was,
+            seen.ids[index : index + _EXCERPT_TOKENS],
+        )
         before, old, new = (self._decode(run.tolist()) for run in runs)
         return before, old, new
 

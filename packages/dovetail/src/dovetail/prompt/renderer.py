@@ -10,7 +10,7 @@ import msgspec
 
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
-from dovetail.prompt.builder import PromptBuilder, RenderContext, PromptTools
+from dovetail.prompt.builder import PromptBuilder, PromptTools, RenderContext
 from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import ToolNames, escape_strings
 from dovetail.prompt.partial_render import PartialRenderer
@@ -63,8 +63,12 @@ class PromptRenderer:
             splicer=Splicer(template, profile, StopTokenMatcher(stops, controls, known), switches),
             partial_renderer=PartialRenderer(template, profile, switches),
             writer=TurnWriter(tool_parser, reasoning_parser),
-            opens_reasoning=lru_cache(256)(lambda end: opens_reasoning(end, tool_parser, reasoning_parser)),
-            role_tokens=_compile_alternatives([c for c in controls if not any(c in marker for marker in known)]),
+            opens_reasoning=lru_cache(256)(
+                lambda end: opens_reasoning(end, tool_parser, reasoning_parser)
+            ),
+            role_tokens=_compile_alternatives(
+                [c for c in controls if not any(c in marker for marker in known)]
+            ),
         )
         self._has_reasoning = reasoning_parser is not None
         self._strips_reasoning = self._has_reasoning and _template_strips_reasoning(self._context)
@@ -111,13 +115,17 @@ class PromptRenderer:
         tools = self._toolset(request.tools).size
         return new + tools + sum(map(_count_chars, request.system))
 
-    def render(self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]) -> Prompt:
+    def render(
+        self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]
+    ) -> Prompt:
         """The prompt. `request` is stabilized, `recalled` what is known of its turns.
 
         Threads may share a renderer.
         """
         start = history.start
-        switches = escape_strings(switches, self._context.guard.protect)  # their words are a client's, too
+        switches = escape_strings(
+            switches, self._context.guard.protect
+        )  # their words are a client's, too
         tools = self._toolset(request.tools).prompt_tools
         assembly = PromptBuilder(self._context, request, history, tools, switches, start)
         return assembly.build(self.digest_head(request, switches))
@@ -180,7 +188,11 @@ class _Toolset:
 
 def _digest_system(system: tuple[Block, ...]) -> bytes:
     """The digest of a system text, which is the same in many sessions."""
-    known = _cached_system_digest if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES else _compute_system_digest
+    known = (
+        _cached_system_digest
+        if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES
+        else _compute_system_digest
+    )
     return known(system)
 
 

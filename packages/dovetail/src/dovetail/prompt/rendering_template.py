@@ -24,7 +24,10 @@ class ChatTemplate:
     __slots__ = ("_compiled", "variables", "special_tokens", "text")
 
     def __init__(
-        self, text: str, special_tokens: Mapping[str, str] | None = None, clock: Clock = datetime.now
+        self,
+        text: str,
+        special_tokens: Mapping[str, str] | None = None,
+        clock: Clock = datetime.now,
     ) -> None:
         self.text = text
         self.special_tokens = dict(special_tokens or {})

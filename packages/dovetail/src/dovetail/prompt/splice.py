@@ -52,7 +52,11 @@ class StopTokenMatcher:
     def __init__(self, ends: Sequence[str], controls: Sequence[str], markers: frozenset[str]):
         inner = [c for c in controls if any(c in marker for marker in markers)]
         outer = [c for c in controls if c not in inner]
-        self._patterns = [_compile_alternatives(ends), _compile_alternatives(outer), _compile_alternatives(controls)]
+        self._patterns = [
+            _compile_alternatives(ends),
+            _compile_alternatives(outer),
+            _compile_alternatives(controls),
+        ]
 
     def find_first(self, tail: str, before: str) -> str | None:
         """The first end token in a tail, in front of the text that must come behind it."""
@@ -186,7 +190,10 @@ class Splicer:
 def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set[str]:
     """How a turn with these calls may close. A few formats end with the last call's id."""
     id, name = calls[-1] if calls else ("", "")
-    return {text.replace(_ID_PLACEHOLDER, id).replace(_NAME_PLACEHOLDER, name) for text in point.closings}
+    return {
+        text.replace(_ID_PLACEHOLDER, id).replace(_NAME_PLACEHOLDER, name)
+        for text in point.closings
+    }
 
 
 def create_nonce() -> str:
@@ -217,7 +224,11 @@ _LONG_HISTORY: list[ChatMessage] = [
     {"role": "assistant", "content": "Two."},
     {"role": "user", "content": "Three."},
 ]
-_PLACEHOLDER_FORMS: tuple[Literal["calls", "one call", "content"], ...] = ("calls", "one call", "content")
+_PLACEHOLDER_FORMS: tuple[Literal["calls", "one call", "content"], ...] = (
+    "calls",
+    "one call",
+    "content",
+)
 
 
 def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
@@ -232,13 +243,17 @@ def _generalize_closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
     return text
 
 
-def _find_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher) -> SplicePoint | None:
+def _find_point(
+    splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher
+) -> SplicePoint | None:
     """The seam of a shape, if the template has one."""
     forms = _PLACEHOLDER_FORMS if shape.calls else _PLACEHOLDER_FORMS[2:]
     return next((s for form in forms if (s := _try_point(splicer, shape, stops, form))), None)
 
 
-def _try_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher, form: Any) -> SplicePoint | None:
+def _try_point(
+    splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher, form: Any
+) -> SplicePoint | None:
     mark = create_nonce()
     counts = (1, 2) if form == "calls" else (1,)
     before = _adapt_history(splicer.profile, _STUB_HISTORY)
@@ -246,7 +261,9 @@ def _try_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher, fo
     for count in counts if shape.calls else (0,):
         calls = _sample_calls(splicer.profile, count)
         behind = _following_messages(splicer.profile, shape, calls, mark)
-        tail = splicer.render_after_nonce(form, calls, before, behind, splicer.tools, splicer.switches)
+        tail = splicer.render_after_nonce(
+            form, calls, before, behind, splicer.tools, splicer.switches
+        )
         stop = stops.find_first(tail, mark) if tail is not None else None
         if tail is None or stop is None or mark not in tail:
             return None
@@ -257,7 +274,9 @@ def _try_point(splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher, fo
     stops_found = set(found.values())
     if len(stops_found) != 1:
         return None
-    return SplicePoint(stops_found.pop(), frozenset(found), form, _find_dependency(splicer, shape, form))
+    return SplicePoint(
+        stops_found.pop(), frozenset(found), form, _find_dependency(splicer, shape, form)
+    )
 
 
 def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> ContextDependency:
@@ -266,10 +285,20 @@ def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> Context
     calls = _sample_calls(facts, 1 if shape.calls else 0)
     behind = _following_messages(facts, shape, calls, mark)
     looped = [*_LONG_HISTORY, *_sample_loop(facts)]
-    histories = [(_STUB_HISTORY, 1), (_LONG_HISTORY, 2), (looped, 1), ([*_STUB_HISTORY, *keep_calls_only(looped)], 1)]
+    histories = [
+        (_STUB_HISTORY, 1),
+        (_LONG_HISTORY, 2),
+        (looped, 1),
+        ([*_STUB_HISTORY, *keep_calls_only(looped)], 1),
+    ]
     alone, longer, with_calls, thin = (
         splicer.render_after_nonce(
-            form, calls, _adapt_history(facts, before), behind, splicer.tools * tools, splicer.switches
+            form,
+            calls,
+            _adapt_history(facts, before),
+            behind,
+            splicer.tools * tools,
+            splicer.switches,
         )
         for before, tools in histories
     )
@@ -311,7 +340,9 @@ def _sample_calls(profile: TemplateProfile, count: int) -> list[tuple[str, str]]
     return [(styles[profile.call_ids].format(at), _STUB_TOOL_NAME) for at in range(count)]
 
 
-def _following_messages(profile: TemplateProfile, shape: SpliceShape, calls: list[tuple[str, str]], mark: str) -> list[ChatMessage]:
+def _following_messages(
+    profile: TemplateProfile, shape: SpliceShape, calls: list[tuple[str, str]], mark: str
+) -> list[ChatMessage]:
     content = format_content(profile, mark)
     if shape.following_role != "tool":
         return [{"role": shape.following_role, "content": content}]

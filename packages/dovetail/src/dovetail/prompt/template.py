@@ -42,7 +42,10 @@ class CachedJsonObject(dict[str, Any]):
     def _to_json(self, options: dict[str, Any]) -> str:
         if self != self._snapshot:  # a template may change what it is given
             self._snapshot, self._json_by_options = _deep_copy(self), {}
-        texts, key = self._json_by_options, repr(options)  # another thread may put others in their place
+        texts, key = (
+            self._json_by_options,
+            repr(options),
+        )  # another thread may put others in their place
         if key not in texts:
             texts[key] = json.dumps(self, default=_json_default, **options)
         return texts[key]

@@ -31,7 +31,9 @@ def needs_fallback(profile: TemplateProfile) -> bool:
 
 
 def format_fallback_tools(
-    tools: Sequence[Mapping[str, Any]], tool_parser: str = FALLBACK_TOOL_PARSER, results: bool = True
+    tools: Sequence[Mapping[str, Any]],
+    tool_parser: str = FALLBACK_TOOL_PARSER,
+    results: bool = True,
 ) -> str:
     """The text that offers tools to a model; empty if there are none.
 
@@ -50,7 +52,9 @@ def format_fallback_tools(
     )
 
 
-def format_fallback_calls(calls: Sequence[tuple[str, object]], tool_parser: str = FALLBACK_TOOL_PARSER) -> str:
+def format_fallback_calls(
+    calls: Sequence[tuple[str, object]], tool_parser: str = FALLBACK_TOOL_PARSER
+) -> str:
     """Calls as the model was asked to write them: names, and arguments or their JSON text."""
     blocks = [
         ToolCallBlock("", name, given if isinstance(given, str) else _dump_json(given))
@@ -87,10 +91,14 @@ def to_plain_messages(
         answering = is_result
     if profile.renders_tools or not tools:
         return plain
-    return _add_tool_text(plain, format_fallback_tools(tools, parser, not profile.renders_results), profile)
+    return _add_tool_text(
+        plain, format_fallback_tools(tools, parser, not profile.renders_results), profile
+    )
 
 
-def _add_tool_text(messages: list[PlainMessage], tool_text: str, profile: TemplateProfile) -> list[PlainMessage]:
+def _add_tool_text(
+    messages: list[PlainMessage], tool_text: str, profile: TemplateProfile
+) -> list[PlainMessage]:
     """The offer behind the system message, or before the user's first words."""
     role = "system" if profile.system == "kept" else "user"
     if not messages or messages[0]["role"] != role:
@@ -101,10 +109,15 @@ def _add_tool_text(messages: list[PlainMessage], tool_text: str, profile: Templa
 
 
 def _result_message(message: Mapping[str, Any]) -> PlainMessage:
-    return {"role": "user", "content": format_fallback_result(_content_text(message.get("content")))}
+    return {
+        "role": "user",
+        "content": format_fallback_result(_content_text(message.get("content"))),
+    }
 
 
-def _call_message(message: Mapping[str, Any], profile: TemplateProfile, tool_parser: str) -> PlainMessage:
+def _call_message(
+    message: Mapping[str, Any], profile: TemplateProfile, tool_parser: str
+) -> PlainMessage:
     calls = message.get("tool_calls")
     if not calls or profile.renders_calls:
         return dict(message)

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from dovetail.prompt.messages import ToolNames, TextEscaper, parse_arguments
+from dovetail.prompt.messages import TextEscaper, ToolNames, parse_arguments
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
 from dovetail_parsers import resolve_family, write_message
 
@@ -25,7 +25,9 @@ class TurnWriter:
             family = replace(family, pairs_with=reasoning_parser)
         self._family = family
 
-    def write(self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str) -> str | None:
+    def write(
+        self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
+    ) -> str | None:
         """The turn as it would follow this end of a prompt; None if the family cannot write it."""
         blocks = [made for block in turn.blocks if (made := _escape_block(block, names, protect))]
         if self._family is None:
@@ -41,7 +43,9 @@ class TurnWriter:
         shared = _overlap_chars(prompt_end, opened) if self._has_reasoning else 0
         return opened[shared:] if shared else text
 
-    def write_partial(self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str) -> str | None:
+    def write_partial(
+        self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
+    ) -> str | None:
         """A turn that is to be gone on with: nothing comes behind its last words."""
         text = self.write(turn, names, protect, prompt_end)
         last = turn.blocks[-1] if turn.blocks else None

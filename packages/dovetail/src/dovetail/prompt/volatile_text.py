@@ -50,7 +50,9 @@ class VolatilePatterns:
             return text
         for pattern in self._patterns:
             found = [
-                m for start, end in _find_reminders(text) for m in pattern.finditer(text, start, end)
+                m
+                for start, end in _find_reminders(text)
+                for m in pattern.finditer(text, start, end)
             ]
             text = _remove_matches(text, found)
         return text

@@ -49,7 +49,11 @@ class ConnectionCache:
 
     __slots__ = ("_chains", "_held", "_max_responses", "_reservations", "_budget", "_size")
 
-    def __init__(self, max_responses: int = DEFAULT_MAX_RESPONSES, budget: ConnectionCacheBudget | None = None) -> None:
+    def __init__(
+        self,
+        max_responses: int = DEFAULT_MAX_RESPONSES,
+        budget: ConnectionCacheBudget | None = None,
+    ) -> None:
         self._max_responses = max_responses
         self._budget = budget
         self._held: OrderedDict[str, ResponseChain] = OrderedDict()

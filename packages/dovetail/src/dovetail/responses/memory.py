@@ -3,7 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from dovetail.responses.backend import DEFAULT_MAX_AGE_SECONDS, DEFAULT_MAX_BYTES, Clock, ResponseStats
+from dovetail.responses.backend import (
+    DEFAULT_MAX_AGE_SECONDS,
+    DEFAULT_MAX_BYTES,
+    Clock,
+    ResponseStats,
+)
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.shelf import ResponseCache
 from dovetail.storage.faults import StoreFaults
@@ -15,7 +20,11 @@ class MemoryResponseBackend:
     __slots__ = ("_clock", "_max_age", "_cache", "faults")
 
     def __init__(
-        self, *, max_bytes: int = DEFAULT_MAX_BYTES, max_age: float = DEFAULT_MAX_AGE_SECONDS, clock: Clock = time.time
+        self,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age: float = DEFAULT_MAX_AGE_SECONDS,
+        clock: Clock = time.time,
     ) -> None:
         self._cache = ResponseCache(max_bytes)
         self._max_age = max_age

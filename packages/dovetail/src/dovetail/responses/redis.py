@@ -7,7 +7,13 @@ are not kept, until it is back.
 import time
 from collections.abc import Sequence
 
-from dovetail.responses.backend import DEFAULT_MAX_AGE_SECONDS, Clock, ResponseStats, decode_response, encode_response
+from dovetail.responses.backend import (
+    DEFAULT_MAX_AGE_SECONDS,
+    Clock,
+    ResponseStats,
+    decode_response,
+    encode_response,
+)
 from dovetail.responses.response import StoredResponse
 from dovetail.storage.fault import StoreError
 from dovetail.storage.faults import StoreFaults

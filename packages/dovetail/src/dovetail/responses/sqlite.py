@@ -5,7 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.responses.backend import DEFAULT_MAX_AGE_SECONDS, DEFAULT_MAX_BYTES, Clock, ResponseStats, decode_response, encode_response
+from dovetail.responses.backend import (
+    DEFAULT_MAX_AGE_SECONDS,
+    DEFAULT_MAX_BYTES,
+    Clock,
+    ResponseStats,
+    decode_response,
+    encode_response,
+)
 from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import SqliteThread

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.responses.backend import Clock, ResponseStats, ResponseBackend
+from dovetail.responses.backend import Clock, ResponseBackend, ResponseStats
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail.responses.response import StoredResponse, response_size
 from dovetail.responses.shelf import ResponseCache
@@ -27,9 +27,13 @@ TOUCH_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores f
 STORE_TIMEOUT_SECONDS = 2.0  # seconds that the end of an answer waits for the store
 
 _DEFAULT_CACHE_BYTES = 64 << 20
-_MAX_CONCURRENT_READS = 8  # responses that are being unpacked: each may be many times what it is on disk
+_MAX_CONCURRENT_READS = (
+    8  # responses that are being unpacked: each may be many times what it is on disk
+)
 _MAX_TOUCHED = 16384  # responses of which it is known when they were last used
-_CHAIN_LINK_BYTES = 256  # bytes that each one of a chain counts besides its items: none goes on without end
+_CHAIN_LINK_BYTES = (
+    256  # bytes that each one of a chain counts besides its items: none goes on without end
+)
 _VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
@@ -122,7 +126,9 @@ class ResponseStore:
         connection holds is looked for first.
         """
         if not is_valid_id(id):
-            raise PreviousResponseNotFound("Previous response not found.", param="previous_response_id")
+            raise PreviousResponseNotFound(
+                "Previous response not found.", param="previous_response_id"
+            )
         held = None if local is None else local.get_chain(id)
         if held is not None:
             return held
@@ -159,7 +165,9 @@ class ResponseStore:
             del found[gone]
         return [*found.values(), *own]
 
-    async def get_available_chain(self, tenant: str, id: str, limit: int) -> Sequence[StoredResponse]:
+    async def get_available_chain(
+        self, tenant: str, id: str, limit: int
+    ) -> Sequence[StoredResponse]:
         """The response and what is still there before it, the oldest first."""
         found = await self._walk(tenant, id, limit, whole=False)
         gone = set(await self._find_missing(tenant, [one.id for one in found]))
@@ -237,7 +245,9 @@ class ResponseStore:
     async def _find_missing(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """What was at hand here may be deleted or too old by now: one question for all."""
         written = [id for id in ids if self._writes.get(tenant, id) is None]
-        alive = await self._query(self._backend.get_existing_ids(tenant, written)) if written else None
+        alive = (
+            await self._query(self._backend.get_existing_ids(tenant, written)) if written else None
+        )
         if alive is None:
             return []  # the store cannot tell: what is at hand has to do
         gone = [id for id in written if id not in alive]

@@ -11,13 +11,21 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, TokenEngine
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenEngine,
+    TokenSink,
+)
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.replica import ActivitySink, Replica
 
 MAX_SESSION_HOMES = 1 << 16  # whose replica is remembered
 STALL_CHECK_INTERVAL_SECONDS = 10.0  # seconds
-MAX_LOAD_DIFFERENCE = 4  # requests by which one replica may be busier than another, where pools agree
+MAX_LOAD_DIFFERENCE = (
+    4  # requests by which one replica may be busier than another, where pools agree
+)
 
 #: Makes the request that is expected next, if there is any.
 RequestFactory = Callable[[], Awaitable[EngineRequest | None]]
@@ -67,7 +75,9 @@ class ReplicaPool:
 
     async def wait_available(self, timeout_seconds: float) -> bool:
         """Whether a replica can be asked, now or within so many seconds."""
-        back = [worker.recovery_task for worker in self.replicas if worker.recovery_task is not None]
+        back = [
+            worker.recovery_task for worker in self.replicas if worker.recovery_task is not None
+        ]
         if not self.available_count and back and timeout_seconds > 0:
             await asyncio.wait(back, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         return self.available_count > 0
@@ -116,7 +126,9 @@ class ReplicaPool:
         ready = sum(state.ready for state in states)
         told = [f"{at}: {state.detail}" for at, state in enumerate(states) if not state.ready]
         detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *told])
-        return EngineHealth(ready > 0, detail, {"replicas": [state.facts or {} for state in states]})
+        return EngineHealth(
+            ready > 0, detail, {"replicas": [state.facts or {} for state in states]}
+        )
 
     async def stop(self) -> None:
         tasks = [*self._warming.values(), *([self._stall_check] if self._stall_check else [])]
@@ -156,7 +168,8 @@ class ReplicaPool:
         near = [
             worker
             for worker in candidates
-            if worker.in_backoff == least.in_backoff and worker.active_requests <= least.active_requests + MAX_LOAD_DIFFERENCE
+            if worker.in_backoff == least.in_backoff
+            and worker.active_requests <= least.active_requests + MAX_LOAD_DIFFERENCE
         ]
         return max(near, key=lambda worker: _affinity_hash(session, worker.index))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from dovetail.engines.engine import EngineHealth, TokenSink, TokenDelta, TokenEngine, check_health
+from dovetail.engines.engine import EngineHealth, TokenDelta, TokenEngine, TokenSink, check_health
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 #: Seconds before each look at a replica that is down; the last one is repeated.
@@ -97,7 +97,10 @@ class Replica:
 
         What it still had to do breaks off, and goes on elsewhere.
         """
-        if not (self.is_available and self.active_requests) or monotonic() - self.last_activity < STALL_TIMEOUT_SECONDS:
+        if (
+            not (self.is_available and self.active_requests)
+            or monotonic() - self.last_activity < STALL_TIMEOUT_SECONDS
+        ):
             return
         if (await self.health()).ready or (await self.health()).ready:
             self.last_activity = monotonic()
@@ -114,7 +117,11 @@ class Replica:
 
     async def _recover(self) -> None:
         """Looks again and again, ever more rarely."""
-        pauses = SUPERVISED_RECOVERY_DELAYS_SECONDS if self.engine.capabilities.supervised_elsewhere else RECOVERY_DELAYS_SECONDS
+        pauses = (
+            SUPERVISED_RECOVERY_DELAYS_SECONDS
+            if self.engine.capabilities.supervised_elsewhere
+            else RECOVERY_DELAYS_SECONDS
+        )
         for looks in range(1 << 30):
             await asyncio.sleep(pauses[min(looks, len(pauses) - 1)])
             try:

@@ -15,13 +15,13 @@ from dovetail.models.engines_files import find_tokenizer_files
 from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
-from dovetail.pipeline.registry import ModelEntry, UpstreamModel, TokenModel, ModelRegistry
+from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
 from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import RemoteEngine, discover_remote_engine
-from dovetail.server.kept import open_response_store, open_keyring, open_ledger
+from dovetail.server.kept import open_keyring, open_ledger, open_response_store
 from dovetail.server.setup_engines import create_pool, create_upstream_engine
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir
@@ -55,11 +55,16 @@ def build_service(config: Config, progress: Progress | None = None) -> ModelRegi
     offered = [_build_model(one, shared, progress) for one in each]
     usual = {CLAUDE_ALIAS: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
     return ModelRegistry(
-        offered, parse_aliases(config) or usual, open_response_store(config, folder), shared.ledger.faults
+        offered,
+        parse_aliases(config) or usual,
+        open_response_store(config, folder),
+        shared.ledger.faults,
     )
 
 
-def build_local_engine(config: Config, progress: Progress | None = None) -> tuple[Model, ReplicaPool]:
+def build_local_engine(
+    config: Config, progress: Progress | None = None
+) -> tuple[Model, ReplicaPool]:
     """A model that runs here, and its engine alone: for a process that serves it to others."""
     path = _find_files(config, config.data_dir or default_data_dir(), None, progress)
     model = _load_model(config, path, None)
@@ -74,7 +79,9 @@ def _build_model(config: Config, shared: _SharedParts, progress: Progress | None
     return _build_token_model(config, shared, remote, progress)
 
 
-def _build_upstream_model(config: Config, shared: _SharedParts, remote: RemoteEngine) -> UpstreamModel:
+def _build_upstream_model(
+    config: Config, shared: _SharedParts, remote: RemoteEngine
+) -> UpstreamModel:
     # A server that has many models is asked for the one that a client names, unless somebody chose.
     if config.model is not None or config.served_model_name:
         remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
@@ -117,7 +124,9 @@ def _load_model(config: Config, path: Path, remote: RemoteEngine | None) -> Mode
     )
 
 
-def _find_files(config: Config, folder: Path, remote: RemoteEngine | None, progress: Progress | None) -> Path:
+def _find_files(
+    config: Config, folder: Path, remote: RemoteEngine | None, progress: Progress | None
+) -> Path:
     """Where the model's tokenizer and template are; its weights too, where it runs here."""
     if remote is None:
         return find_model(_model_name(config), folder, progress)

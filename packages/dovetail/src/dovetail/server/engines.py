@@ -35,7 +35,9 @@ def discover_remote_engine(config: Config) -> RemoteEngine | None:
     if not config.engine_url:
         raise EngineSetupError(f"the engine {name!r} needs the address of a server: --engine-url")
     endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in config.engine_url)
-    return RemoteEngine(endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait)))
+    return RemoteEngine(
+        endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait))
+    )
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:

@@ -5,4 +5,11 @@ from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail_model import DovetailError
 
-SETUP_ERRORS = (ModelLoadError, EngineSetupError, ModelUnavailableError, DovetailError, ValueError, OSError)
+SETUP_ERRORS = (
+    ModelLoadError,
+    EngineSetupError,
+    ModelUnavailableError,
+    DovetailError,
+    ValueError,
+    OSError,
+)

@@ -17,7 +17,9 @@ from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
 ACCEPT_BATCH = 32  # connections more that are taken where one was waiting
-ACCEPT_RETRY_SECONDS = 0.2  # seconds, where the system has no connection for us, though one is there
+ACCEPT_RETRY_SECONDS = (
+    0.2  # seconds, where the system has no connection for us, though one is there
+)
 #: OpenSSL's names for what went wrong, and what we call it. Others are `other`.
 _REASONS = {
     "HTTP_REQUEST": "plain_http",
@@ -108,10 +110,15 @@ class TlsAcceptor:
     async def _handshake(self, connected: socket.socket, client: Any) -> None:
         try:
             if not await _sends_data(connected):
-                self._metrics.count_tls_failure(_UNUSED)  # without a line: load balancers look so for life
+                self._metrics.count_tls_failure(
+                    _UNUSED
+                )  # without a line: load balancers look so for life
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol_factory, connected, ssl=self._context, ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS
+                self._protocol_factory,
+                connected,
+                ssl=self._context,
+                ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS,
             )
             if transport.get_extra_info("cipher") is None:
                 raise ConnectionResetError

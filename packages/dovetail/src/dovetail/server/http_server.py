@@ -14,7 +14,11 @@ from typing import Any
 import uvicorn
 
 from dovetail.http.drain import DrainController
-from dovetail.http.websocket.protocol import PING_INTERVAL_SECONDS, PING_TIMEOUT_SECONDS, BoundedWebSocketProtocol
+from dovetail.http.websocket.protocol import (
+    PING_INTERVAL_SECONDS,
+    PING_TIMEOUT_SECONDS,
+    BoundedWebSocketProtocol,
+)
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import BoundedHttpProtocol, max_connections, raise_file_limit
 from dovetail.net.tls import TlsCertificate
@@ -22,8 +26,12 @@ from dovetail.server.handshake import TlsAcceptor
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
-KEEP_ALIVE_TIMEOUT_SECONDS = 120  # seconds that an unused connection stays open: agents pause between turns
-FINAL_WRITE_TIMEOUT_SECONDS = 2.0  # seconds for clients to read the end of an answer, or that it was broken off
+KEEP_ALIVE_TIMEOUT_SECONDS = (
+    120  # seconds that an unused connection stays open: agents pause between turns
+)
+FINAL_WRITE_TIMEOUT_SECONDS = (
+    2.0  # seconds for clients to read the end of an answer, or that it was broken off
+)
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +133,9 @@ def create_server(  # noqa: PLR0913 - all but the first are said by name
     handshakes = None
     if certificate is not None:
         metrics.track_certificate_expiry(lambda: certificate.expires_at)
-        handshakes = TlsAcceptor(certificate.context, refused, metrics, client_addresses or ClientAddressResolver())
+        handshakes = TlsAcceptor(
+            certificate.context, refused, metrics, client_addresses or ClientAddressResolver()
+        )
     config = uvicorn.Config(
         app,
         host=host,

@@ -22,7 +22,9 @@ RESPONSES_FILE = "responses.sqlite"
 def open_ledger(config: Config, folder: Path) -> Ledger:
     """The turns. Whoever shares a Redis does so to be asked for any of them, as workers are."""
     kept = config.store != "memory"
-    return Ledger(_open_ledger_store(config.store, folder), shared=kept, has_worker_peers=_has_peers(config))
+    return Ledger(
+        _open_ledger_store(config.store, folder), shared=kept, has_worker_peers=_has_peers(config)
+    )
 
 
 def open_response_store(config: Config, folder: Path) -> ResponseStore:
@@ -30,7 +32,9 @@ def open_response_store(config: Config, folder: Path) -> ResponseStore:
     # Two servers of one user share a folder unless told otherwise, and so do an old one that
     # drains and the new one in its place.
     kept = config.store != "memory"
-    return ResponseStore(_open_response_backend(config, folder), shared=kept, has_peers=_has_peers(config))
+    return ResponseStore(
+        _open_response_backend(config, folder), shared=kept, has_peers=_has_peers(config)
+    )
 
 
 def open_keyring(config: Config, folder: Path) -> Keyring:

@@ -10,7 +10,12 @@ from dovetail.http.app import App
 from dovetail.http.responses.following import read_chunks
 from dovetail.http.responses.run import ResponseKey
 from dovetail.server.numbers import WorkerMetrics
-from dovetail.server.worker_peers import PeerDisconnected, PeerRequest, WorkerPeers, await_first_frame
+from dovetail.server.worker_peers import (
+    PeerDisconnected,
+    PeerRequest,
+    WorkerPeers,
+    await_first_frame,
+)
 from dovetail_model import RateLimited
 
 MAX_FOLLOWED_STREAMS = 256  # streams of siblings that are shown by one process

@@ -12,7 +12,9 @@ from dovetail.net.tls import TlsCertificate
 
 
 @asynccontextmanager
-async def reload_on_change(keys: ApiKeys, certificate: TlsCertificate | None) -> AsyncIterator[None]:
+async def reload_on_change(
+    keys: ApiKeys, certificate: TlsCertificate | None
+) -> AsyncIterator[None]:
     """Keeps keys and certificate fresh for as long as the block lasts."""
 
     def read_again() -> None:

@@ -18,10 +18,14 @@ from dovetail.server.engines import RemoteEngine
 from dovetail.settings.config import Config
 
 
-def create_pool(config: Config, model: Model, path: Path, remote: RemoteEngine | None) -> ReplicaPool:
+def create_pool(
+    config: Config, model: Model, path: Path, remote: RemoteEngine | None
+) -> ReplicaPool:
     """The replicas of a token engine: one for each address, or as many as are wanted here."""
     name = engine_name(config)
-    first = [id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None]
+    first = [
+        id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None
+    ]
     endpoints = remote.endpoints if remote is not None else (None,) * max(1, config.replicas)
     setups = [
         EngineSetup(

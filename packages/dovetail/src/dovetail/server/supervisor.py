@@ -22,7 +22,9 @@ from dovetail.server.reload import has_terminal
 from dovetail.settings.config import Config
 
 WORKER_MODULE = "dovetail.cli.worker"
-CRASH_LOOP_SECONDS = 60.0  # seconds after its start: who falls then is started again ever more slowly
+CRASH_LOOP_SECONDS = (
+    60.0  # seconds after its start: who falls then is started again ever more slowly
+)
 MAX_FAILED_STARTS = 5  # starts in a row that came to nothing, while nobody else serves
 STOP_TIMEOUT_SECONDS = 30.0  # seconds beyond the time to drain, for one that does not end
 
@@ -41,7 +43,9 @@ class WorkerSupervisor:
         self._port = port
         self._folder = create_runtime_dir()
         self._engines = EngineSupervisor(config, self._folder)
-        self._workers: list[ManagedProcess] = [ManagedProcess(WORKER_MODULE) for _ in range(config.workers)]
+        self._workers: list[ManagedProcess] = [
+            ManagedProcess(WORKER_MODULE) for _ in range(config.workers)
+        ]
         self._restarts = [0] * config.workers
         self._stopping = asyncio.Event()
         self._error: SupervisorError | None = None
@@ -104,7 +108,9 @@ class WorkerSupervisor:
             pause = RESTART_DELAYS_SECONDS[min(fell, len(RESTART_DELAYS_SECONDS) - 1)]
             fields = {"worker": number, "ended": describe_exit_status(status), "again_in": pause}
             _log.error("worker_fell", extra={"fields": fields})
-            if fell >= MAX_FAILED_STARTS and not any(one.ready and one.alive for one in self._workers):
+            if fell >= MAX_FAILED_STARTS and not any(
+                one.ready and one.alive for one in self._workers
+            ):
                 self._error = SupervisorError("the workers fall as soon as they are started")
                 self._stop()
                 return

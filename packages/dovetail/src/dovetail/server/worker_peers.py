@@ -80,9 +80,14 @@ class WorkerPeers:
             for task in late:
                 task.cancel()
 
-    async def request_all(self, request: PeerRequest, timeout: float = PEER_TIMEOUT_SECONDS) -> dict[int, bytes]:
+    async def request_all(
+        self, request: PeerRequest, timeout: float = PEER_TIMEOUT_SECONDS
+    ) -> dict[int, bytes]:
         """What each of the others tells in one frame. Who is silent is left out."""
-        asking = {at: asyncio.create_task(_read_single_frame(self._request(at, request))) for at in self._peer_numbers}
+        asking = {
+            at: asyncio.create_task(_read_single_frame(self._request(at, request)))
+            for at in self._peer_numbers
+        }
         try:
             if asking:
                 await asyncio.wait(asking.values(), timeout=timeout)
@@ -97,7 +102,10 @@ class WorkerPeers:
 
         Whoever reads it closes it. It raises `BrokenOff`.
         """
-        asking = [asyncio.create_task(await_first_frame(self._request(at, request))) for at in self._peer_numbers]
+        asking = [
+            asyncio.create_task(await_first_frame(self._request(at, request)))
+            for at in self._peer_numbers
+        ]
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PEER_TIMEOUT_SECONDS):

@@ -57,7 +57,9 @@ class Config:
         (), "where a remote engine listens; several are replicas of one model"
     )
     engine_api_key: str | None = _model_setting(None, "the key that a remote engine asks for")
-    engine_wait: float = _model_setting(0.0, "seconds to wait for a remote engine that is not up yet")
+    engine_wait: float = _model_setting(
+        0.0, "seconds to wait for a remote engine that is not up yet"
+    )
     engine_option: tuple[str, ...] = _model_setting(
         (), "NAME=VALUE: an option of the engine's own, by the names of its page"
     )

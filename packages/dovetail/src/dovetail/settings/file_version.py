@@ -18,7 +18,9 @@ def get_file_version(path: Path) -> FileVersion:
         found = os.stat(path)
     except OSError:
         return None
-    unsure = time.time_ns() if abs(time.time() - found.st_ctime) < _TIMESTAMP_GRANULARITY_SECONDS else 0
+    unsure = (
+        time.time_ns() if abs(time.time() - found.st_ctime) < _TIMESTAMP_GRANULARITY_SECONDS else 0
+    )
     return (found.st_ino, found.st_size, found.st_ctime_ns, unsure)
 
 

@@ -81,7 +81,10 @@ def _to_json_value(name: str, value: Any, secrets: bool) -> Any:
     if name in SECRET_SETTINGS and value and not secrets:
         return "***" if isinstance(value, str) else ["***" for _ in value]
     if name == "models":
-        return [{key: _to_json_value(key, one, secrets) for key, one in table.items()} for table in value]
+        return [
+            {key: _to_json_value(key, one, secrets) for key, one in table.items()}
+            for table in value
+        ]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):

@@ -16,7 +16,16 @@ class StoreFaults:
     is kept as soon as the store is there again. `away` is whether it was not, when last asked.
     """
 
-    __slots__ = ("_clock", "_reported", "_reported_at", "unavailable", "failures", "lost", "pending", "name")
+    __slots__ = (
+        "_clock",
+        "_reported",
+        "_reported_at",
+        "unavailable",
+        "failures",
+        "lost",
+        "pending",
+        "name",
+    )
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -33,7 +42,9 @@ class StoreFaults:
         self.failures += 1
         self.unavailable = self.unavailable or unavailable
         now = self._clock()
-        if error is None or (self._reported_at is not None and now - self._reported_at < LOG_INTERVAL_SECONDS):
+        if error is None or (
+            self._reported_at is not None and now - self._reported_at < LOG_INTERVAL_SECONDS
+        ):
             return
         self._reported, self._reported_at = True, now
         self._warn("store_failed", error=str(error) or type(error).__name__, failed=self.failures)

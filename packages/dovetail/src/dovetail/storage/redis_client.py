@@ -17,7 +17,9 @@ from dovetail.storage.faults import StoreFaults
 
 _TIMEOUT_SECONDS = 0.5  # seconds for one operation
 _BACKOFF_SECONDS = 1.0  # seconds without trying, after the server was found away
-_RECENT_FAILURE_SECONDS = 60.0  # seconds after that in which others may still bring what they could not
+_RECENT_FAILURE_SECONDS = (
+    60.0  # seconds after that in which others may still bring what they could not
+)
 
 _T = TypeVar("_T")
 
@@ -61,7 +63,10 @@ class RedisClient:
     @property
     def recently_failed(self) -> bool:
         """Whether it was away, and not long ago."""
-        return self._failed_at is not None and self._clock() - self._failed_at < _RECENT_FAILURE_SECONDS
+        return (
+            self._failed_at is not None
+            and self._clock() - self._failed_at < _RECENT_FAILURE_SECONDS
+        )
 
     def make_key(self, tenant: str, kind: str, name: str) -> str:
         """The braces make one cluster slot of a tenant; hashed, its name cannot forge a key."""

@@ -4,7 +4,9 @@ import sqlite3
 from collections.abc import Callable
 
 _EVICT_BYTES = 4 << 20  # bytes freed at once: not on every put, and never a long pause
-_MAX_EXPIRED_ROWS = 1000  # rows past their age dropped in one transaction; they are not seen in any case
+_MAX_EXPIRED_ROWS = (
+    1000  # rows past their age dropped in one transaction; they are not seen in any case
+)
 
 
 class TableBounds:

@@ -32,7 +32,15 @@ class WriteQueue(Generic[_T]):
     bytes one takes. Of two with the same id the later one is written in any case.
     """
 
-    __slots__ = ("_faults", "_batch_done", "_task", "_pending", "_size_of", "_pending_bytes", "_write")
+    __slots__ = (
+        "_faults",
+        "_batch_done",
+        "_task",
+        "_pending",
+        "_size_of",
+        "_pending_bytes",
+        "_write",
+    )
 
     def __init__(
         self,

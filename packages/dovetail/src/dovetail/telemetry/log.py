@@ -20,7 +20,9 @@ _UNQUOTED_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
 _CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
-def configure_logging(log_format: LogFormat = "logfmt", level: str = "info", stream: TextIO | None = None) -> None:
+def configure_logging(
+    log_format: LogFormat = "logfmt", level: str = "info", stream: TextIO | None = None
+) -> None:
     """Sends everything that is logged to one place, in one form."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
@@ -81,7 +83,9 @@ class LogfmtFormatter(logging.Formatter):
     """`ts=… level=… event=… name=value`, values quoted where they need it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{name}={_format_value(value)}" for name, value in _log_fields(self, record).items())
+        return " ".join(
+            f"{name}={_format_value(value)}" for name, value in _log_fields(self, record).items()
+        )
 
 
 class JsonFormatter(logging.Formatter):

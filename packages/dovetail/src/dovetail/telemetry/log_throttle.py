@@ -17,7 +17,15 @@ class LogThrottle:
     They are told by the address that they came from, so that who is loud does not hide others.
     """
 
-    __slots__ = ("_event", "_remaining", "_max_lines", "_suppressed", "_interval_seconds", "_timer", "_count_field")
+    __slots__ = (
+        "_event",
+        "_remaining",
+        "_max_lines",
+        "_suppressed",
+        "_interval_seconds",
+        "_timer",
+        "_count_field",
+    )
 
     def __init__(
         self,
@@ -37,7 +45,9 @@ class LogThrottle:
     def allow(self, peer: str | None = None) -> bool:
         """Whether the next line may be written; it would be about this address."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_seconds, self._report_suppressed)
+            self._timer = asyncio.get_running_loop().call_later(
+                self._interval_seconds, self._report_suppressed
+            )
         if self._remaining > 0:
             self._remaining -= 1
             return True

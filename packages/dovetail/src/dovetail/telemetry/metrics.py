@@ -16,9 +16,41 @@ from prometheus_client.registry import Collector
 from dovetail.telemetry.record import PrefixStats, RequestRecord
 
 VERSION = version("dovetail")
-_DURATION_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_DURATION_BUCKETS_SECONDS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    120,
+    300,
+    600,
+)
 _TOKEN_BUCKETS = tuple(float(2**power) for power in range(4, 21))
-INTER_TOKEN_BUCKETS_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+INTER_TOKEN_BUCKETS_SECONDS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)
 _INTER_TOKEN_NAME = "dovetail_inter_token_latency_seconds"
 _INTER_TOKEN_HELP = "Time between two batches of tokens of a stream."
 #: What the histograms say of themselves.
@@ -51,7 +83,9 @@ class InterTokenHistogram:
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Cumulative counts by upper bound, as Prometheus wants them, and the sum."""
         total, found = 0, []
-        for bound, count in zip([*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True):
+        for bound, count in zip(
+            [*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True
+        ):
             total += count
             found.append((bound, float(total)))
         return found, self.sum
@@ -70,14 +104,22 @@ class Metrics:
         )
         self._inflight = self._gauge("inflight_requests", "Requests being worked on.", "endpoint")
         self._queued = self._gauge("queued_requests", "Requests before their first token.")
-        self._time_to_first_token = self._histogram("time_to_first_token_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
+        self._time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", _DURATION_BUCKETS_SECONDS, *by_model
+        )
         self._duration = self._histogram(
-            "request_duration_seconds", _DURATION_BUCKETS_SECONDS, "model", "endpoint", "request_type"
+            "request_duration_seconds",
+            _DURATION_BUCKETS_SECONDS,
+            "model",
+            "endpoint",
+            "request_type",
         )
         self._input = self._histogram("input_sequence_tokens", _TOKEN_BUCKETS, *by_model)
         self._output = self._histogram("output_sequence_tokens", _TOKEN_BUCKETS, *by_model)
         self._cached = self._histogram("cached_tokens", _TOKEN_BUCKETS, *by_model)
-        self._disconnected = self._counter("disconnected_clients", "Clients that hung up.", *by_model)
+        self._disconnected = self._counter(
+            "disconnected_clients", "Clients that hung up.", *by_model
+        )
         self._prefix_reasons = self._counter(
             "prefix_reasons", "Prompts by why they left the last one.", "model", "reason"
         )
@@ -102,9 +144,15 @@ class Metrics:
         self._reprefilled = self._counter(
             "reprefilled_tokens", "Prompt tokens that an engine read a second time.", *by_model
         )
-        self._dispatch_lead = self._histogram("dispatch_lead_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
-        self._queue_wait = self._histogram("queue_wait_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
-        self._prepare_time = self._histogram("prepare_seconds", _DURATION_BUCKETS_SECONDS, *by_model)
+        self._dispatch_lead = self._histogram(
+            "dispatch_lead_seconds", _DURATION_BUCKETS_SECONDS, *by_model
+        )
+        self._queue_wait = self._histogram(
+            "queue_wait_seconds", _DURATION_BUCKETS_SECONDS, *by_model
+        )
+        self._prepare_time = self._histogram(
+            "prepare_seconds", _DURATION_BUCKETS_SECONDS, *by_model
+        )
         self._trace_dropped = self._counter("trace_dropped", "Requests that no trace has.")
         self._diagnostics = self._counter(
             "parser_diagnostics", "Malformed output that was tolerated.", "model", "code"
@@ -115,7 +163,9 @@ class Metrics:
         self._refused_connections = self._counter(
             "refused_connections", "Connections refused before there was a request.", "reason"
         )
-        self._refused_connections.labels("connections")  # from 0 on: the first ones are an increase, too
+        self._refused_connections.labels(
+            "connections"
+        )  # from 0 on: the first ones are an increase, too
         self._tls_failures = self._counter("tls_failures", "TLS handshakes that failed.", "reason")
         self._held_body_bytes = self._gauge(
             "held_body_bytes", "Bodies and messages of requests that are not over."
@@ -256,7 +306,11 @@ class Metrics:
 
     def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(
-            f"dovetail_{name}", _HISTOGRAM_HELP[name], labels, buckets=buckets, registry=self.registry
+            f"dovetail_{name}",
+            _HISTOGRAM_HELP[name],
+            labels,
+            buckets=buckets,
+            registry=self.registry,
         )
 
 

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dovetail.watch.verdict import TokenBasis, FindingCode, TrafficFinding, ExchangeAnalysis
+from dovetail.watch.verdict import ExchangeAnalysis, FindingCode, TokenBasis, TrafficFinding
 
 _MAX_RECENT_EXCHANGES = 10_000  # exchanges that are told one by one
 _MAX_SESSIONS = 1000  # that are told one by one

@@ -14,10 +14,16 @@ from dovetail.watch.decoder import DecodedExchange, decode_exchange
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.findings import PrefixBreakClassifier, find_copy_difference
 from dovetail.watch.losses import find_unparsed_calls
-from dovetail.watch.prompts import DovetailPrompts, BaselinePrompt, BaselinePrompts, strip_reasoning
+from dovetail.watch.prompts import BaselinePrompt, BaselinePrompts, DovetailPrompts, strip_reasoning
 from dovetail.watch.reference_model import BYTES_PER_TOKEN, ReferenceModel, ReferenceModels
-from dovetail.watch.sessions import PastExchange, ObservedSession, SessionTracker, with_session, build_past_exchange
-from dovetail.watch.verdict import TokenBasis, TrafficFinding, PromptPrefix, ExchangeAnalysis
+from dovetail.watch.sessions import (
+    ObservedSession,
+    PastExchange,
+    SessionTracker,
+    build_past_exchange,
+    with_session,
+)
+from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix, TokenBasis, TrafficFinding
 from dovetail_model import (
     DovetailError,
     InvalidRequest,
@@ -86,12 +92,18 @@ class ExchangeAnalyzer:
         at = None if complete is None else exchange.began + complete
         if exchange.has_failed:
             return verdict
-        over = build_past_exchange(request, _response_turn(heard), at, is_certain=sure, body_bytes=len(exchange.request))
+        over = build_past_exchange(
+            request, _response_turn(heard), at, is_certain=sure, body_bytes=len(exchange.request)
+        )
         self._sessions.add_exchange(session, over)
         return verdict
 
     def _analyze_decoded(
-        self, heard: DecodedExchange, session: ObservedSession, request: Request, before: PastExchange | None
+        self,
+        heard: DecodedExchange,
+        session: ObservedSession,
+        request: Request,
+        before: PastExchange | None,
     ) -> tuple[ExchangeAnalysis, bool]:
         """The verdict, and whether the answer's tokens are known."""
         bench = self._prompts_for(heard.request.model)
@@ -117,20 +129,30 @@ class ExchangeAnalyzer:
             basis=pair.basis,
             served=served,
             exact=exact,
-            needless=max(0, served.prefill_tokens - exact.prefill_tokens) if broke is not None else 0,
+            needless=max(0, served.prefill_tokens - exact.prefill_tokens)
+            if broke is not None
+            else 0,
             broke=broke,
             findings=(*findings, *pair.findings),
         )
         return verdict, pair.is_certain
 
     def _analysis_builder(
-        self, heard: DecodedExchange, session: ObservedSession, request: Request, before: PastExchange | None
+        self,
+        heard: DecodedExchange,
+        session: ObservedSession,
+        request: Request,
+        before: PastExchange | None,
     ) -> Callable[..., ExchangeAnalysis]:
         """A verdict with all that can be said without a prompt."""
         exchange, answer = heard.exchange, heard.response
         blocks = answer.message.blocks
         gap = None
-        if before is not None and before.call_completed_at is not None and _returned_turn(before, request):
+        if (
+            before is not None
+            and before.call_completed_at is not None
+            and _returned_turn(before, request)
+        ):
             gap = max(0.0, exchange.began - before.call_completed_at)
         fields = {
             **_exchange_fields(exchange),
@@ -150,7 +172,13 @@ class ExchangeAnalyzer:
         }
         return lambda **more: ExchangeAnalysis(**{**fields, **more})
 
-    def _build_pair(self, bench: _ModelPrompts, heard: DecodedExchange, request: Request, before: PastExchange | None) -> _PromptPair:
+    def _build_pair(
+        self,
+        bench: _ModelPrompts,
+        heard: DecodedExchange,
+        request: Request,
+        before: PastExchange | None,
+    ) -> _PromptPair:
         """The request as a plain server's prompt and as Dovetail's, and the answer recorded."""
         ids, basis, findings = self._reconstruct_prompt(bench, heard, request)
         copy = _returned_turn(before, request)
@@ -194,7 +222,13 @@ class ExchangeAnalyzer:
             return bare, "confirmed", (TrafficFinding("thoughts_not_read"),)
         return ids, "estimated", ()
 
-    def _record_response(self, bench: _ModelPrompts, heard: DecodedExchange, natural: BaselinePrompt, prepared: PreparedRequest) -> bool:
+    def _record_response(
+        self,
+        bench: _ModelPrompts,
+        heard: DecodedExchange,
+        natural: BaselinePrompt,
+        prepared: PreparedRequest,
+    ) -> bool:
         """Keeps the answer. Whether its tokens are known, by the server's own word."""
         said = _response_turn(heard)
         if said is None:
@@ -206,7 +240,12 @@ class ExchangeAnalyzer:
         return self._run(bench.dovetail.record_response(prepared, said, ids)) and sure
 
     def _reconstruct_output(
-        self, bench: _ModelPrompts, heard: DecodedExchange, natural: BaselinePrompt, prepared: PreparedRequest, said: Turn
+        self,
+        bench: _ModelPrompts,
+        heard: DecodedExchange,
+        natural: BaselinePrompt,
+        prepared: PreparedRequest,
+        said: Turn,
     ) -> tuple[Sequence[int] | None, bool]:
         """The tokens of an answer, and whether they are as many as the server counted."""
         answer = heard.response
@@ -223,7 +262,9 @@ class ExchangeAnalyzer:
         fitting = [form for size in sizes for form in written if told and len(form) == size]
         return next(iter([*fitting, *written]), None), bool(fitting)
 
-    def _find_prefix_break(self, pair: _PromptPair, before: PastExchange | None) -> TrafficFinding | None:
+    def _find_prefix_break(
+        self, pair: _PromptPair, before: PastExchange | None
+    ) -> TrafficFinding | None:
         request, diagnosis = pair.baseline.request, pair.baseline.diagnosis
         if diagnosis.reason == "first":
             return self._find_session_break(pair)
@@ -236,7 +277,11 @@ class ExchangeAnalyzer:
         request, other = pair.baseline.request, self._last_first_request
         self._last_first_request = request
         gain = pair.prepared.diagnosis.shared_tokens - pair.baseline.diagnosis.shared_tokens
-        if other is None or gain * pair.scale < _MIN_REPORTED_TOKENS or other.system == request.system:
+        if (
+            other is None
+            or gain * pair.scale < _MIN_REPORTED_TOKENS
+            or other.system == request.system
+        ):
             return None
         return self._classifier.classify_system(other.system, request.system)
 

@@ -79,7 +79,9 @@ class ConnectionCapture:
         self._finished: list[CapturedExchange | None] = []
         self._closed = False
 
-    def feed(self, direction: RelayDirection, data: bytes, at: float) -> Sequence[CapturedExchange | None]:
+    def feed(
+        self, direction: RelayDirection, data: bytes, at: float
+    ) -> Sequence[CapturedExchange | None]:
         """The exchanges that these bytes complete; None for one that no model answers.
 
         Raises where the bytes are not HTTP as we know it.
@@ -87,7 +89,9 @@ class ConnectionCapture:
         if self._closed:
             return ()
         if direction == "asked":
-            self._pipelined_bytes = self._pipelined_bytes + len(data) if self._awaits_response() else 0
+            self._pipelined_bytes = (
+                self._pipelined_bytes + len(data) if self._awaits_response() else 0
+            )
             if self._pipelined_bytes > self._limits.body_bytes:
                 raise UnobservableError("requests were sent too far ahead")
             self._client_parser.receive_data(data)
@@ -194,7 +198,9 @@ class ConnectionCapture:
         """On to the next request of the connection, if there may be one."""
         self._pending = None
         try:
-            self._client_parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            self._client_parser.send(
+                h11.Response(status_code=200, headers=[("content-length", "0")])
+            )
             self._client_parser.send(h11.EndOfMessage())
             self._client_parser.start_next_cycle()
             self._server_parser.start_next_cycle()
@@ -207,7 +213,9 @@ class ConnectionCapture:
             self._finished.append(None)
             return
         asked = redact_headers(draft.request_head.headers)
-        told = redact_headers(draft.response_head.headers) if draft.response_head is not None else {}
+        told = (
+            redact_headers(draft.response_head.headers) if draft.response_head is not None else {}
+        )
         answer = b"".join(draft.response_body)
         coding = told.pop("content-encoding", "")
         self._finished.append(
@@ -221,7 +229,9 @@ class ConnectionCapture:
                 status=draft.response_head.status_code if draft.response_head is not None else 0,
                 request_headers=asked,
                 answer_headers=told,
-                request=self._decode_content(b"".join(draft.request_body), asked.pop("content-encoding", "")),
+                request=self._decode_content(
+                    b"".join(draft.request_body), asked.pop("content-encoding", "")
+                ),
                 answer=answer if cut else self._decode_content(answer, coding),
                 marks=() if coding else tuple(draft.marks),
                 cut=cut,

@@ -80,7 +80,9 @@ class DecodedExchange:
     response: ObservedResponse
 
 
-def decode_exchange(exchange: CapturedExchange, memory: DecodeCache | None = None) -> DecodedExchange:
+def decode_exchange(
+    exchange: CapturedExchange, memory: DecodeCache | None = None
+) -> DecodedExchange:
     """The exchange, decoded. Raises `InvalidRequest` where the request is none of its API."""
     codec = exchange.codec
     assert codec is not None
@@ -152,7 +154,9 @@ def _to_failure(exchange: CapturedExchange) -> Failure:
     return Failure("engine", f"HTTP {exchange.status}")
 
 
-def _read_token_ids(exchange: CapturedExchange) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+def _read_token_ids(
+    exchange: CapturedExchange,
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """The tokens of answer and prompt, where the client asked a vLLM for them."""
     if b'"return_token_ids"' not in exchange.request or b'"token_ids"' not in exchange.answer:
         return None, None

@@ -76,7 +76,9 @@ def redact_target(target: str) -> str:
     """A path and its query, without the values that are secret."""
     path, mark, query = target.partition("?")
     fields = (field.partition("=") for field in query.split("&"))
-    kept = (name + ("=…" if _SECRET_NAME.search(name) else eq + value) for name, eq, value in fields)
+    kept = (
+        name + ("=…" if _SECRET_NAME.search(name) else eq + value) for name, eq, value in fields
+    )
     return path + mark + "&".join(kept)
 
 

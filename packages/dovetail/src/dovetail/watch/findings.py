@@ -66,8 +66,12 @@ class PrefixBreakClassifier:
             if at == len(before.turns) and _is_equivalent(was, here, now.tools):
                 return _classify_turn(was, here)
             if self._is_volatile(was, here):
-                return TrafficFinding("volatile", f"turn {at} ({here.role}): {_describe_turn_change(was, here)}")
-            return TrafficFinding("history", f"turn {at} ({here.role}): {_describe_turn_change(was, here)}")
+                return TrafficFinding(
+                    "volatile", f"turn {at} ({here.role}): {_describe_turn_change(was, here)}"
+                )
+            return TrafficFinding(
+                "history", f"turn {at} ({here.role}): {_describe_turn_change(was, here)}"
+            )
         return TrafficFinding("history", f"{len(old) - len(now.turns)} turns are gone from the end")
 
     def _is_volatile(self, was: Turn, here: Turn) -> bool:
@@ -131,7 +135,9 @@ def _classify_turn(said: Turn | None, copy: Turn | None) -> TrafficFinding:
     """The same words became other tokens: by what the client did, or by the template."""
     found = find_copy_difference(said, copy) if said is not None and copy is not None else None
     if found is None and said is not None and copy is not None and is_interleaved(said):
-        return TrafficFinding("regrouped", f"said as {_describe_order(said)}: the template groups it")
+        return TrafficFinding(
+            "regrouped", f"said as {_describe_order(said)}: the template groups it"
+        )
     return found or TrafficFinding("retokenization")
 
 
@@ -142,7 +148,10 @@ def find_copy_difference(response: Turn, copy: Turn) -> TrafficFinding | None:
     if had and not has:
         return TrafficFinding("thoughts_not_returned")
     if is_interleaved(response) and _block_types(response) != _block_types(copy):
-        return TrafficFinding("regrouped", f"said as {_describe_order(response)}, sent back as {_describe_order(copy)}")
+        return TrafficFinding(
+            "regrouped",
+            f"said as {_describe_order(response)}, sent back as {_describe_order(copy)}",
+        )
     if _call_arguments(response) != _call_arguments(copy):
         return TrafficFinding("rewritten", _describe_argument_change(response, copy))
     return None

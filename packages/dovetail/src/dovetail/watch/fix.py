@@ -14,7 +14,13 @@ from dovetail.http.app import App
 from dovetail.http.body import decode_content
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.exchange import CapturedExchange, ResponderName, find_codec, redact_headers, redact_target
+from dovetail.watch.exchange import (
+    CapturedExchange,
+    ResponderName,
+    find_codec,
+    redact_headers,
+    redact_target,
+)
 from dovetail.watch.passthrough import forward_request, send_error
 from dovetail_model import ClientError
 
@@ -62,7 +68,9 @@ class FixApp:
         finally:
             self._on_exchange(taking.to_exchange(next(self._numbers)))
 
-    async def _respond(self, scope: Scope, body: bytes, receive: Receive, taking: "_ResponseCapture") -> None:
+    async def _respond(
+        self, scope: Scope, body: bytes, receive: Receive, taking: "_ResponseCapture"
+    ) -> None:
         gate = _RefusalFilter(taking.send)
         taking.server = "dovetail"
         if len(body) > _MAX_OBSERVED_BYTES:

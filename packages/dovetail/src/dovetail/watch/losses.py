@@ -7,10 +7,19 @@ from dovetail_parsers import Parser
 
 #: Parsers to try where the model's family is not known: the forms that most models use.
 _DEFAULT_PARSERS = ("hermes", "qwen3_coder", "mistral", "llama3_json", "pythonic")
-_CALL_MARKERS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call", "<｜tool")
+_CALL_MARKERS = (
+    "<tool_call>",
+    "<function=",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<|tool_call",
+    "<｜tool",
+)
 
 
-def find_unparsed_calls(message: Message, request: Request, reference: ReferenceModel) -> tuple[TrafficFinding, ...]:
+def find_unparsed_calls(
+    message: Message, request: Request, reference: ReferenceModel
+) -> tuple[TrafficFinding, ...]:
     """The calls that the model made and the server left in its text or its thoughts.
 
     Only those of a tool that the request offered count: others may be quoted.

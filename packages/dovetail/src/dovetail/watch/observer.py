@@ -12,7 +12,7 @@ from threading import Lock, Thread
 
 import h11
 
-from dovetail.watch.capture import CaptureLimits, UnobservableError, ConnectionCapture
+from dovetail.watch.capture import CaptureLimits, ConnectionCapture, UnobservableError
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.relay import RelayDirection
 
@@ -113,12 +113,16 @@ class TrafficObserver:
                 self._handle_error(connection, error)
             if direction == "closed":
                 self._captures.pop(connection, None)
-                self._ignored_connections.discard(connection)  # here alone: what was queued before it is deaf, too
+                self._ignored_connections.discard(
+                    connection
+                )  # here alone: what was queued before it is deaf, too
             else:
                 self._processed_bytes += _queue_size(data)
         self._on_close()
 
-    def _process_chunk(self, connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
+    def _process_chunk(
+        self, connection: int, direction: RelayDirection, data: bytes, at: float
+    ) -> None:
         if connection in self._ignored_connections:
             self._captures.pop(connection, None)
             return
@@ -127,7 +131,9 @@ class TrafficObserver:
             found = tap.close(at) if tap is not None else ()
         else:
             if tap is None:
-                tap = self._captures[connection] = ConnectionCapture(self._limits, self._next_number)
+                tap = self._captures[connection] = ConnectionCapture(
+                    self._limits, self._next_number
+                )
             found = tap.feed(direction, data, at)
         for exchange in found:
             if exchange is None:
@@ -148,9 +154,15 @@ class TrafficObserver:
 
     def _handle_error(self, connection: int, error: Exception) -> None:
         self._captures.pop(connection, None)
-        reason = str(error) if isinstance(error, UnobservableError) else _ERROR_REASONS.get(type(error), "")
+        reason = (
+            str(error)
+            if isinstance(error, UnobservableError)
+            else _ERROR_REASONS.get(type(error), "")
+        )
         _log.debug("connection_unobserved", exc_info=error)
-        self._ignore_connection(connection, reason or f"the observer failed ({type(error).__name__})")
+        self._ignore_connection(
+            connection, reason or f"the observer failed ({type(error).__name__})"
+        )
 
 
 def _queue_size(*parts: bytes) -> int:

@@ -25,14 +25,19 @@ _HOP_BY_HOP_HEADERS = frozenset(
         "upgrade",
     }
 )
-_CREDENTIAL_HEADERS = {"authorization", "x-api-key"}  # of the client, where the server's own key is known
+_CREDENTIAL_HEADERS = {
+    "authorization",
+    "x-api-key",
+}  # of the client, where the server's own key is known
 
 
 async def forward_request(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -> None:
     """Asks the server, and answers what it answers."""
     query = scope.get("query_string", b"").decode("latin-1")
     path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
-    kept_back = _HOP_BY_HOP_HEADERS | (_CREDENTIAL_HEADERS if "authorization" in endpoint.headers else set())
+    kept_back = _HOP_BY_HOP_HEADERS | (
+        _CREDENTIAL_HEADERS if "authorization" in endpoint.headers else set()
+    )
     headers = {
         name: value.decode("latin-1")
         for raw, value in scope["headers"]

@@ -19,7 +19,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
-from dovetail.pipeline.preparation import PreparedRequest, ChatPreparer
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
@@ -66,7 +66,9 @@ class BaselinePrompts:
             text = speech.template.render(plain, switches=switches)
         return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
-    def examine(self, request: Request, ids: "array[int]", session: str, dropped: bool) -> BaselinePrompt:
+    def examine(
+        self, request: Request, ids: "array[int]", session: str, dropped: bool
+    ) -> BaselinePrompt:
         """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
         sighting = PromptObservation(
             session=session,
@@ -83,9 +85,13 @@ class BaselinePrompts:
     def record_response(self, natural: BaselinePrompt, turn: Turn, ids: Sequence[int]) -> None:
         """What was generated on a prompt."""
         seen = natural.sighting
-        self._diagnostics.record_output(seen.session, ids, turn=digest_turn(turn).digest, prompt=seen)
+        self._diagnostics.record_output(
+            seen.session, ids, turn=digest_turn(turn).digest, prompt=seen
+        )
 
-    def encode_response(self, request: Request, said: Turn, prompt: "array[int]") -> list[int] | None:
+    def encode_response(
+        self, request: Request, said: Turn, prompt: "array[int]"
+    ) -> list[int] | None:
         """The tokens of an answer as the template writes it behind its own prompt.
 
         None where the template does not leave that prompt as it was.
@@ -120,7 +126,9 @@ class DovetailPrompts:
     async def prepare(self, request: Request) -> PreparedRequest:
         return await self._preparer.prepare(request)
 
-    def encode_response(self, turn: Turn, request: Request, prompt: Sequence[int]) -> list[int] | None:
+    def encode_response(
+        self, turn: Turn, request: Request, prompt: Sequence[int]
+    ) -> list[int] | None:
         """The tokens of an answer in the model's notation; None if that cannot write it."""
         end = self._model.tokenizer.decode(prompt[-_TAIL_TOKENS:])
         text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, end)
@@ -132,7 +140,9 @@ class DovetailPrompts:
             text = text.rstrip().removesuffix(ended)
         return self._guard.encode(text, first=False)
 
-    async def record_response(self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]) -> bool:
+    async def record_response(
+        self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]
+    ) -> bool:
         """Records what was generated. False if it does not read as what the client was shown."""
         calls = _call_ids(turn)
         generation = self._preparer.create_generation(prepared, lambda: next(calls))

@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.models.files import TemplateSource
 from dovetail.models.hub import HUB_ID_PATTERN, find_cached_model
-from dovetail.models.loader import ModelLoadError, Model, ModelParsers, ProbedTemplate, load_model
+from dovetail.models.loader import Model, ModelLoadError, ModelParsers, ProbedTemplate, load_model
 from dovetail.models.template_probe import probe_template
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail.prompt.rendering_template import ChatTemplate
@@ -71,7 +71,9 @@ class _ModelList(msgspec.Struct, frozen=True):
     data: list[ListedModel] = []
 
 
-async def fetch_listed_models(endpoint: Endpoint, key: str | None = None) -> tuple[ListedModel, ...]:
+async def fetch_listed_models(
+    endpoint: Endpoint, key: str | None = None
+) -> tuple[ListedModel, ...]:
     """What a server says it serves; nothing where it does not say."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     call = ClientRequest("GET", "/v1/models", headers=headers, timeouts=LISTING_TIMEOUTS)
@@ -108,7 +110,9 @@ class ReferenceModels:
         self._listed = {one.id: one for one in listed}
         self._parsers = parsers or ParserNames()
         self._found: dict[str, ReferenceModel] = {}
-        self._fallbacks: dict[str | None, ReferenceModel] = {}  # by family: clients may name anything
+        self._fallbacks: dict[
+            str | None, ReferenceModel
+        ] = {}  # by family: clients may name anything
         self.warnings: list[str] = []
 
     def get(self, name: str) -> ReferenceModel:

@@ -28,7 +28,9 @@ BACKLOG = 4096
 class RelayCallback(Protocol):
     """Who looks on. Must never raise and never take long."""
 
-    def __call__(self, connection: int, direction: RelayDirection, data: bytes, at: float) -> None: ...
+    def __call__(
+        self, connection: int, direction: RelayDirection, data: bytes, at: float
+    ) -> None: ...
 
 
 @dataclass
@@ -163,7 +165,9 @@ class _ClientProtocol(_RelayProtocol):
 
     direction = "asked"
 
-    def __init__(self, number: int, endpoint: Endpoint, traffic: RelayStats, sees: RelayCallback) -> None:
+    def __init__(
+        self, number: int, endpoint: Endpoint, traffic: RelayStats, sees: RelayCallback
+    ) -> None:
         super().__init__(number, sees)
         self._endpoint = endpoint
         self._stats = traffic

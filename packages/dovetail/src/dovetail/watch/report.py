@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dovetail.watch.analysis import TrafficSummary, TrafficTotals, median
-from dovetail.watch.verdict import TokenBasis, FindingCode, TrafficFinding, ExchangeAnalysis
+from dovetail.watch.verdict import ExchangeAnalysis, FindingCode, TokenBasis, TrafficFinding
 
 _MAX_LISTED_SESSIONS = 50  # in the summary; programs get more
 
@@ -57,7 +57,12 @@ def format_exchange(verdict: ExchangeAnalysis) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(one.began))
     status = "cut off" if one.cut else str(one.status)
     head = f"{clock} {one.session} #{one.place} {one.api} {status} {one.duration:.1f} s"
-    parts = [head, _format_tokens(one), _format_prefix_break(one), *(_format_finding(f) for f in one.findings)]
+    parts = [
+        head,
+        _format_tokens(one),
+        _format_prefix_break(one),
+        *(_format_finding(f) for f in one.findings),
+    ]
     if one.unread:
         parts.append(one.unread)
     return " | ".join(part for part in parts if part)
@@ -88,7 +93,11 @@ def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: 
     whole = summary.total
     lines = [
         f"{_pluralize(whole.requests, 'request')} in {_pluralize(summary.session_count, 'session')}"
-        + (f" ({_format_counts(whole.apis)}; models: {_format_names(whole.models)})" if whole.requests else "")
+        + (
+            f" ({_format_counts(whole.apis)}; models: {_format_names(whole.models)})"
+            if whole.requests
+            else ""
+        )
         + (f"; {_pluralize(others, 'other exchange')} passed on" if others else "")
     ]
     if whole.failed or whole.unread:
@@ -119,7 +128,9 @@ def _format_totals(sums: TrafficTotals) -> list[str]:
         (names[1], sums.prefilled - sums.needless),
         (names[2], sums.needless),
     ]
-    lines = [f"  {name:28}{mark + format(n, ','):>12}  {_format_share(n, sums)}" for name, n in rows]
+    lines = [
+        f"  {name:28}{mark + format(n, ','):>12}  {_format_share(n, sums)}" for name, n in rows
+    ]
     if sums.tells_cached:
         share = f"of {sums.told_prompt:,}"
         lines.append(f"  {'cached, as the server says':28}{sums.told_cached:>12,}  {share}")
@@ -167,7 +178,9 @@ def _format_times(sums: TrafficTotals) -> list[str]:
 def _format_sessions(summary: TrafficSummary) -> list[str]:
     shown = list(summary.sessions.values())[-_MAX_LISTED_SESSIONS:]
     left_out = summary.session_count - len(shown)
-    title = f"Sessions, the last {len(shown)} of {summary.session_count}" if left_out else "Sessions"
+    title = (
+        f"Sessions, the last {len(shown)} of {summary.session_count}" if left_out else "Sessions"
+    )
     return [title, *map(_format_session, shown)]
 
 
@@ -182,7 +195,9 @@ def _format_session(sums: TrafficTotals) -> str:
     )
 
 
-def to_summary_json(summary: TrafficSummary, unobserved: dict[str, int], others: int = 0) -> dict[str, Any]:
+def to_summary_json(
+    summary: TrafficSummary, unobserved: dict[str, int], others: int = 0
+) -> dict[str, Any]:
     """The report for programs."""
     return {
         "whole": _totals_to_json(summary.total),

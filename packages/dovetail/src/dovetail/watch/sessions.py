@@ -12,7 +12,10 @@ _MAX_EXCHANGES_PER_SESSION = 16  # exchanges of a session that the next one may 
 _MAX_CHAINS = 65536  # conversations without a name that are remembered
 _MAX_SESSIONS = 4096
 _MAX_BODY_BYTES = 256 << 20  # of the bodies of all requests that are remembered
-_MAX_FULL_LABEL_CHARS, _MIN_LABEL_CHARS = 24, 8  # characters of a name that is shown whole, and of any other
+_MAX_FULL_LABEL_CHARS, _MIN_LABEL_CHARS = (
+    24,
+    8,
+)  # characters of a name that is shown whole, and of any other
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,11 @@ class SessionTracker:
         The ids of some harnesses begin with the time.
         """
         shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-        lengths = (len(shown),) if len(shown) <= _MAX_FULL_LABEL_CHARS else range(_MIN_LABEL_CHARS, len(shown) + 1)
+        lengths = (
+            (len(shown),)
+            if len(shown) <= _MAX_FULL_LABEL_CHARS
+            else range(_MIN_LABEL_CHARS, len(shown) + 1)
+        )
         labels = (shown[:length] for length in lengths)
         label = next((one for one in labels if self._labels.get(one, name) == name), shown)
         self._labels[label] = name
@@ -120,7 +127,12 @@ class SessionTracker:
 
 
 def build_past_exchange(
-    request: Request, response: Turn | None, call_completed_at: float | None, *, is_certain: bool, body_bytes: int
+    request: Request,
+    response: Turn | None,
+    call_completed_at: float | None,
+    *,
+    is_certain: bool,
+    body_bytes: int,
 ) -> PastExchange:
     """What is remembered of an exchange."""
     turns = turn_digests(request)

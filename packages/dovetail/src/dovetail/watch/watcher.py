@@ -15,7 +15,7 @@ from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.recording import ExchangeRecorder
 from dovetail.watch.reference_model import ReferenceModels
 from dovetail.watch.relay import TcpRelay
-from dovetail.watch.report import to_summary_json, format_summary
+from dovetail.watch.report import format_summary, to_summary_json
 from dovetail.watch.screen import WatchDisplay
 
 
@@ -31,7 +31,11 @@ class Watcher:
     """Looks at exchanges, keeps the sums, and tells."""
 
     def __init__(
-        self, endpoint: Endpoint, references: ReferenceModels, display: WatchDisplay, options: WatchOptions | None = None
+        self,
+        endpoint: Endpoint,
+        references: ReferenceModels,
+        display: WatchDisplay,
+        options: WatchOptions | None = None,
     ) -> None:
         options = options or WatchOptions()
         self.summary = TrafficSummary()
@@ -73,11 +77,15 @@ class Watcher:
 
     def format_report(self) -> str:
         with self._lock:
-            return format_summary(self.summary, self._unobserved_counts(), self.observer.other_exchanges)
+            return format_summary(
+                self.summary, self._unobserved_counts(), self.observer.other_exchanges
+            )
 
     def build_report_json(self) -> dict[str, object]:
         with self._lock:
-            return to_summary_json(self.summary, self._unobserved_counts(), self.observer.other_exchanges)
+            return to_summary_json(
+                self.summary, self._unobserved_counts(), self.observer.other_exchanges
+            )
 
     def _unobserved_counts(self) -> dict[str, int]:
         passed = {f"passed on to the server: {why}": n for why, n in self.fallbacks.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.body import CallSink, Progress
 from dovetail_parsers.arguments.json_body import JsonArgumentsDecoder, report_repairs
 from dovetail_parsers.arguments.json_validator import JsonValidator
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.body import CallSink, Progress
 from dovetail_parsers.arguments.json_string import JsonStringDecoder
 from dovetail_parsers.arguments.json_validator import JSON, Dialect, JsonValidator
 from dovetail_parsers.arguments.notation import write_dialect
@@ -38,7 +38,9 @@ class JsonArgumentsDecoder:
         self._shape = ""  # the first character of what it held
         self._whole = True  # and nothing that does not belong to it
         self._inner = JsonValidator()
-        self.verbatim: JsonValidator | None = None  # what reads the object, once it is known to be one
+        self.verbatim: JsonValidator | None = (
+            None  # what reads the object, once it is known to be one
+        )
         self.done = False
         self.failed = False
 

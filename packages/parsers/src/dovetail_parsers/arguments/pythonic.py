@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dovetail_model import ToolCallBlock
-from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.body import CallSink, Progress
 from dovetail_parsers.arguments.json_body import report_repairs
 from dovetail_parsers.arguments.json_validator import PYTHON, JsonValidator
 from dovetail_parsers.arguments.notation import load_arguments, write_python
@@ -38,7 +38,9 @@ class Pythonic:
 
 
 def _write_one(call: ToolCallBlock) -> str:
-    pairs = (f"{key}={write_python(value)}" for key, value in load_arguments(call.arguments).items())
+    pairs = (
+        f"{key}={write_python(value)}" for key, value in load_arguments(call.arguments).items()
+    )
     return f"{call.name}({', '.join(pairs)})"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments import schema as schemas
-from dovetail_parsers.arguments.body import Progress, CallSink
+from dovetail_parsers.arguments.body import CallSink, Progress
 from dovetail_parsers.arguments.json_validator import escape_json, overlap_length
 from dovetail_parsers.arguments.notation import load_arguments, write_raw
 from dovetail_parsers.arguments.value import RawValueDecoder
@@ -90,7 +90,16 @@ class _Node:
 
 
 class _TreeDecoder:
-    __slots__ = ("_ends", "_needle", "_root", "_section", "_stack", "_token", "_whitespace", "verbatim")
+    __slots__ = (
+        "_ends",
+        "_needle",
+        "_root",
+        "_section",
+        "_stack",
+        "_token",
+        "_whitespace",
+        "verbatim",
+    )
 
     def __init__(self, body: TagTree) -> None:
         self._token = body.token

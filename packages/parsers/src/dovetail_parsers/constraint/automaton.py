@@ -39,7 +39,9 @@ def _prefixes(markers: list[str]) -> list[str]:
     return [prefix for prefix in found if not any(marker in prefix for marker in markers)]
 
 
-def _state(prefix: str, alphabet: list[str], numbers: dict[str, int], free: FreeText) -> AutomatonState:
+def _state(
+    prefix: str, alphabet: list[str], numbers: dict[str, int], free: FreeText
+) -> AutomatonState:
     moves: dict[str, int | None] = {}
     dead: set[str] = set()
     for char in alphabet:

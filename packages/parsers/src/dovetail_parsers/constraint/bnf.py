@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
-    GrammarSpec,
     FreeText,
+    GrammarSpec,
     Node,
     Ref,
     Repeat,

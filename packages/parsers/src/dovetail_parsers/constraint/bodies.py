@@ -20,8 +20,8 @@ from dovetail_parsers.constraint.nodes import (
     Rules,
     choice,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.constraint.notation import JSON, PYTHON, dialect_notation
@@ -49,7 +49,10 @@ def to_guided_tool(spec: ToolSpec) -> GuidedTool:
     """A custom tool takes one string, with its grammar as a keyword of that string's schema."""
     schema = spec.model_parameters
     if spec.custom and spec.grammar is not None:
-        schema = {**schema, "properties": {"input": {"type": "string", GRAMMAR_KEYWORD: spec.grammar}}}
+        schema = {
+            **schema,
+            "properties": {"input": {"type": "string", GRAMMAR_KEYWORD: spec.grammar}},
+        }
     return GuidedTool(spec.model_name, schema)
 
 
@@ -58,7 +61,9 @@ def arguments_grammar(body: Body, tool: GuidedTool, rules: Rules) -> Node:
     if isinstance(body, TagTree):
         return tree_arguments_grammar(body, tool.schema, rules)
     if isinstance(body, JsonBody):
-        return ValueGrammar(tool.schema, dialect_notation(body.dialect), rules).arguments(tool.schema)
+        return ValueGrammar(tool.schema, dialect_notation(body.dialect), rules).arguments(
+            tool.schema
+        )
     raise Unsupported(f"no grammar for arguments written as {type(body).__name__}")
 
 

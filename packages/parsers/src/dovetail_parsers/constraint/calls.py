@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Many
 
 from dovetail_parsers.constraint.bodies import GuidedTool, arguments_grammar, calls_grammar
-from dovetail_parsers.constraint.nodes import EMPTY, Node, Rules, choice, sequence, repeat, text
+from dovetail_parsers.constraint.nodes import EMPTY, Node, Rules, choice, repeat, sequence, text
 from dovetail_parsers.constraint.parameters import parameters_grammar
 from dovetail_parsers.constraint.walk import TableWalk, spelled_grammar
 from dovetail_parsers.grammar import Channel, Mode, ToolFormat

@@ -18,10 +18,10 @@ from dovetail_parsers.constraint.nodes import (
     Rules,
     Sequence,
     choice,
-    sequence,
     repeat,
+    sequence,
 )
-from dovetail_parsers.constraint.pattern import UnsupportedPattern, PatternReader, may_be_empty
+from dovetail_parsers.constraint.pattern import PatternReader, UnsupportedPattern, may_be_empty
 from dovetail_parsers.constraint.style import TextStyle
 
 #: The keyword of a string's schema that holds a grammar.

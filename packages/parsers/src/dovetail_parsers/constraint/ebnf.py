@@ -7,8 +7,8 @@ from dovetail_parsers.constraint.beginning import non_empty_text
 from dovetail_parsers.constraint.bnf import RuleWriter, quoted
 from dovetail_parsers.constraint.nodes import (
     EMPTY,
-    GrammarSpec,
     FreeText,
+    GrammarSpec,
     Node,
     Token,
     choice,

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.constraint.automaton import AutomatonState, build_automaton, first_state
 from dovetail_parsers.constraint.bnf import RuleWriter, char_class, single_char_ranges
-from dovetail_parsers.constraint.nodes import GrammarSpec, FreeText, Token
+from dovetail_parsers.constraint.nodes import FreeText, GrammarSpec, Token
 
 
 def write_gbnf(form: GrammarSpec) -> str:
@@ -29,8 +29,13 @@ def _transitions(name: str, state: AutomatonState, ends: bool) -> str:
     targets: dict[int | None, str] = {}
     for char, target in state.moves.items():
         targets[target] = targets.get(target, "") + char
-    elsewhere = "".join(sorted({*state.moves, *state.forbidden})) or "\0"  # an empty class is no class
+    elsewhere = (
+        "".join(sorted({*state.moves, *state.forbidden})) or "\0"
+    )  # an empty class is no class
     ways = [char_class(single_char_ranges(elsewhere), negated=True) + f" {name}-0"]
     for target, chars in targets.items():
-        ways.append(char_class(single_char_ranges(chars)) + (f" {name}-{target}" if target is not None else ""))
+        ways.append(
+            char_class(single_char_ranges(chars))
+            + (f" {name}-{target}" if target is not None else "")
+        )
     return " | ".join([*ways, '""'] if ends else ways)

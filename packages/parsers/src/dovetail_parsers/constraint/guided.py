@@ -110,19 +110,25 @@ class _OutputGrammar:
 
     __slots__ = ("_in_reasoning", "_layout", "_rules", "_allow_reasoning")
 
-    def __init__(self, layout: OutputLayout, rules: Rules, in_reasoning: bool, allow_reasoning: bool) -> None:
+    def __init__(
+        self, layout: OutputLayout, rules: Rules, in_reasoning: bool, allow_reasoning: bool
+    ) -> None:
         self._layout = layout
         self._rules = rules
         self._in_reasoning = in_reasoning
         self._allow_reasoning = allow_reasoning
 
-    def root(self, specs: tuple[ToolSpec, ...], tool_choice: ToolChoice, output: OutputFormat) -> Node:
+    def root(
+        self, specs: tuple[ToolSpec, ...], tool_choice: ToolChoice, output: OutputFormat
+    ) -> Node:
         tools = [to_guided_tool(spec) for spec in specs] if tool_choice.mode != "none" else []
         calls = self._layout.calls(tools, tool_choice.parallel) if tools else None
         if calls is not None and tool_choice.mode in ("required", "named"):
             return sequence(self._reasoning(), calls)
         if output.kind == "text":
-            return self._layout.prose(calls, tool_choice.parallel, self._in_reasoning, self._allow_reasoning)
+            return self._layout.prose(
+                calls, tool_choice.parallel, self._in_reasoning, self._allow_reasoning
+            )
         answer = self._layout.answer(self._json(output))
         return sequence(self._reasoning(), answer if calls is None else one_of(calls, answer))
 

@@ -16,8 +16,8 @@ from itertools import groupby
 from dovetail_parsers.constraint.nodes import (
     Chars,
     Choice,
-    GrammarSpec,
     FreeText,
+    GrammarSpec,
     Node,
     Ref,
     Repeat,

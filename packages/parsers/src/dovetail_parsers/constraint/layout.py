@@ -16,8 +16,8 @@ from dovetail_parsers.constraint.nodes import (
     choice,
     marker,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.grammar import Channel, Grammar
@@ -39,7 +39,9 @@ class OutputLayout(Protocol):
     def answer(self, form: Node) -> Node:
         """A visible answer of this form."""
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
+    def prose(
+        self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
+    ) -> Node:
         """Whatever the model likes, but calls only as given, or none."""
 
 
@@ -89,7 +91,9 @@ class TableLayout:
         behind = optional(sequence(GAP, choice(*frames))) if frames else EMPTY
         return sequence(frame, form, behind)
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
+    def prose(
+        self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
+    ) -> Node:
         free = FreeText(never=self._openers)
         if not self._starts:
             if calls is None:

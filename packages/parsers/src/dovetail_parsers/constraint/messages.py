@@ -18,8 +18,8 @@ from dovetail_parsers.constraint.nodes import (
     choice,
     marker,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.grammar import Grammar
@@ -89,7 +89,9 @@ class MessageLayout:
         rest = sequence(self._body(), self._join())
         if in_reasoning:
             return rest
-        return optional(sequence(marker(self._format.reasoning), rest)) if allow_reasoning else EMPTY
+        return (
+            optional(sequence(marker(self._format.reasoning), rest)) if allow_reasoning else EMPTY
+        )
 
     def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         one = self._rules.share("call", choice(*map(self._call, tools)))
@@ -102,11 +104,15 @@ class MessageLayout:
     def answer(self, form: Node) -> Node:
         return sequence(marker(self._format.text), form, self._last())
 
-    def prose(self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool) -> Node:
+    def prose(
+        self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
+    ) -> Node:
         """Messages that are no calls, then the calls or a message that ends the turn."""
         kinds = [self._format.text, *([self._format.reasoning] if allow_reasoning else [])]
         message = sequence(choice(*map(marker, kinds)), self._body(), self._join())
-        unended = sequence(choice(*map(marker, kinds)), FreeText(never=self._markers()), self._last())
+        unended = sequence(
+            choice(*map(marker, kinds)), FreeText(never=self._markers()), self._last()
+        )
         before = sequence(self._body(), self._join()) if in_reasoning else EMPTY
         end = unended if calls is None else choice(calls, unended)
         return sequence(before, repeat(message), optional(end))

@@ -15,8 +15,8 @@ from dovetail_parsers.constraint.nodes import (
     choice,
     marker,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 
@@ -31,9 +31,7 @@ POSITIVE = sequence(choice(text("0"), _COUNTING), optional(_FRACTION), optional(
 NUMBER = sequence(optional(text("-")), POSITIVE)
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
-_ESCAPE = sequence(
-    text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), repeat(_HEX, 4, 4)))
-)
+_ESCAPE = sequence(text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), repeat(_HEX, 4, 4))))
 #: A character of a JSON string that stands for itself.
 PLAIN = Chars((('"', '"'), ("\\", "\\"), ("\0", "\x1f")), negated=True)
 # Runs of plain characters, not characters that are plain or not: xgrammar needs 100 ms for a mask

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail_parsers.arguments.schema import ANY, Schema, resolve_reference, json_type
+from dovetail_parsers.arguments.schema import ANY, Schema, json_type, resolve_reference
 
 _COMBINED = ("anyOf", "oneOf")
 _ANNOTATION_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}

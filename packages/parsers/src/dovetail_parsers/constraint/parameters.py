@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dovetail_parsers.arguments.schema import Schema, json_type
 from dovetail_parsers.constraint.bodies import GuidedTool
 from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
-from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, sequence, repeat, text
+from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, repeat, sequence, text
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import (
     ConstantOption,
@@ -25,7 +25,9 @@ _KINDS = ("string", "number", "boolean", "null", "object", "array")
 _ANY_KEY = repeat(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "."))), 1)
 
 
-def parameters_grammar(walk: TableWalk, name_mode: str, tool: GuidedTool, rules: Rules) -> tuple[Node, str]:
+def parameters_grammar(
+    walk: TableWalk, name_mode: str, tool: GuidedTool, rules: Rules
+) -> tuple[Node, str]:
     """All that follows a tool's name up to the end of the call, and where it leads."""
     return _Parameters(walk, tool, rules).build(name_mode)
 

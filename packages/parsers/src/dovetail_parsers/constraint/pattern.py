@@ -13,8 +13,8 @@ from dovetail_parsers.constraint.nodes import (
     Repeat,
     Sequence,
     choice,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.constraint.notation import PLAIN

@@ -1,6 +1,6 @@
 """Whole numbers between bounds, digit by digit."""
 
-from dovetail_parsers.constraint.nodes import Chars, Node, choice, sequence, repeat, text
+from dovetail_parsers.constraint.nodes import Chars, Node, choice, repeat, sequence, text
 
 _MAX_DIGITS = 40  # of a number without an upper bound
 

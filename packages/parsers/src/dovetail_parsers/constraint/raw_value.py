@@ -12,14 +12,19 @@ from dovetail_parsers.constraint.style import RawStyle
 
 
 def raw_value(
-    options: Many[Option], closers: tuple[str, ...], values: ValueGrammar, never: tuple[str, ...] = ()
+    options: Many[Option],
+    closers: tuple[str, ...],
+    values: ValueGrammar,
+    never: tuple[str, ...] = (),
 ) -> Node:
     """One of these values and its closer. Free text ends at the first closer, whatever follows:
     a grammar cannot look ahead as the parser does. It holds none of `never`.
     """
     texts = [o for o in options if isinstance(o, TypedOption) and o.kind in ("string", "any")]
     if len(texts) == 1 and GRAMMAR_KEYWORD in texts[0].schema:
-        form = parse_lark_grammar(texts[0].schema[GRAMMAR_KEYWORD], RawStyle((*closers, *never)), values.rules)
+        form = parse_lark_grammar(
+            texts[0].schema[GRAMMAR_KEYWORD], RawStyle((*closers, *never)), values.rules
+        )
         if form is not None:
             return sequence(form, choice(*map(marker, closers)))
     if texts:

@@ -10,15 +10,15 @@ from typing import Any
 from dovetail_parsers.arguments.schema import Schema
 from dovetail_parsers.constraint.custom_grammar import GRAMMAR_KEYWORD, parse_lark_grammar
 from dovetail_parsers.constraint.keywords import (
+    has_huge_bound,
     integer_bounds,
     is_bounded,
-    requires_non_empty,
-    has_huge_bound,
     is_non_negative,
-    unenforced_lengths,
-    unenforced_keywords,
     is_only_non_negative,
     present_keywords,
+    requires_non_empty,
+    unenforced_keywords,
+    unenforced_lengths,
 )
 from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
 from dovetail_parsers.constraint.nodes import (
@@ -28,8 +28,8 @@ from dovetail_parsers.constraint.nodes import (
     choice,
     marker,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.constraint.notation import FILLED_STRING, INTEGER, NUMBER, POSITIVE, Notation
@@ -186,7 +186,9 @@ class ValueGrammar:
             return self._map(schema.get("additionalProperties"), depth)
         must = required_keys(schema)
         members = [
-            ObjectMember(sequence(self._key(name), self.value(_schema(sub), depth + 1)), name in must)
+            ObjectMember(
+                sequence(self._key(name), self.value(_schema(sub), depth + 1)), name in must
+            )
             for name, sub in named.items()
         ]
         frame = MemberDelimiters(between=self._comma())

@@ -10,8 +10,8 @@ from dovetail_parsers.constraint.nodes import (
     Node,
     any_of,
     choice,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.constraint.notation import PLAIN
@@ -66,7 +66,9 @@ class JsonStringStyle:
     def line(self, min_count: int) -> Node:
         run = repeat(PLAIN)
         more = repeat(sequence(_LINE_ESCAPE, run))
-        return sequence(choice(PLAIN, _LINE_ESCAPE), run, more) if min_count else sequence(run, more)
+        return (
+            sequence(choice(PLAIN, _LINE_ESCAPE), run, more) if min_count else sequence(run, more)
+        )
 
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))

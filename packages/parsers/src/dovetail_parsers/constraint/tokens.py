@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dovetail_parsers.constraint.nodes import (
     EMPTY,
     Choice,
-    GrammarSpec,
     FreeText,
+    GrammarSpec,
     Marker,
     Node,
     Repeat,

@@ -11,8 +11,8 @@ from dovetail_parsers.constraint.nodes import (
     Rules,
     choice,
     marker,
-    sequence,
     repeat,
+    sequence,
     text,
 )
 from dovetail_parsers.constraint.notation import JSON

@@ -9,11 +9,11 @@ from dovetail_parsers.constraint.nodes import (
     Node,
     marker,
     optional,
-    sequence,
     repeat,
+    sequence,
     text,
 )
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode
 from dovetail_parsers.writer import shortest_path
 
 Spell = Callable[[str, int], str]

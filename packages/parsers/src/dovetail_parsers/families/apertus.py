@@ -13,6 +13,8 @@ FAMILY = Family(
     pairs_with="apertus2509",
     models={"*apertus*": "apertus2509"},
     template_markers=("<|tools_prefix|>",),
-    tools=json_envelope_format(Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}),
+    tools=json_envelope_format(
+        Envelope(name=(), many=True), {"<|tools_prefix|>": "<|tools_suffix|>"}
+    ),
     reasoning=ReasoningFormat(openers=("<|inner_prefix|>",), closers=("<|inner_suffix|>",)),
 )

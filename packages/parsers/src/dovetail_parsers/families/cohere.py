@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 _FRAMES = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 

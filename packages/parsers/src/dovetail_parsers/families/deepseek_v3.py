@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 
 def braced_format(opener: str, closer: str, quote: str) -> ToolFormat:

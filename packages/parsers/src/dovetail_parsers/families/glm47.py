@@ -1,7 +1,7 @@
 """GLM-4.5 to GLM-5, Ling 3, Poolside Laguna: the name, then pairs of key and value."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
 
 TOOLS = ToolFormat(
     modes={

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Route, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, Route, ToolFormat
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<>{}\"'=,;|]+)")
 _HEADER = {"<|start|>": Edge("header"), "<|channel|>": Edge("header")}
@@ -70,7 +70,10 @@ FAMILY = Family(
             "call": Mode(
                 Channel.BODY,
                 body=JsonBody(),
-                tolerate={"<|call|>": Edge("text", CallAction.CLOSE), "<|end|>": Edge("text", CallAction.CLOSE)},
+                tolerate={
+                    "<|call|>": Edge("text", CallAction.CLOSE),
+                    "<|end|>": Edge("text", CallAction.CLOSE),
+                },
                 end=Edge("done"),
             ),
             "done": Mode(Channel.GAP, on=_ENDS, tolerate=_HEADER, otherwise=Edge("text")),

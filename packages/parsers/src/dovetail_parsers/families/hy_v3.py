@@ -6,7 +6,7 @@ section is the older models' form. Both are read, neither is written.
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 SUFFIX = ":opensource"
 

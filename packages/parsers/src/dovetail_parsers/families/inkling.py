@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
 
 _ENVELOPE = Envelope(arguments=("args", "arguments"))
 _KINDS = {

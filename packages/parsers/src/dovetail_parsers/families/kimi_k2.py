@@ -7,7 +7,7 @@ import re
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
 
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?\Z")
 

@@ -5,7 +5,7 @@ A call may instead hold one JSON object, in an element `json`.
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _END_OF_MESSAGE = (f"{_CLOSE}message{_SEP}", "<|end_of_msg|>")
@@ -69,7 +69,8 @@ TOOLS = ToolFormat(
         "value": Mode(Channel.VALUE, on={f"{_CLOSE}argument{_SEP}": Edge("args")}),
         "json": Mode(Channel.BODY, body=JsonBody(), end=Edge("json_end")),
         "json_end": Mode(
-            Channel.GAP, on={f"{_CLOSE}json{_SEP}": Edge("done"), f"{_CLOSE}call{_SEP}": Edge("done")}
+            Channel.GAP,
+            on={f"{_CLOSE}json{_SEP}": Edge("done"), f"{_CLOSE}call{_SEP}": Edge("done")},
         ),
         "done": Mode(
             Channel.GAP,

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.tree import TagTree
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 TOKEN = "]<]minimax[>["
 

@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 TOOLS = ToolFormat(
     modes={

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.notation import load_arguments, write_raw
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Route, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, Route, ToolFormat
 from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 _RECIPIENT = re.compile(r"\bto=([^\s<>{}\"'=,;|]+)")

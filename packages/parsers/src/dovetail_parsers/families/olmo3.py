@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
 
 _BEGIN, _END = "<function_calls>", "</function_calls>"
 

@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
 
 FAMILY = Family(
     name="phi4",

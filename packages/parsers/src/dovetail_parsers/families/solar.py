@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Mode, ReasoningFormat, Edge, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
 
 _CALL, _CALL_END = "<|tool_call:begin|>", "<|tool_call:end|>"
 

@@ -1,7 +1,7 @@
 """Step 3: a section of typed calls, each an invocation in tags."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Mode, Edge, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
 from dovetail_parsers.shared_formats import TaggedFormat, raw_value
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"

@@ -49,7 +49,9 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
         sampling=_sampling(wire),
         thinking=decode_thinking(wire, more.max_thinking_tokens),
         output=_output(wire.response_format or {}),
-        identity=read_identity(headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)),
+        identity=read_identity(
+            headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
+        ),
         hints=more.hints,
         stream=bool(wire.stream),
         ignored=(
@@ -80,11 +82,17 @@ def include_usage(wire: SamplingFields) -> bool:
     return wire.stream_options is not None and bool(wire.stream_options.include_usage)
 
 
-def ignored_fields(fields: dict[str, Any], wire: SamplingFields, more: NvextOptions) -> tuple[str, ...]:
+def ignored_fields(
+    fields: dict[str, Any], wire: SamplingFields, more: NvextOptions
+) -> tuple[str, ...]:
     """Fields that say something nobody here understands. Null says nothing."""
     told = {name: value for name, value in fields.items() if value is not None}
     options = told.get("stream_options")
-    inner = unknown_fields(options, StreamOptions, "stream_options.") if isinstance(options, dict) else ()
+    inner = (
+        unknown_fields(options, StreamOptions, "stream_options.")
+        if isinstance(options, dict)
+        else ()
+    )
     return (*unknown_fields(told, type(wire)), *inner, *more.ignored)
 
 

@@ -39,10 +39,15 @@ class ChatStream(ChoiceStream):
 
     __slots__ = ()
 
-    def __init__(self, request: Request, ids: IdFactory, clock: Clock, reasoning_field: str) -> None:
+    def __init__(
+        self, request: Request, ids: IdFactory, clock: Clock, reasoning_field: str
+    ) -> None:
         echo = chat_echo(request)
         head = _head(request, ids("chatcmpl-"), int(clock()), echo)
-        choices = [_ChatChoiceWriter(head, at, request, reasoning_field) for at in range(request.sampling.n)]
+        choices = [
+            _ChatChoiceWriter(head, at, request, reasoning_field)
+            for at in range(request.sampling.n)
+        ]
         roles = b"".join(choice.role() for choice in choices)
         super().__init__(head, choices, echo.include_usage, roles)
 

@@ -8,21 +8,30 @@ from msgspec import UNSET
 from dovetail_model import Message, Request, ToolCallBlock
 from dovetail_protocols.chat.decode import ChatEcho
 from dovetail_protocols.chat.encode import chat_echo
-from dovetail_protocols.chat.outcome import FINISH_REASONS, to_logprobs_out, combine_usage, require_complete
-from dovetail_protocols.chat.segments import split_reasoning, group_texts
+from dovetail_protocols.chat.outcome import (
+    FINISH_REASONS,
+    combine_usage,
+    require_complete,
+    to_logprobs_out,
+)
+from dovetail_protocols.chat.segments import group_texts, split_reasoning
 from dovetail_protocols.chat.wire import (
-    ToolCallOut,
-    ChatCompletionOut,
     ChatChoiceOut,
+    ChatCompletionOut,
+    ChatMessageOut,
     CustomOut,
     FunctionOut,
-    ChatMessageOut,
+    ToolCallOut,
 )
 from dovetail_protocols.codec import Clock, IdFactory
 
 
 def encode_message(
-    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock, reasoning_field: str
+    request: Request,
+    messages: Sequence[Message],
+    ids: IdFactory,
+    clock: Clock,
+    reasoning_field: str,
 ) -> bytes:
     """One choice for each message."""
     echo = chat_echo(request)

@@ -15,12 +15,12 @@ from dovetail_model import (
     error_from_failure,
 )
 from dovetail_protocols.chat.wire import (
-    CompletionDetails,
     ChatLogprobsOut,
+    ChatUsageOut,
+    CompletionDetails,
     PromptDetails,
     TokenLogprobOut,
     TopLogprobOut,
-    ChatUsageOut,
 )
 
 FINISH_REASONS: dict[FinishReason, str] = {
@@ -84,7 +84,9 @@ def clamp_logprob(logprob: float) -> float:
 
 
 def _token(token: TokenLogprob, top: int) -> TokenLogprobOut:
-    best = [TopLogprobOut(text, clamp_logprob(value), _bytes(text)) for text, value in token.top[:top]]
+    best = [
+        TopLogprobOut(text, clamp_logprob(value), _bytes(text)) for text, value in token.top[:top]
+    ]
     return TokenLogprobOut(token.token, clamp_logprob(token.logprob), _bytes(token.token), best)
 
 

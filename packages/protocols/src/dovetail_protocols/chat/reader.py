@@ -21,7 +21,14 @@ from dovetail_model import (
     TokenLogprob,
     Usage,
 )
-from dovetail_protocols.chat.chunk import ChunkChoice, ChatChunk, ChunkDelta, CallFragment, ChunkToken, salvage_chunk
+from dovetail_protocols.chat.chunk import (
+    CallFragment,
+    ChatChunk,
+    ChunkChoice,
+    ChunkDelta,
+    ChunkToken,
+    salvage_chunk,
+)
 from dovetail_protocols.chat.fragments import CallAssembler
 from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.sse import ServerEvent, SseReader

@@ -26,7 +26,13 @@ from dovetail_model import (
     Turn,
 )
 from dovetail_protocols.chat.segments import split_reasoning
-from dovetail_protocols.upstream import UpstreamDialect, ToolNames, image_url, call_arguments, blocks_to_text
+from dovetail_protocols.upstream import (
+    ToolNames,
+    UpstreamDialect,
+    blocks_to_text,
+    call_arguments,
+    image_url,
+)
 
 MessageDict = dict[str, Any]
 TurnWriter = Callable[[Turn], str]
@@ -38,7 +44,9 @@ class ChatMessageBuilder:
 
     __slots__ = ("_dialect", "_messages", "_names", "_write_turn", "dropped")
 
-    def __init__(self, names: ToolNames, dialect: UpstreamDialect, write_turn: TurnWriter | None = None) -> None:
+    def __init__(
+        self, names: ToolNames, dialect: UpstreamDialect, write_turn: TurnWriter | None = None
+    ) -> None:
         self._names = names
         self._dialect = dialect
         self._write_turn = write_turn
@@ -71,7 +79,9 @@ class ChatMessageBuilder:
             message = self._assistant_message(piece)
             if len(message) > 1:
                 self._messages.append(message)
-            calls = {b.id: self._names.upstream_name(b) for b in piece if isinstance(b, ToolCallBlock)}
+            calls = {
+                b.id: self._names.upstream_name(b) for b in piece if isinstance(b, ToolCallBlock)
+            }
             last = at == len(pieces) - 1
             now = [result for result in left if last or result.call_id in calls]
             left = [result for result in left if result not in now]
@@ -143,7 +153,9 @@ class ChatMessageBuilder:
                 strangers.append(result)
                 continue
             name = calls[result.call_id]
-            self._append_text("tool", blocks_to_text(result.blocks), tool_call_id=result.call_id, name=name)
+            self._append_text(
+                "tool", blocks_to_text(result.blocks), tool_call_id=result.call_id, name=name
+            )
             images += [block for block in result.blocks if isinstance(block, ImageBlock)]
         if self._dialect.images:
             self._append_content("user", images)

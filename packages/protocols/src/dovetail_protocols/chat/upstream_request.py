@@ -5,11 +5,11 @@ from typing import Any
 from dovetail_model import OutputFormat, Request, Sampling, ToolSpec
 from dovetail_protocols.chat.upstream_messages import ChatMessageBuilder, TurnWriter
 from dovetail_protocols.upstream import (
-    UpstreamRequest,
-    UpstreamDialect,
     ToolNames,
-    tool_parameters,
+    UpstreamDialect,
+    UpstreamRequest,
     template_kwargs,
+    tool_parameters,
 )
 
 _SHARED_FIELDS = (
@@ -26,7 +26,10 @@ _SHARED_FIELDS = (
 
 
 def build_chat_request(
-    request: Request, model: str, dialect: UpstreamDialect | None = None, write_turn: TurnWriter | None = None
+    request: Request,
+    model: str,
+    dialect: UpstreamDialect | None = None,
+    write_turn: TurnWriter | None = None,
 ) -> UpstreamRequest:
     """A body that asks for a stream. `write` makes texts of the model's turns, calls and all.
 

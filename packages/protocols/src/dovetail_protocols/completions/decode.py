@@ -38,7 +38,9 @@ def decode(body: bytes, headers: Headers) -> Request:
         sampling=decode_sampling(
             wire, max_tokens=wire.max_tokens, logprobs=wire.logprobs, param="max_tokens"
         ),
-        identity=read_identity(headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)),
+        identity=read_identity(
+            headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
+        ),
         hints=more.hints,
         stream=bool(wire.stream),
         ignored=ignored_fields(fields, wire, more),

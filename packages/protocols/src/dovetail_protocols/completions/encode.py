@@ -22,10 +22,19 @@ from dovetail_model import (
     Usage,
 )
 from dovetail_protocols.chat.choices import ChoiceStream
-from dovetail_protocols.chat.outcome import FINISH_REASONS, clamp_logprob, combine_usage, require_complete
+from dovetail_protocols.chat.outcome import (
+    FINISH_REASONS,
+    clamp_logprob,
+    combine_usage,
+    require_complete,
+)
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.completions.decode import CompletionEcho
-from dovetail_protocols.completions.wire import CompletionChoiceOut, CompletionOut, CompletionLogprobsOut
+from dovetail_protocols.completions.wire import (
+    CompletionChoiceOut,
+    CompletionLogprobsOut,
+    CompletionOut,
+)
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun
 from dovetail_protocols.json_strings import encode_json_string
 
@@ -125,13 +134,17 @@ class LogprobOffsets:
         )
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
+def encode_message(
+    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
+) -> bytes:
     """One choice for each message."""
     answer = CompletionOut(
         id=ids("cmpl-"),
         created=int(clock()),
         model=request.model,
-        choices=[_choice(at, message, request) for at, message in enumerate(require_complete(messages))],
+        choices=[
+            _choice(at, message, request) for at, message in enumerate(require_complete(messages))
+        ],
         usage=combine_usage([message.usage for message in messages]),
     )
     return _encode(answer)
@@ -144,7 +157,9 @@ def _choice(at: int, message: Message, request: Request) -> CompletionChoiceOut:
     return CompletionChoiceOut(
         text=prompt + "".join(said),
         index=at,
-        logprobs=LogprobOffsets(len(prompt)).to_logprobs_out(message.logprobs, top or 0) if told else None,
+        logprobs=LogprobOffsets(len(prompt)).to_logprobs_out(message.logprobs, top or 0)
+        if told
+        else None,
         finish_reason=_FINISH_REASONS[message.finish],
         stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dovetail_protocols.chat.wire import SamplingFields, ChatUsageOut
+from dovetail_protocols.chat.wire import ChatUsageOut, SamplingFields
 
 Prompt = str | list[str | int | list[int]] | None
 

@@ -115,7 +115,9 @@ def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | Docum
     kept = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
     if len(kept) == len(blocks):
         return kept
-    return [TextBlock(block_to_text(part))]  # a call or a thought inside a result: no client does this
+    return [
+        TextBlock(block_to_text(part))
+    ]  # a call or a thought inside a result: no client does this
 
 
 def _image(item: dict[str, Any], path: str) -> tuple[Block, ...]:

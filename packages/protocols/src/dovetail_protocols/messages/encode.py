@@ -25,11 +25,16 @@ from dovetail_model import (
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.json_strings import escape_json, encode_json_string
+from dovetail_protocols.json_strings import encode_json_string, escape_json
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
-from dovetail_protocols.messages.message import BROKEN_OUTPUT, MESSAGE_PREFIX, STOP_REASONS, to_usage_out
+from dovetail_protocols.messages.message import (
+    BROKEN_OUTPUT,
+    MESSAGE_PREFIX,
+    STOP_REASONS,
+    to_usage_out,
+)
 from dovetail_protocols.sse import frame
 
 CALL_PREFIX = "toolu_"
@@ -157,7 +162,10 @@ class MessagesStream(DeltaRunEncoder):
         ended = self._end()
         self._call = event
         self._sent = event.custom
-        block = _TOOL_USE % (encode_json_string(event.id or self._ids(CALL_PREFIX)), encode_json_string(event.name))
+        block = _TOOL_USE % (
+            encode_json_string(event.id or self._ids(CALL_PREFIX)),
+            encode_json_string(event.name),
+        )
         started = ended + self._open_block(CallArgs, _INPUT_HEAD, block, event.index)
         return started + self._block.frame(CUSTOM_HEAD) if event.custom else started
 

@@ -33,7 +33,9 @@ STOP_REASONS: dict[FinishReason, str] = {
 BROKEN_OUTPUT = Failure("engine", "The model's output broke off.")
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
+def encode_message(
+    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
+) -> bytes:
     """The whole answer. One that broke is an error here too, never a short message."""
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)

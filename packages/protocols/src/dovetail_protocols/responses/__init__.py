@@ -11,25 +11,30 @@ from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.compaction import (
     CompactionEncoder,
-    to_compaction_response,
     encode_compaction,
+    to_compaction_response,
 )
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import ResponsesEcho
 from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message, overflow_stream
-from dovetail_protocols.responses.item_list import encode_input_tokens, encode_items, item_id, complete_item
+from dovetail_protocols.responses.item_list import (
+    complete_item,
+    encode_input_tokens,
+    encode_items,
+    item_id,
+)
 from dovetail_protocols.responses.raw_body import (
-    items_by_id,
-    prepend_history,
-    input_items,
-    previous_response_id,
-    item_references,
-    resolve_references,
-    minimal_body,
-    split_response,
     compaction_body,
-    user_messages,
+    input_items,
+    item_references,
+    items_by_id,
     join_response,
+    minimal_body,
+    prepend_history,
+    previous_response_id,
+    resolve_references,
+    split_response,
+    user_messages,
     with_default_model,
 )
 from dovetail_protocols.responses.reader import ResponsesReader
@@ -95,7 +100,7 @@ class CompactCodec(ResponsesCodec):
         if not items:
             raise InvalidRequest("input: There is nothing to compact", param="input")
         request = decode(compaction_body(body), headers, cache)
-        said = msgspec.structs.replace(echo.echo_of(request), said=user_messages(items))
+        said = msgspec.structs.replace(echo.echo_of(request), user_messages=user_messages(items))
         return msgspec.structs.replace(request, echo=said)
 
     def encode_message(

@@ -10,7 +10,7 @@ from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.responses.encode import ResponsesEncoder
 from dovetail_protocols.responses.item_list import complete_item
 from dovetail_protocols.responses.output_items import FrameWriter, OutputItem
-from dovetail_protocols.responses.response import ResponseOutcome, ResponseObject, to_outcome
+from dovetail_protocols.responses.response import ResponseObject, ResponseOutcome, to_outcome
 from dovetail_protocols.responses.summary import pack_summary
 from dovetail_protocols.responses.wire import CompactionOut
 
@@ -79,7 +79,9 @@ def encode_compaction(
     return bytes(response.finished(end, output, message.usage))
 
 
-def to_compaction_response(response: bytes, user_messages: Sequence[msgspec.Raw], ids: IdFactory) -> bytes:
+def to_compaction_response(
+    response: bytes, user_messages: Sequence[msgspec.Raw], ids: IdFactory
+) -> bytes:
     """The response to a trigger as the answer of the endpoint that compacts.
 
     What the user said stays as it was said; the item with the summary comes last.

@@ -13,7 +13,9 @@ ContentBlock = TextBlock | ImageBlock | DocumentBlock
 _IMAGES = ("input_image", "image_url", "computer_screenshot")
 
 
-def decode_content(content: wire.Content, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
+def decode_content(
+    content: wire.Content, path: str, ignored: list[str]
+) -> tuple[ContentBlock, ...]:
     """The blocks that the content makes. A part nobody can show is reported by its path."""
     if isinstance(content, str):
         return _text_blocks(content)

@@ -40,15 +40,25 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     pieces = items.decode_items(sent, body.input)
     odd = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
-    declared = sent.get_or_decode("responses.tools", given, lambda: tools.read_declared_tools(sent.values(given)))
+    declared = sent.get_or_decode(
+        "responses.tools", given, lambda: tools.read_declared_tools(sent.values(given))
+    )
     offer = _collect_tools(sent, declared, [piece for piece in odd if piece.tools])
-    choice, offered, unmet = tools.apply_tool_choice(body.tool_choice, body.parallel_tool_calls, offer.specs)
+    choice, offered, unmet = tools.apply_tool_choice(
+        body.tool_choice, body.parallel_tool_calls, offer.specs
+    )
     compacts = bool(pieces) and pieces[-1].compacts  # one further up was answered then
     if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
     more = read_nvext(body.nvext, headers)
     system, unseen = _system(sent, body.instructions)
-    ignored = [*unknown_fields(sent.fields, wire.Body), *offer.ignored, *unmet, *more.ignored, *unseen]
+    ignored = [
+        *unknown_fields(sent.fields, wire.Body),
+        *offer.ignored,
+        *unmet,
+        *more.ignored,
+        *unseen,
+    ]
     ignored += [path for piece in odd for path in piece.ignored]
     return Request(
         model=body.model,
@@ -67,11 +77,15 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     )
 
 
-def _collect_tools(sent: RequestBody, declared: DeclaredTools, more: list[DecodedItem]) -> ResponsesTools:
+def _collect_tools(
+    sent: RequestBody, declared: DeclaredTools, more: list[DecodedItem]
+) -> ResponsesTools:
     """The tools of the body and those that came as items."""
     parts: tuple[DeclaredTools | DecodedItem, ...] = (declared, *more)
     return sent.combine(
-        "responses.offer", parts, lambda parts: tools.collect_tools(t for part in parts for t in part.tools)
+        "responses.offer",
+        parts,
+        lambda parts: tools.collect_tools(t for part in parts for t in part.tools),
     )
 
 

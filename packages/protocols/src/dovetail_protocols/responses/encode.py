@@ -33,12 +33,12 @@ from dovetail_protocols.responses.output_items import (
     CallItem,
     CustomCallItem,
     FrameWriter,
-    OutputItem,
     MessageItem,
+    OutputItem,
     ReasoningItem,
     logprob_out,
 )
-from dovetail_protocols.responses.response import ResponseOutcome, ResponseObject, to_outcome
+from dovetail_protocols.responses.response import ResponseObject, ResponseOutcome, to_outcome
 
 
 class OutputItems:
@@ -266,7 +266,9 @@ class ResponsesEncoder(DeltaRunEncoder):
     }
 
 
-def encode_message(request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock) -> bytes:
+def encode_message(
+    request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
+) -> bytes:
     """The whole answer: the same items under the same ids as the stream's."""
     message = messages[0]
     response = ResponseObject(request, ids, clock)

@@ -112,7 +112,9 @@ def _message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 def _agent_message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     """From another agent to this one: to the model it is a user's message that names its sender."""
     message = convert(item, wire.AgentMessageIn, path)
-    blocks = content.decode_content(content.as_plain_content(message.content), f"{path}.content", piece.ignored)
+    blocks = content.decode_content(
+        content.as_plain_content(message.content), f"{path}.content", piece.ignored
+    )
     if message.author and blocks:
         blocks = (TextBlock(f"Message from {message.author}:"), *blocks)
     piece.add_turn("user", *blocks)

@@ -79,7 +79,13 @@ class ItemDeltaRun(DeltaRun):
     __slots__ = ("_count", "_middle", "_pieces")
 
     def __init__(
-        self, item: OutputItem, kind: type[Event], name: str, *, call: int | None = None, **place: int
+        self,
+        item: OutputItem,
+        kind: type[Event],
+        name: str,
+        *,
+        call: int | None = None,
+        **place: int,
     ) -> None:
         head = f'event: {name}\ndata: {{"type":"{name}","sequence_number":'.encode()
         super().__init__(kind, head, _TAILS.get(kind, b"}\n\n"), call=call)
@@ -104,7 +110,9 @@ class ReasoningDeltaRun(ItemDeltaRun):
 
     def __init__(self, item: OutputItem, kind: type[Event], name: str) -> None:
         super().__init__(item, kind, name, content_index=0)
-        self._summary = ItemDeltaRun(item, kind, "response.reasoning_summary_text.delta", summary_index=0)
+        self._summary = ItemDeltaRun(
+            item, kind, "response.reasoning_summary_text.delta", summary_index=0
+        )
 
     def frame(self, text: str) -> bytes:
         thought, again = super().frame(text), self._summary
@@ -134,7 +142,10 @@ class MessageItem(OutputItem):
         told = [logprob_out(token) for token in tokens]
         self.logprobs += told
         return self._encode_frame(
-            "response.output_text.delta", content_index=0, delta=replace_surrogates(text), logprobs=told
+            "response.output_text.delta",
+            content_index=0,
+            delta=replace_surrogates(text),
+            logprobs=told,
         )
 
     def close(self) -> bytes:
@@ -177,7 +188,9 @@ class ReasoningItem(OutputItem):
         if self._summary:
             part = wire.SummaryText("")
             out.append(
-                self._encode_frame("response.reasoning_summary_part.added", summary_index=0, part=part)
+                self._encode_frame(
+                    "response.reasoning_summary_part.added", summary_index=0, part=part
+                )
             )
         text = wire.ReasoningText("")
         out.append(self._encode_frame("response.content_part.added", content_index=0, part=text))

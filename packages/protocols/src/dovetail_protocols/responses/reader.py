@@ -25,7 +25,7 @@ from dovetail_model import (
     TextDelta,
 )
 from dovetail_protocols.openai_error import error_kind
-from dovetail_protocols.responses.frame import FrameResponse, ResponseFrame, FrameItem
+from dovetail_protocols.responses.frame import FrameItem, FrameResponse, ResponseFrame
 from dovetail_protocols.responses.sequencer import EventSequencer
 from dovetail_protocols.sse import ServerEvent, SseReader
 
@@ -144,7 +144,9 @@ class ResponsesReader:
         """The item that is meant; a new one where none is."""
         found = self._known(frame_item.id, place)
         last = self._items[-1] if self._items else None
-        nameless = place is None and (frame_item.id is None or (last is not None and last.id is None))
+        nameless = place is None and (
+            frame_item.id is None or (last is not None and last.id is None)
+        )
         if found is None and nameless and last is not None and not last.closed:
             found = last if last.kind == frame_item.type else None
         if found is None:
@@ -175,7 +177,9 @@ class ResponsesReader:
         item.number, self._calls = self._calls, self._calls + 1
         custom = frame_item.type == "custom_tool_call"
         id = frame_item.call_id or frame_item.id
-        self._out.append(CallOpen(item.number, frame_item.name or "", id, frame_item.namespace, custom=custom))
+        self._out.append(
+            CallOpen(item.number, frame_item.name or "", id, frame_item.namespace, custom=custom)
+        )
 
     def _open_span(self, item: "_ItemState") -> None:
         if self._span is not item:

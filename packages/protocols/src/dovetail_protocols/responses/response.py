@@ -59,7 +59,9 @@ class ResponseObject:
     def in_progress(self) -> msgspec.Raw:
         return self._object("in_progress", {"output": []})
 
-    def finished(self, end: ResponseOutcome, output: Iterable[wire.ItemOut], usage: Usage) -> msgspec.Raw:
+    def finished(
+        self, end: ResponseOutcome, output: Iterable[wire.ItemOut], usage: Usage
+    ) -> msgspec.Raw:
         details = {"reason": end.reason} if end.reason else None
         return self._object(
             end.status,

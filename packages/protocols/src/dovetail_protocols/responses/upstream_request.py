@@ -21,14 +21,14 @@ from dovetail_model import (
     Turn,
 )
 from dovetail_protocols.upstream import (
-    UpstreamRequest,
-    UpstreamDialect,
     ToolNames,
-    image_url,
-    call_arguments,
-    tool_parameters,
-    template_kwargs,
+    UpstreamDialect,
+    UpstreamRequest,
     blocks_to_text,
+    call_arguments,
+    image_url,
+    template_kwargs,
+    tool_parameters,
 )
 
 _SHARED_FIELDS = (
@@ -44,7 +44,9 @@ _SHARED_FIELDS = (
 Item = dict[str, Any]
 
 
-def build_responses_request(request: Request, model: str, dialect: UpstreamDialect | None = None) -> UpstreamRequest:
+def build_responses_request(
+    request: Request, model: str, dialect: UpstreamDialect | None = None
+) -> UpstreamRequest:
     """A body that asks for a stream and has nothing kept behind it."""
     dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)

@@ -3,10 +3,16 @@
 import json
 from typing import Any
 
-from dovetail_verify.black_box.refusals import require_accepted, refusal_reason
-from dovetail_verify.black_box.samples import QUESTION, sample_tool_call, sample_stream, sample_streams, sample_response
+from dovetail_verify.black_box.refusals import refusal_reason, require_accepted
+from dovetail_verify.black_box.samples import (
+    QUESTION,
+    sample_response,
+    sample_stream,
+    sample_streams,
+    sample_tool_call,
+)
 from dovetail_verify.black_box.usage import count_chat_tokens
-from dovetail_verify.check import check, require, pluralize
+from dovetail_verify.check import check, pluralize, require
 from dovetail_verify.dialects import CHAT, TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS, Json
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
@@ -140,7 +146,9 @@ async def call_deltas(target: TargetServer) -> str:
     why="The second turn of every tool loop fails.",
 )
 async def replay(target: TargetServer) -> str:
-    return _require_accepted(await _post_chat(target, _tool_loop(""), tools=[_TOOL]), "a history with reasoning")
+    return _require_accepted(
+        await _post_chat(target, _tool_loop(""), tools=[_TOOL]), "a history with reasoning"
+    )
 
 
 @check(
@@ -150,7 +158,9 @@ async def replay(target: TargetServer) -> str:
     why="SDKs replay such turns as they came: the second turn of a tool loop fails.",
 )
 async def null_content(target: TargetServer) -> str:
-    return _require_accepted(await _post_chat(target, _tool_loop(None), tools=[_TOOL]), "null content beside a call")
+    return _require_accepted(
+        await _post_chat(target, _tool_loop(None), tools=[_TOOL]), "null content beside a call"
+    )
 
 
 @check(

@@ -31,7 +31,9 @@ async def _wrong_type(target: TargetServer, dialect: Dialect) -> str:
 
 
 async def _unknown_model(target: TargetServer, dialect: Dialect) -> str:
-    exchange = await target.post(dialect.path, dialect.body(_UNKNOWN_MODEL, ["Hello"], max_tokens=16))
+    exchange = await target.post(
+        dialect.path, dialect.body(_UNKNOWN_MODEL, ["Hello"], max_tokens=16)
+    )
     if exchange.status == 200:
         named = exchange.json.get("model")
         require(named == _UNKNOWN_MODEL, f"served, but under the name {named!r}")
@@ -49,8 +51,12 @@ async def _prompt_too_long(target: TargetServer, dialect: Dialect) -> str:
     if target.context_length is None:
         raise NotApplicable("the server does not say how long a prompt may be")
     if target.context_length > _MAX_CONTEXT_TOKENS:
-        raise NotApplicable(f"a window of {target.context_length} tokens is too long to be overflowed here")
-    letters = " ".join("abcdefghijklmnopqrstuvwxyz"[n % 26] for n in range(target.context_length + 600))
+        raise NotApplicable(
+            f"a window of {target.context_length} tokens is too long to be overflowed here"
+        )
+    letters = " ".join(
+        "abcdefghijklmnopqrstuvwxyz"[n % 26] for n in range(target.context_length + 600)
+    )
     body = dialect.body(target.model, [letters], max_tokens=16)
     if dialect is RESPONSES:
         return await _require_overflow_event(target, RESPONSES.with_streaming(body))

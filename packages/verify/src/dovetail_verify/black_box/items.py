@@ -42,7 +42,11 @@ def _require_same_id(id: object, item: Json, type: str) -> None:
 
 def require_parts_opened(exchange: HttpExchange) -> None:
     """Fails where text comes for a part of an item that was never added."""
-    added = {_part_position(event) for event in exchange.events if event["type"] in _PART_OPENERS.values()}
+    added = {
+        _part_position(event)
+        for event in exchange.events
+        if event["type"] in _PART_OPENERS.values()
+    }
     for event in exchange.events:
         opener = _PART_OPENERS.get(event["type"])
         if opener is not None:

@@ -4,7 +4,7 @@ from dovetail_verify.black_box.refusals import require_accepted
 from dovetail_verify.black_box.samples import QUESTION
 from dovetail_verify.black_box.usage import make_long_text
 from dovetail_verify.check import NotApplicable, check, require
-from dovetail_verify.dialects import TOOL_DESCRIPTION, MESSAGES, TOOL_NAME, TOOL_PARAMETERS, Json
+from dovetail_verify.dialects import MESSAGES, TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS, Json
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
 
@@ -58,7 +58,10 @@ async def claude_code_request(target: TargetServer) -> str:
         "output_config": {"effort": "high"},
         "stream": True,
     }
-    headers = {"anthropic-beta": BETA_HEADERS, "x-claude-code-session-id": "5f0c7cf2-0000-4000-8000-1"}
+    headers = {
+        "anthropic-beta": BETA_HEADERS,
+        "x-claude-code-session-id": "5f0c7cf2-0000-4000-8000-1",
+    }
     exchange = await target.post("/v1/messages?beta=true", body, headers)
     return _require_accepted(exchange, "Claude Code's own request")
 
@@ -115,8 +118,14 @@ async def server_tools(target: TargetServer) -> str:
 async def replay(target: TargetServer) -> str:
     history = [
         {"role": "user", "content": "What is the weather in Paris and Rome?"},
-        {"role": "assistant", "content": [_thinking_block("Paris first."), _tool_use_block(1), _tool_use_block(2)]},
-        {"role": "user", "content": [_tool_result_block(2, "Rain"), _tool_result_block(1, [_text_block("Sun")])]},
+        {
+            "role": "assistant",
+            "content": [_thinking_block("Paris first."), _tool_use_block(1), _tool_use_block(2)],
+        },
+        {
+            "role": "user",
+            "content": [_tool_result_block(2, "Rain"), _tool_result_block(1, [_text_block("Sun")])],
+        },
         {"role": "user", "content": [_text_block("Go on.")]},
     ]
     body = {"model": target.model, "max_tokens": 32, "messages": history, "tools": [_TOOL]}
@@ -189,9 +198,13 @@ async def count_exact(target: TargetServer) -> str:
         ([QUESTION, "Red, green\n\nand blue 🎨.", "Once more, in French: ça va?"], {}),
         ([QUESTION], {"tools": [_TOOL]}),
     ):
-        body = MESSAGES.body(target.model, turns, system=f"Number {target.new_nonce()}.", max_tokens=16)
+        body = MESSAGES.body(
+            target.model, turns, system=f"Number {target.new_nonce()}.", max_tokens=16
+        )
         body |= more
-        count = await count_tokens(target, {k: v for k, v in body.items() if k in _COUNT_TOKENS_FIELDS})
+        count = await count_tokens(
+            target, {k: v for k, v in body.items() if k in _COUNT_TOKENS_FIELDS}
+        )
         used = MESSAGES.usage((await target.post(MESSAGES.path, body)).require_ok()).prompt_tokens
         require(count == used, f"count_tokens says {count}, usage {used}")
         numbers.append(f"{count}")
@@ -216,7 +229,9 @@ async def count_tokens(target: TargetServer, body: Json) -> int:
     why="Claude Code adds the two: the context looks twice as full as it is, and is compacted.",
 )
 async def cached_tokens_excluded(target: TargetServer) -> str:
-    body = MESSAGES.body(target.model, [QUESTION], system=make_long_text(target, 500), max_tokens=16)
+    body = MESSAGES.body(
+        target.model, [QUESTION], system=make_long_text(target, 500), max_tokens=16
+    )
     count = await count_tokens(target, {k: v for k, v in body.items() if k in _COUNT_TOKENS_FIELDS})
     await target.post(MESSAGES.path, body)
     used = MESSAGES.usage((await target.post(MESSAGES.path, body)).require_ok())

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dovetail_verify.black_box.samples import (
-    sample_tool_call,
     sample_multibyte_stream,
-    sample_stream,
-    sample_streams,
     sample_reasoning,
     sample_response,
+    sample_stream,
+    sample_streams,
+    sample_tool_call,
 )
-from dovetail_verify.check import CheckFailed, NotApplicable, check, require, pluralize
+from dovetail_verify.check import CheckFailed, NotApplicable, check, pluralize, require
 from dovetail_verify.dialects import MESSAGES, Json
 from dovetail_verify.exchange import HttpExchange, SseFrame
 from dovetail_verify.target import TargetServer
@@ -124,7 +124,8 @@ async def event_types(target: TargetServer) -> str:
     seen = set()
     async for exchange in sample_streams(target, MESSAGES):
         open_as = {
-            e["index"]: e["content_block"]["type"] for e in exchange.events_of_type("content_block_start")
+            e["index"]: e["content_block"]["type"]
+            for e in exchange.events_of_type("content_block_start")
         }
         for event in exchange.events_of_type("content_block_delta"):
             block, kind = open_as.get(event["index"]), event["delta"]["type"]
@@ -159,7 +160,9 @@ async def signature(target: TargetServer) -> str:
         if start["content_block"].get("type") != "thinking":
             continue
         deltas = [
-            d["delta"] for d in exchange.events_of_type("content_block_delta") if d["index"] == start["index"]
+            d["delta"]
+            for d in exchange.events_of_type("content_block_delta")
+            if d["index"] == start["index"]
         ]
         pieces = [at for at, delta in enumerate(deltas) if delta["type"] == "signature_delta"]
         require(len(pieces) == 1, f"{len(pieces)} signature deltas in block {start['index']}")
@@ -180,7 +183,9 @@ async def no_blank_text(target: TargetServer) -> str:
         with suppress(NotApplicable):
             exchanges.append(await sample_tool_call(target, MESSAGES, streamed=streamed))
     for exchange in exchanges:
-        _require_no_blank_text(MESSAGES.message(exchange)["content"], str(exchange.request), exchange.summary)
+        _require_no_blank_text(
+            MESSAGES.message(exchange)["content"], str(exchange.request), exchange.summary
+        )
     return f"{len(exchanges)} answers looked at"
 
 

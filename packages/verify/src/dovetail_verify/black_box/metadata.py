@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from dovetail_verify.check import NotApplicable, check, require, pluralize
+from dovetail_verify.check import NotApplicable, check, pluralize, require
 from dovetail_verify.dialects import Json
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import ANTHROPIC_HEADERS, TargetServer
@@ -34,7 +34,9 @@ async def openai_list(target: TargetServer) -> str:
     why="Claude Code's model discovery finds nothing.",
 )
 async def anthropic_list(target: TargetServer) -> str:
-    exchange = (await target.request("GET", "/v1/models?limit=1000", headers=_anthropic_headers(target))).require_ok()
+    exchange = (
+        await target.request("GET", "/v1/models?limit=1000", headers=_anthropic_headers(target))
+    ).require_ok()
     for entry in exchange.json["data"]:
         require(entry.get("type") == "model", 'an entry without "type": "model"')
         require(isinstance(entry.get("display_name"), str), "an entry without display_name")
@@ -55,7 +57,9 @@ async def single_model(target: TargetServer) -> str:
         raise NotApplicable("API not served: /v1/models/{id}")
     for exchange in exchanges:
         path, status = exchange.request.path, exchange.status
-        require(status == 200, f"{path}: status {status}", sent=f"GET {path}", received=exchange.summary)
+        require(
+            status == 200, f"{path}: status {status}", sent=f"GET {path}", received=exchange.summary
+        )
         require(exchange.json.get("id") == target.model, f"its id is {exchange.json.get('id')!r}")
     return target.model
 
@@ -98,7 +102,12 @@ async def codex_catalog(target: TargetServer) -> str:
     why="Tools that cut text by tokens break it.",
 )
 async def round_trip(target: TargetServer) -> str:
-    body = {"model": target.model, "prompt": _ROUND_TRIP_TEXT, "content": _ROUND_TRIP_TEXT, "add_special_tokens": False}
+    body = {
+        "model": target.model,
+        "prompt": _ROUND_TRIP_TEXT,
+        "content": _ROUND_TRIP_TEXT,
+        "add_special_tokens": False,
+    }
     exchange = await _post_first_served(target, "tokenize", body)
     tokens = exchange.json.get("tokens")
     require(isinstance(tokens, list) and tokens, "there are no tokens")

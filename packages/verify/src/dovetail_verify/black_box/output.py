@@ -5,14 +5,14 @@ import json
 from dovetail_verify.api_checks import ApiCheckSpec, build_api_checks
 from dovetail_verify.black_box.samples import (
     QUESTION,
-    request_tool_call,
-    sample_tool_call,
-    sample_multibyte_stream,
-    sample_stream,
     is_truncated,
+    request_tool_call,
+    sample_multibyte_stream,
     sample_response,
+    sample_stream,
+    sample_tool_call,
 )
-from dovetail_verify.check import CheckFailed, NotApplicable, require, pluralize
+from dovetail_verify.check import CheckFailed, NotApplicable, pluralize, require
 from dovetail_verify.dialects import CHAT, TOOL_NAME, Dialect
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
@@ -41,14 +41,20 @@ async def _stream_closes(target: TargetServer, dialect: Dialect) -> str:
     open_for = _seconds_open_after_end(await sample_stream(target, dialect), dialect)
     if open_for > _MAX_CLOSE_SECONDS:  # once may be a busy machine
         body = dialect.with_streaming(dialect.body(target.model, [QUESTION]))
-        again = _seconds_open_after_end((await target.post(dialect.path, body)).require_ok(), dialect)
+        again = _seconds_open_after_end(
+            (await target.post(dialect.path, body)).require_ok(), dialect
+        )
         open_for = min(open_for, again)
-    require(open_for <= _MAX_CLOSE_SECONDS, f"the connection stayed open for {open_for:.1f} s, twice")
+    require(
+        open_for <= _MAX_CLOSE_SECONDS, f"the connection stayed open for {open_for:.1f} s, twice"
+    )
     return "closed at once"
 
 
 def _seconds_open_after_end(exchange: HttpExchange, dialect: Dialect) -> float:
-    last = [f for f in exchange.frames if f.type in _FINAL_EVENTS[dialect.api] or f.data == "[DONE]"]
+    last = [
+        f for f in exchange.frames if f.type in _FINAL_EVENTS[dialect.api] or f.data == "[DONE]"
+    ]
     if not last:
         raise NotApplicable(f"the stream has no {_FINAL_EVENTS[dialect.api][0]} to look behind")
     return exchange.total_seconds - last[-1].elapsed_seconds
@@ -89,7 +95,9 @@ async def _max_tokens(target: TargetServer, dialect: Dialect) -> str:
     body = dialect.body(target.model, ["Count from one to one hundred in words."], max_tokens=limit)
     exchange = (await target.post(dialect.path, body)).require_ok()
     used = dialect.usage(exchange)
-    require(used.output_tokens <= limit, f"{used.output_tokens} output tokens, and the limit is {limit}")
+    require(
+        used.output_tokens <= limit, f"{used.output_tokens} output tokens, and the limit is {limit}"
+    )
     end = dialect.finish_reason(exchange)
     if used.output_tokens < limit and not is_truncated(dialect, exchange):
         raise NotApplicable(f"the model ended by itself after {used.output_tokens} tokens")
@@ -146,7 +154,9 @@ async def _call_arguments(target: TargetServer, dialect: Dialect) -> str:
             text = call.arguments
             require(isinstance(text, str), f"{form}: arguments are a {type(text).__name__}")
             require(_is_object(text), f"{form}: arguments are no JSON object: {text!r}")
-            require(call.name == TOOL_NAME, f"{form}: the call names {call.name!r}, not {TOOL_NAME!r}")
+            require(
+                call.name == TOOL_NAME, f"{form}: the call names {call.name!r}, not {TOOL_NAME!r}"
+            )
     return text
 
 

@@ -24,7 +24,9 @@ def require_accepted(exchange: HttpExchange, dialect: Dialect, what: str) -> str
     told = exchange.events if exchange.frames else [exchange.json]
     broken = [part for part in told if part.get("error") or part.get("type") in _ERROR_EVENTS]
     require(not broken, f"{what}: answered with status 200, and with an error")
-    require(dialect.finish_reason(exchange) != "None", f"{what}: the answer does not say why it ended")
+    require(
+        dialect.finish_reason(exchange) != "None", f"{what}: the answer does not say why it ended"
+    )
     return "accepted"
 
 

@@ -2,10 +2,17 @@
 
 from typing import Any
 
-from dovetail_verify.black_box.refusals import require_accepted, refusal_reason
+from dovetail_verify.black_box.refusals import refusal_reason, require_accepted
 from dovetail_verify.black_box.samples import QUESTION, is_truncated, sample_response
 from dovetail_verify.check import NotApplicable, check, require
-from dovetail_verify.dialects import TOOL_CALL_MAX_TOKENS, TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS, RESPONSES, Json
+from dovetail_verify.dialects import (
+    RESPONSES,
+    TOOL_CALL_MAX_TOKENS,
+    TOOL_DESCRIPTION,
+    TOOL_NAME,
+    TOOL_PARAMETERS,
+    Json,
+)
 from dovetail_verify.exchange import HttpExchange, SentRequest
 from dovetail_verify.http_client import open_connection
 from dovetail_verify.target import TargetServer
@@ -27,7 +34,12 @@ _PATCH_TOOL = {
         "definition": 'start: "*** Begin Patch" LF\nLF: /\\n/\n',
     },
 }
-_NAMESPACE_TOOL = {"type": "namespace", "name": "weather", "description": "x", "tools": [_FUNCTION_TOOL]}
+_NAMESPACE_TOOL = {
+    "type": "namespace",
+    "name": "weather",
+    "description": "x",
+    "tools": [_FUNCTION_TOOL],
+}
 
 
 def _require_accepted(exchange: HttpExchange, what: str) -> str:
@@ -66,7 +78,9 @@ async def codex_request(target: TargetServer) -> str:
         "max_output_tokens": 32,
     }
     headers = {"session-id": word, "thread-id": word, "x-codex-turn-metadata": "{}"}
-    return _require_accepted(await target.post(RESPONSES.path, body, headers), "Codex's own request")
+    return _require_accepted(
+        await target.post(RESPONSES.path, body, headers), "Codex's own request"
+    )
 
 
 @check(
@@ -77,8 +91,14 @@ async def codex_request(target: TargetServer) -> str:
 )
 async def string_input(target: TargetServer) -> str:
     exchange = (await _post_responses(target, QUESTION)).require_ok()
-    one, other = RESPONSES.usage(exchange), RESPONSES.usage(await sample_response(target, RESPONSES))
-    require(one.prompt_tokens == other.prompt_tokens, f"{one.prompt_tokens} tokens as a string, {other.prompt_tokens} as items")
+    one, other = (
+        RESPONSES.usage(exchange),
+        RESPONSES.usage(await sample_response(target, RESPONSES)),
+    )
+    require(
+        one.prompt_tokens == other.prompt_tokens,
+        f"{one.prompt_tokens} tokens as a string, {other.prompt_tokens} as items",
+    )
     return f"{one.prompt_tokens} tokens"
 
 
@@ -122,7 +142,9 @@ async def replay(target: TargetServer) -> str:
         _call_output_item("call_v2", [{"type": "input_text", "text": "Rain"}]),
         _call_output_item("call_v1", "Sun"),
     ]
-    return _require_accepted(await _post_responses(target, told, tools=[_FUNCTION_TOOL]), "reasoning, calls and outputs")
+    return _require_accepted(
+        await _post_responses(target, told, tools=[_FUNCTION_TOOL]), "reasoning, calls and outputs"
+    )
 
 
 @check(
@@ -164,7 +186,9 @@ async def unknown_fields(target: TargetServer) -> str:
 async def custom_tool_call(target: TargetServer) -> str:
     more: Json = {"tools": [_PATCH_TOOL], "tool_choice": {"type": "custom", "name": "apply_patch"}}
     more |= {"max_output_tokens": TOOL_CALL_MAX_TOKENS}
-    exchange = await _post_responses(target, "Add a file a.txt with the word hello: apply_patch.", **more)
+    exchange = await _post_responses(
+        target, "Add a file a.txt with the word hello: apply_patch.", **more
+    )
     if exchange.status >= 400:
         exchange = await _post_responses(
             target, "Add a file a.txt: apply_patch.", **{**more, "tool_choice": "auto"}
@@ -186,7 +210,11 @@ async def custom_tool_call(target: TargetServer) -> str:
     why="Codex refuses bare and joined names: no MCP tool can be used.",
 )
 async def namespaced_tool_call(target: TargetServer) -> str:
-    more: Json = {"tools": [_NAMESPACE_TOOL], "tool_choice": "required", "max_output_tokens": TOOL_CALL_MAX_TOKENS}
+    more: Json = {
+        "tools": [_NAMESPACE_TOOL],
+        "tool_choice": "required",
+        "max_output_tokens": TOOL_CALL_MAX_TOKENS,
+    }
     exchange = await _post_responses(target, "What is the weather in Paris? Use the tool.", **more)
     if exchange.status >= 400:
         raise NotApplicable(f"a required call is refused with {exchange.status}")
@@ -256,7 +284,12 @@ def _reasoning_item(text: str) -> Json:
 
 
 def _call_item(id_: str, **more: object) -> Json:
-    call = {"type": "function_call", "call_id": id_, "name": TOOL_NAME, "arguments": '{"city":"Paris"}'}
+    call = {
+        "type": "function_call",
+        "call_id": id_,
+        "name": TOOL_NAME,
+        "arguments": '{"city":"Paris"}',
+    }
     return {**call, **more}
 
 

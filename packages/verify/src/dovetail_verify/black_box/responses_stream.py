@@ -1,8 +1,18 @@
 """The shape of Responses answers: what Codex takes from the events."""
 
-from dovetail_verify.black_box.items import require_rising_sequence, require_item_order, require_parts_opened
-from dovetail_verify.black_box.samples import QUESTION, sample_tool_call, sample_stream, sample_streams, sample_response
-from dovetail_verify.check import NotApplicable, check, require, pluralize
+from dovetail_verify.black_box.items import (
+    require_item_order,
+    require_parts_opened,
+    require_rising_sequence,
+)
+from dovetail_verify.black_box.samples import (
+    QUESTION,
+    sample_response,
+    sample_stream,
+    sample_streams,
+    sample_tool_call,
+)
+from dovetail_verify.check import NotApplicable, check, pluralize, require
 from dovetail_verify.dialects import RESPONSE_END_EVENTS, RESPONSES, Json
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
@@ -153,7 +163,9 @@ async def final_output(target: TargetServer) -> str:
 )
 async def text_deltas(target: TargetServer) -> str:
     exchange = await sample_stream(target, RESPONSES)
-    deltas = "".join(event["delta"] for event in exchange.events_of_type("response.output_text.delta"))
+    deltas = "".join(
+        event["delta"] for event in exchange.events_of_type("response.output_text.delta")
+    )
     final = RESPONSES.text(exchange)
     require(deltas == final, f"deltas add up to {deltas!r}, the item has {final!r}")
     return f"{len(final)} characters"
@@ -205,7 +217,9 @@ async def model_echo(target: TargetServer) -> str:
     exchange = await sample_stream(target, RESPONSES)
     header = exchange.headers.get("openai-model")
     require(
-        header in (None, target.model), f"the header openai-model is {header!r}", received=str(header)
+        header in (None, target.model),
+        f"the header openai-model is {header!r}",
+        received=str(header),
     )
     named = RESPONSES.response(exchange).get("model")
     require(named == target.model, f"asked for {target.model!r}, answered as {named!r}")

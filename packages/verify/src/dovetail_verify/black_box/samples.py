@@ -3,7 +3,14 @@
 from collections.abc import AsyncIterator
 
 from dovetail_verify.check import CheckFailed, NotApplicable
-from dovetail_verify.dialects import TOOL_QUESTION, TOOL_CALL_MAX_TOKENS, MESSAGES, TOOL_NAME, Dialect, Json
+from dovetail_verify.dialects import (
+    MESSAGES,
+    TOOL_CALL_MAX_TOKENS,
+    TOOL_NAME,
+    TOOL_QUESTION,
+    Dialect,
+    Json,
+)
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
 
@@ -41,7 +48,9 @@ async def sample_multibyte_stream(target: TargetServer, dialect: Dialect) -> Htt
     return (await target.memoize(f"{dialect.api} letters", make)).require_ok()
 
 
-async def sample_tool_call(target: TargetServer, dialect: Dialect, *, streamed: bool = True) -> HttpExchange:
+async def sample_tool_call(
+    target: TargetServer, dialect: Dialect, *, streamed: bool = True
+) -> HttpExchange:
     """An answer with a complete call in it. Where the model makes none, checks do not apply."""
 
     async def make(stage: TargetServer) -> HttpExchange:
@@ -69,9 +78,13 @@ async def sample_streams(target: TargetServer, dialect: Dialect) -> AsyncIterato
     yield exchange
 
 
-async def request_tool_call(target: TargetServer, dialect: Dialect, *, streamed: bool = True) -> HttpExchange:
+async def request_tool_call(
+    target: TargetServer, dialect: Dialect, *, streamed: bool = True
+) -> HttpExchange:
     """A request with a tool that has to be called; if that is refused, that may be."""
-    body = dialect.with_tool(dialect.body(target.model, [f"{TOOL_QUESTION} ({target.new_nonce()})"]))
+    body = dialect.with_tool(
+        dialect.body(target.model, [f"{TOOL_QUESTION} ({target.new_nonce()})"])
+    )
     body = dialect.with_streaming(body) if streamed else body
     exchange = await target.post(dialect.path, body)
     if exchange.status >= 400:

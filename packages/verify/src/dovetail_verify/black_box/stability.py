@@ -22,10 +22,14 @@ _PREFIX_TOKENS = 1500
 async def billing_line(target: TargetServer) -> str:
     guide = make_long_text(target, _PREFIX_TOKENS)
     await target.post(MESSAGES.path, _billing_request(target, guide, "a1"))
-    same = MESSAGES.usage((await target.post(MESSAGES.path, _billing_request(target, guide, "a1"))).require_ok())
+    same = MESSAGES.usage(
+        (await target.post(MESSAGES.path, _billing_request(target, guide, "a1"))).require_ok()
+    )
     if not same.cached_tokens or same.cached_tokens < same.prompt_tokens / 2:
         return await _judge_by_latency(target)
-    varied = MESSAGES.usage((await target.post(MESSAGES.path, _billing_request(target, guide, "z9"))).require_ok())
+    varied = MESSAGES.usage(
+        (await target.post(MESSAGES.path, _billing_request(target, guide, "z9"))).require_ok()
+    )
     cached = varied.cached_tokens or 0
     told = f"{cached} tokens cached with another line, {same.cached_tokens} with the same"
     require(cached >= same.cached_tokens / 2, told)
@@ -50,8 +54,14 @@ async def _judge_by_latency(target: TargetServer) -> str:
 
 
 async def _time_to_first_block(target: TargetServer, guide: str, word: str) -> float:
-    exchange = await target.post(MESSAGES.path, MESSAGES.with_streaming(_billing_request(target, guide, word)))
-    starts = [frame.elapsed_seconds for frame in exchange.require_ok().frames if frame.type == "content_block_start"]
+    exchange = await target.post(
+        MESSAGES.path, MESSAGES.with_streaming(_billing_request(target, guide, word))
+    )
+    starts = [
+        frame.elapsed_seconds
+        for frame in exchange.require_ok().frames
+        if frame.type == "content_block_start"
+    ]
     return starts[0] if starts else exchange.total_seconds
 
 

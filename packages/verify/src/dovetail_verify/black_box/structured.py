@@ -14,11 +14,16 @@ _SCHEMA: Json = {
     "required": ["title"],
     "additionalProperties": False,
 }
-_TITLE_PROMPT = "Write a title for a conversation about the weather. Answer in JSON with the key title."
+_TITLE_PROMPT = (
+    "Write a title for a conversation about the weather. Answer in JSON with the key title."
+)
 
 
 async def _structured_output(target: TargetServer, dialect: Dialect) -> str:
-    body = {**dialect.body(target.model, [_TITLE_PROMPT], max_tokens=512), **_schema_format(dialect)}
+    body = {
+        **dialect.body(target.model, [_TITLE_PROMPT], max_tokens=512),
+        **_schema_format(dialect),
+    }
     exchange = (await target.post(dialect.path, body)).require_ok()
     if is_truncated(dialect, exchange):
         raise NotApplicable("the answer was cut by the limit")

@@ -53,7 +53,9 @@ async def head(target: TargetServer) -> str:
 )
 async def keep_alive(target: TargetServer) -> str:
     dialect = _served_dialect(target)
-    body = SentRequest("POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)).payload
+    body = SentRequest(
+        "POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)
+    ).payload
     headers = target.auth_headers(dialect.path)
     sent = f"POST {dialect.path} twice on one connection"
     async with open_connection(target.endpoint, target.timeout) as held:
@@ -65,9 +67,13 @@ async def keep_alive(target: TargetServer) -> str:
     return "two requests on one connection"
 
 
-async def _post_compressed(target: TargetServer, coding: str, compress: Callable[[bytes], bytes]) -> str:
+async def _post_compressed(
+    target: TargetServer, coding: str, compress: Callable[[bytes], bytes]
+) -> str:
     dialect = _served_dialect(target)
-    plain = SentRequest("POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)).payload
+    plain = SentRequest(
+        "POST", dialect.path, dialect.body(target.model, [QUESTION], max_tokens=16)
+    ).payload
     headers = {"content-encoding": coding}
     exchange = await target.post(dialect.path, compress(plain), headers)
     came = exchange.summary
@@ -125,7 +131,10 @@ async def concurrent(target: TargetServer) -> str:
         dialect.body(target.model, [f"{'Please. ' * (7 * n)}{QUESTION}"], max_tokens=24)
         for n in range(_CONCURRENT_REQUESTS)
     ]
-    alone = [dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens for body in bodies]
+    alone = [
+        dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens
+        for body in bodies
+    ]
     asked = [target.post(dialect.path, dialect.with_streaming(body)) for body in bodies]
     found = [exchange.require_ok() for exchange in await asyncio.gather(*asked)]
     together = [dialect.usage(exchange).prompt_tokens for exchange in found]
@@ -165,7 +174,9 @@ async def _abandon_request(target: TargetServer) -> str:
     """Asks for a long answer and hangs up at its first bytes. Gives what was sent."""
     dialect = _served_dialect(target)
     limit = min(4000, (target.context_length or 4096) // 2)
-    body = dialect.body(target.model, ["Count from one to one thousand in words."], max_tokens=limit)
+    body = dialect.body(
+        target.model, ["Count from one to one thousand in words."], max_tokens=limit
+    )
     sent = SentRequest("POST", dialect.path, dialect.with_streaming(body))
     async with target.open_stream(sent) as (reply, _):
         async for _ in reply.iter_chunks():

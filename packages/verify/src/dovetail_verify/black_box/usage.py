@@ -1,12 +1,14 @@
 """Tokens in every API: counted exactly, and found again in the cache."""
 
 from dovetail_verify.api_checks import ApiCheckSpec, build_api_checks
-from dovetail_verify.black_box.samples import QUESTION, sample_stream, sample_response
+from dovetail_verify.black_box.samples import QUESTION, sample_response, sample_stream
 from dovetail_verify.check import CheckFailed, NotApplicable, require
 from dovetail_verify.dialects import CHAT, RESPONSES, Dialect, Json
 from dovetail_verify.target import TargetServer
 
-_FILLER_SENTENCE = "Rule {n}: write short sentences, keep names as they are, and say what you changed. "
+_FILLER_SENTENCE = (
+    "Rule {n}: write short sentences, keep names as they are, and say what you changed. "
+)
 _FILLER_TOKENS = 18  # of that sentence, about
 
 
@@ -69,7 +71,9 @@ async def _prefix_cached(target: TargetServer, dialect: Dialect) -> str:
     if two.cached_tokens is None:
         raise CheckFailed("usage does not say how many prompt tokens were cached")
     enough = before.prompt_tokens // 2
-    found = f"{two.cached_tokens} of {two.prompt_tokens} prompt tokens were cached on the second turn"
+    found = (
+        f"{two.cached_tokens} of {two.prompt_tokens} prompt tokens were cached on the second turn"
+    )
     require(two.cached_tokens >= enough, f"{found}; the first turn had {before.prompt_tokens}")
     require(two.cached_tokens <= two.prompt_tokens, f"{found}, which is more than all")
     return found
@@ -82,7 +86,9 @@ async def _metadata_excluded(target: TargetServer, dialect: Dialect) -> str:
     for number in range(2):
         word = target.new_nonce()
         varied = {**body, **_metadata_fields(dialect, word * (1 + 3 * number))}
-        counts.append(dialect.usage((await target.post(dialect.path, varied)).require_ok()).prompt_tokens)
+        counts.append(
+            dialect.usage((await target.post(dialect.path, varied)).require_ok()).prompt_tokens
+        )
     plain = dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens
     if len({*counts, plain}) > 1:
         raise CheckFailed(f"{plain} prompt tokens without, {counts} with metadata of two lengths")

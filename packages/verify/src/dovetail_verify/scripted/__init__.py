@@ -13,4 +13,9 @@ from dovetail_verify.scripted.script import render_script
 
 __all__ = ["CHECKS", "FileRecording", "ScriptedServer", "prepare_scripted_server", "render_script"]
 
-CHECKS: tuple[Check, ...] = (*order.CHECKS, *calls.CHECKS, *replay.REPLAY_CHECKS, *prompts.PROMPT_CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *order.CHECKS,
+    *calls.CHECKS,
+    *replay.REPLAY_CHECKS,
+    *prompts.PROMPT_CHECKS,
+)

@@ -25,7 +25,10 @@ class PartWriter(Protocol[P_in]):
 
 
 def black_box_rules(
-    writer: PartWriter[P], say: Callable[[str], P], think: Callable[[str], P], call: Callable[..., P]
+    writer: PartWriter[P],
+    say: Callable[[str], P],
+    think: Callable[[str], P],
+    call: Callable[..., P],
 ) -> list[ScriptEntry]:
     """The rules, in the order in which they are tried."""
 
@@ -42,7 +45,9 @@ def black_box_rules(
         entry("Use the tool.", *weather),
         entry("apply_patch", *patch),
         entry("Repeat exactly:", think("As it is."), say(MULTIBYTE_TEXT), chunks=1),
-        entry("one to one thousand", think("Many."), say(_NUMBER_WORDS * 20), delay={"between": 0.05}),
+        entry(
+            "one to one thousand", think("Many."), say(_NUMBER_WORDS * 20), delay={"between": 0.05}
+        ),
         entry("one to one hundred", think("Many."), say(_NUMBER_WORDS * 8)),
         entry("Name three colours", think("Warm ones."), say("Red\nOrange\nYellow")),
     ]

@@ -5,21 +5,28 @@ from dataclasses import replace
 
 from dovetail_verify.check import Check, NotApplicable, require
 from dovetail_verify.each_api import check_each_api
-from dovetail_verify.scripted.requests import send_request, run_scenario, first_request, user_message
-from dovetail_verify.scripted.response import ParsedResponse, OutputPart, parse_response
+from dovetail_verify.scripted.requests import (
+    first_request,
+    run_scenario,
+    send_request,
+    user_message,
+)
+from dovetail_verify.scripted.response import OutputPart, ParsedResponse, parse_response
 from dovetail_verify.scripted.scenarios import (
-    WHITESPACE,
     INTERLEAVED,
-    MULTIBYTE,
     MALFORMED,
     MIXED,
+    MULTIBYTE,
     ORPHAN_MARKER,
-    ScriptedPart,
+    WHITESPACE,
     Scenario,
+    ScriptedPart,
 )
 from dovetail_verify.target import TargetServer
 
-_ORDER_IMPACT = "Agents show each thought with its call; a grouped turn goes back grouped, and the model "
+_ORDER_IMPACT = (
+    "Agents show each thought with its call; a grouped turn goes back grouped, and the model "
+)
 _ORDER_IMPACT += "reads a history that it never wrote."
 DISPATCH_EVENT = "tool_call_dispatch"
 
@@ -83,7 +90,9 @@ async def whitespace(target: TargetServer, api: str) -> str:
     shape = await run_scenario(api, target, WHITESPACE)
     blank = [part.text for part in shape.parts_of("text") if not part.text.strip()]
     require(not blank, f"text of white space alone: {blank}")
-    require_parts(shape.parts_of("call"), [part for part in WHITESPACE.parts if part.kind == "call"])
+    require_parts(
+        shape.parts_of("call"), [part for part in WHITESPACE.parts if part.kind == "call"]
+    )
     return "no blank text"
 
 
@@ -129,8 +138,12 @@ async def multibyte(target: TargetServer, api: str) -> str:
 )
 async def dispatch(target: TargetServer, api: str) -> str:
     body = first_request(api, target, user_message(INTERLEAVED, target.new_nonce()), stream=True)
-    exchange = (await send_request(api, target, body, x_dovetail_dispatch="tools, reasoning")).require_ok()
-    told = [(at, frame) for at, frame in enumerate(exchange.frames) if frame.event == DISPATCH_EVENT]
+    exchange = (
+        await send_request(api, target, body, x_dovetail_dispatch="tools, reasoning")
+    ).require_ok()
+    told = [
+        (at, frame) for at, frame in enumerate(exchange.frames) if frame.event == DISPATCH_EVENT
+    ]
     if not told:
         raise NotApplicable("dispatch events are not offered, or not switched on")
     calls = [part for part in INTERLEAVED.parts if part.kind == "call"]

@@ -3,7 +3,14 @@
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.check import Check, require
 from dovetail_verify.each_api import check_each_api
-from dovetail_verify.scripted.requests import CACHE_CONTROL, SYSTEM_PROMPT, send_request, run_scenario, first_request, user_message
+from dovetail_verify.scripted.requests import (
+    CACHE_CONTROL,
+    SYSTEM_PROMPT,
+    first_request,
+    run_scenario,
+    send_request,
+    user_message,
+)
 from dovetail_verify.scripted.response import parse_response
 from dovetail_verify.scripted.scenarios import INTERLEAVED, PLAIN, PLAIN_TEXT
 from dovetail_verify.target import Json, TargetServer
@@ -21,7 +28,9 @@ async def exact_usage(target: TargetServer, api: str) -> str:
     shape = parse_response(api, await send_request(api, target, body))
     heard = (await _recorded_requests(target, nonce))[0]
     prompt, output = len(heard.prompt), len(heard.output)
-    require(shape.prompt_tokens == prompt, f"{prompt} prompt tokens, {shape.prompt_tokens} are reported")
+    require(
+        shape.prompt_tokens == prompt, f"{prompt} prompt tokens, {shape.prompt_tokens} are reported"
+    )
     # The token that ends a turn is counted by some engines and not by others.
     fits = shape.output_tokens in (output, output - 1)
     require(fits, f"{output} tokens generated, {shape.output_tokens} are reported")
@@ -122,7 +131,9 @@ async def control_tokens(target: TargetServer, api: str) -> str:
     stop, spelling = heard.output[-1], heard.said.rpartition(PLAIN_TEXT)[2]
     require(bool(spelling), "the engine ended its answer without a token that ends turns")
     text = f"{user_message(PLAIN, spelled)} {spelling}\n"
-    parse_response(api, await send_request(api, target, first_request(api, target, text, stream=True)))
+    parse_response(
+        api, await send_request(api, target, first_request(api, target, text, stream=True))
+    )
     after = (await _recorded_requests(target, spelled))[0]
     more = after.prompt.count(stop) - heard.prompt.count(stop)
     require(more == 0, f"{spelling} in the user's text became {more} control token(s)")
@@ -166,7 +177,9 @@ async def default_thinking(target: TargetServer, api: str) -> str:
     return f"{len(first.prompt)} tokens both times"
 
 
-async def _recorded_requests(target: TargetServer, nonce: str, min_count: int = 1) -> list[RecordedGeneration]:
+async def _recorded_requests(
+    target: TargetServer, nonce: str, min_count: int = 1
+) -> list[RecordedGeneration]:
     assert target.recording is not None
     return await target.recording.find_requests(nonce, min_count)
 

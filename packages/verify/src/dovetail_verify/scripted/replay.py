@@ -6,12 +6,19 @@ from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.check import Check, require
 from dovetail_verify.each_api import check_each_api
 from dovetail_verify.exchange import abbreviate
-from dovetail_verify.scripted.requests import send_request, first_request, followup_request, user_message
+from dovetail_verify.scripted.requests import (
+    first_request,
+    followup_request,
+    send_request,
+    user_message,
+)
 from dovetail_verify.scripted.response import ParsedResponse, parse_response
 from dovetail_verify.scripted.scenarios import INTERLEAVED, MIXED, NEXT_TEXT, Scenario
 from dovetail_verify.target import TargetServer
 
-_EXACT_IMPACT = "What differs from the model's own tokens is computed again on every turn, and the model "
+_EXACT_IMPACT = (
+    "What differs from the model's own tokens is computed again on every turn, and the model "
+)
 _EXACT_IMPACT += "reads a history that it did not write."
 
 
@@ -37,7 +44,9 @@ class ReplayedTurns:
         return len(self.first_record.prompt) + len(self.first_record.output) - 1
 
 
-async def run_two_turns(target: TargetServer, api: str, scenario: Scenario, *, calls_last: bool = False) -> ReplayedTurns:
+async def run_two_turns(
+    target: TargetServer, api: str, scenario: Scenario, *, calls_last: bool = False
+) -> ReplayedTurns:
     """A scene, sent back with the results of its calls."""
 
     async def make(stage: TargetServer) -> ReplayedTurns:
@@ -93,7 +102,9 @@ async def moved_calls_order(target: TargetServer, api: str) -> str:
 
 def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
     """Each part behind the last one, in the prompt's own text."""
-    grown = turns.second_record.text[turns.second_record.text.index(user_message(scenario, "")[:12]) :]
+    grown = turns.second_record.text[
+        turns.second_record.text.index(user_message(scenario, "")[:12]) :
+    ]
     said = [(p.kind, p.text or str((p.arguments or {}).get("city"))) for p in scenario.parts]
     wanted = [*said, ("result", " 0: sunny"), ("result", " 1: sunny")]
     at = 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail_verify.exchange import HttpExchange
-from dovetail_verify.scripted.response import ParsedResponse, OutputPart, parse_response
+from dovetail_verify.scripted.response import OutputPart, ParsedResponse, parse_response
 from dovetail_verify.scripted.scenarios import LOOKUP_TOOL, NEXT_TRIGGER, WRITE_TOOL, Scenario
 from dovetail_verify.target import API_PATHS, Json, TargetServer
 
@@ -56,7 +56,9 @@ async def send_request(api: str, target: TargetServer, body: Json, **headers: st
     return await target.post(API_PATHS[api], body, named)
 
 
-async def run_scenario(api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True) -> ParsedResponse:
+async def run_scenario(
+    api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
+) -> ParsedResponse:
     """A scene, asked for and read; kept for all checks that look at it."""
 
     async def make(stage: TargetServer) -> ParsedResponse:
@@ -65,21 +67,31 @@ async def run_scenario(api: str, target: TargetServer, scenario: Scenario, *, st
     return await target.memoize(f"{api} {scenario.name} {'stream' if stream else 'whole'}", make)
 
 
-async def rerun_scenario(api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True) -> ParsedResponse:
+async def rerun_scenario(
+    api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
+) -> ParsedResponse:
     """A scene, whether it was played before or not."""
     body = first_request(api, target, user_message(scenario, target.new_nonce()), stream=stream)
     return parse_response(api, await send_request(api, target, body))
 
 
-def followup_request(api: str, body: Json, parsed: ParsedResponse, nonce: str, *, calls_last: bool = False) -> Json:
+def followup_request(
+    api: str, body: Json, parsed: ParsedResponse, nonce: str, *, calls_last: bool = False
+) -> Json:
     """The next request, with the results of the calls, the last call's first.
 
     `moved`: calls stand behind everything else, as Claude Code sends a turn with text in it.
     """
-    results = [(part, f"{NEXT_TRIGGER} {nonce} {n}: sunny") for n, part in enumerate(parsed.parts_of("call"))]
+    results = [
+        (part, f"{NEXT_TRIGGER} {nonce} {n}: sunny")
+        for n, part in enumerate(parsed.parts_of("call"))
+    ]
     results.reverse()
     if api == "messages":
-        return {**body, "messages": _followup_messages(body, parsed, results, calls_last=calls_last)}
+        return {
+            **body,
+            "messages": _followup_messages(body, parsed, results, calls_last=calls_last),
+        }
     if api == "responses":
         outputs = [
             {"type": "function_call_output", "call_id": part.id, "output": text}
@@ -90,7 +102,11 @@ def followup_request(api: str, body: Json, parsed: ParsedResponse, nonce: str, *
 
 
 def _followup_messages(
-    body: Json, parsed: ParsedResponse, results: Sequence[tuple[OutputPart, str]], *, calls_last: bool
+    body: Json,
+    parsed: ParsedResponse,
+    results: Sequence[tuple[OutputPart, str]],
+    *,
+    calls_last: bool,
 ) -> list[Json]:
     """The first turn flips from a list to a string, and inputs come back in another order."""
     parts = parsed.parts
@@ -123,7 +139,10 @@ def _followup_chat(parsed: ParsedResponse, results: Sequence[tuple[OutputPart, s
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.text}}
         for c in parsed.parts_of("call")
     ]
-    said = {"content": parsed.text_of("text") or None, "reasoning_content": parsed.text_of("thought")}
+    said = {
+        "content": parsed.text_of("text") or None,
+        "reasoning_content": parsed.text_of("thought"),
+    }
     answers = [{"role": "tool", "tool_call_id": part.id, "content": text} for part, text in results]
     return [{"role": "assistant", **said, "tool_calls": calls}, *answers]
 

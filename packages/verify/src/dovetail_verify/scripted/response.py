@@ -198,7 +198,10 @@ def _item_text(item: Any) -> str:
 def _apply_response_end(parsed: ParsedResponse, response: Any) -> None:
     parsed.finish_reason = response.get("status") or ""
     usage = response.get("usage") or {}
-    parsed.prompt_tokens, parsed.output_tokens = usage.get("input_tokens"), usage.get("output_tokens")
+    parsed.prompt_tokens, parsed.output_tokens = (
+        usage.get("input_tokens"),
+        usage.get("output_tokens"),
+    )
     parsed.cached_tokens = (usage.get("input_tokens_details") or {}).get("cached_tokens")
 
 
@@ -214,7 +217,9 @@ def _parse_chat_stream(parsed: ParsedResponse) -> None:
             parsed.finish_reason = choice.get("finish_reason") or parsed.finish_reason
 
 
-def _apply_chat_delta(parsed: ParsedResponse, calls: dict[int, OutputPart], delta: Any, at: float) -> None:
+def _apply_chat_delta(
+    parsed: ParsedResponse, calls: dict[int, OutputPart], delta: Any, at: float
+) -> None:
     for kind, text in (("thought", _reasoning_text(delta)), ("text", delta.get("content") or "")):
         if text:
             if not parsed.parts or parsed.parts[-1].kind != kind:
@@ -232,7 +237,10 @@ def _apply_chat_delta(parsed: ParsedResponse, calls: dict[int, OutputPart], delt
 def _parse_chat_body(parsed: ParsedResponse) -> None:
     choice = parsed.exchange.json["choices"][0]
     message = choice["message"]
-    for kind, text in (("thought", _reasoning_text(message)), ("text", message.get("content") or "")):
+    for kind, text in (
+        ("thought", _reasoning_text(message)),
+        ("text", message.get("content") or ""),
+    ):
         if text:
             parsed.parts.append(OutputPart("thought" if kind == "thought" else "text", text))
     for told in message.get("tool_calls") or []:
@@ -248,7 +256,10 @@ def _reasoning_text(message: Any) -> str:
 
 def _apply_chat_usage(parsed: ParsedResponse, usage: Any) -> None:
     if usage.get("prompt_tokens") is not None:
-        parsed.prompt_tokens, parsed.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens")
+        parsed.prompt_tokens, parsed.output_tokens = (
+            usage["prompt_tokens"],
+            usage.get("completion_tokens"),
+        )
         parsed.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
 

@@ -165,19 +165,43 @@ MIXED = Scenario(
     ),
     _plain_entry,
 )
-LONG = Scenario("long", (reasoning_part("A long file."), call_part(WRITE_TOOL, path="a.txt", content=_LONG_TEXT)), _chunked_entry)
+LONG = Scenario(
+    "long",
+    (reasoning_part("A long file."), call_part(WRITE_TOOL, path="a.txt", content=_LONG_TEXT)),
+    _chunked_entry,
+)
 PAUSED = Scenario("paced", INTERLEAVED.parts, _paused_entry)
 PAUSED_ARGUMENT = Scenario("half-way", LONG.parts, _paused_argument_entry)
 WHITESPACE = Scenario("framed", INTERLEAVED.parts, _whitespace_entry)
-ORPHAN_MARKER = Scenario("orphan", (reasoning_part("North."), text_part("Oslo is sunny, and Bergen is not.")), _orphan_marker_entry)
-MARKERS = Scenario("markers", (reasoning_part("Code."), call_part(WRITE_TOOL, path="b.py", content=_MARKER_TEXT)), _plain_entry)
+ORPHAN_MARKER = Scenario(
+    "orphan",
+    (reasoning_part("North."), text_part("Oslo is sunny, and Bergen is not.")),
+    _orphan_marker_entry,
+)
+MARKERS = Scenario(
+    "markers",
+    (reasoning_part("Code."), call_part(WRITE_TOOL, path="b.py", content=_MARKER_TEXT)),
+    _plain_entry,
+)
 TRUNCATED = Scenario("cut", LONG.parts, _truncated_entry)
-MALFORMED = Scenario("malformed", (reasoning_part("Hm."), text_part("no call at all, only words.")), _malformed_call_entry)
+MALFORMED = Scenario(
+    "malformed",
+    (reasoning_part("Hm."), text_part("no call at all, only words.")),
+    _malformed_call_entry,
+)
 MULTIBYTE = Scenario(
-    "letters", (reasoning_part(_MULTIBYTE_TEXT), text_part(_MULTIBYTE_TEXT), call_part(WRITE_TOOL, path="c", content=_MULTIBYTE_TEXT)), _single_chunk_entry
+    "letters",
+    (
+        reasoning_part(_MULTIBYTE_TEXT),
+        text_part(_MULTIBYTE_TEXT),
+        call_part(WRITE_TOOL, path="c", content=_MULTIBYTE_TEXT),
+    ),
+    _single_chunk_entry,
 )
 PLAIN = Scenario("plain", (text_part(PLAIN_TEXT),), _plain_entry)
-FAILING = Scenario("failing", (reasoning_part("A long thought. " * 20), text_part("Words. " * 20)), _failing_entry)
+FAILING = Scenario(
+    "failing", (reasoning_part("A long thought. " * 20), text_part("Words. " * 20)), _failing_entry
+)
 
 SCENARIOS = (
     INTERLEAVED,

@@ -7,14 +7,14 @@ import yaml
 from dovetail_parsers import resolve_family
 from dovetail_verify.scripted.black_box_script import black_box_rules as black_box_rules
 from dovetail_verify.scripted.scenarios import (
-    NEXT_TRIGGER,
     NEXT_TEXT,
+    NEXT_TRIGGER,
     PLAIN_TEXT,
     SCENARIOS,
     FamilyWriter,
     call_part,
-    text_part,
     reasoning_part,
+    text_part,
 )
 
 DEFAULT_FAMILY = "qwen3_coder"
@@ -39,11 +39,14 @@ def render_script(family: str = DEFAULT_FAMILY) -> str:
     after = notation.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
     rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
     rules += [
-        {"when": {"text": f"{scene.trigger} "}, **scene.build_entry(notation, scene)} for scene in SCENARIOS
+        {"when": {"text": f"{scene.trigger} "}, **scene.build_entry(notation, scene)}
+        for scene in SCENARIOS
     ]
     rules += black_box_rules(notation, text_part, reasoning_part, call_part)
     script = {"rules": rules, "turns": [{"text": PLAIN_TEXT}]}
-    return yaml.dump(script, Dumper=_BlockStyleDumper, allow_unicode=True, sort_keys=False, width=100)
+    return yaml.dump(
+        script, Dumper=_BlockStyleDumper, allow_unicode=True, sort_keys=False, width=100
+    )
 
 
 def resolve_parser_names(family: str) -> tuple[str, str]:

@@ -6,19 +6,25 @@ from dovetail_verify.check import Check, CheckFailed, require
 from dovetail_verify.each_api import check_each_api
 from dovetail_verify.exchange import SentRequest
 from dovetail_verify.scripted.content import require_parts, require_scenario
-from dovetail_verify.scripted.requests import send_request, run_scenario, rerun_scenario, first_request, user_message
-from dovetail_verify.scripted.response import ParsedResponse, OutputPart
+from dovetail_verify.scripted.requests import (
+    first_request,
+    rerun_scenario,
+    run_scenario,
+    send_request,
+    user_message,
+)
+from dovetail_verify.scripted.response import OutputPart, ParsedResponse
 from dovetail_verify.scripted.scenarios import (
-    TRUNCATED,
     FAILING,
-    PAUSED_ARGUMENT,
     LAST_LINE,
     LONG,
     MARKERS,
-    PAUSED,
     PAUSE_SECONDS,
-    ScriptedPart,
+    PAUSED,
+    PAUSED_ARGUMENT,
+    TRUNCATED,
     Scenario,
+    ScriptedPart,
 )
 from dovetail_verify.target import API_PATHS, TargetServer
 
@@ -67,8 +73,12 @@ async def _judge_early_end(target: TargetServer, api: str) -> str:
 def _first_output_after(parsed: ParsedResponse, call: OutputPart) -> float:
     """When something that the model said behind the call was shown."""
     texts = [part.text for part in PAUSED.parts[2:] if part.kind == "thought"]
-    times = [part.first_chunk_at for part in parsed.parts if part is not call and part.kind == "call"]
-    times += [part.first_chunk_at for part in parsed.parts_of("thought") if part.text.strip() in texts]
+    times = [
+        part.first_chunk_at for part in parsed.parts if part is not call and part.kind == "call"
+    ]
+    times += [
+        part.first_chunk_at for part in parsed.parts_of("thought") if part.text.strip() in texts
+    ]
     known = [time for time in times if time is not None]
     if not known:
         raise CheckFailed("what the model said behind the call was not streamed")
@@ -84,7 +94,9 @@ def _first_output_after(parsed: ParsedResponse, call: OutputPart) -> float:
 async def argument_chunks(target: TargetServer, api: str) -> str:
     shape = await run_scenario(api, target, LONG)
     call = _only_call(shape, LONG)
-    require(call.chunk_count >= MIN_ARGUMENT_CHUNKS, f"the argument came in {call.chunk_count} piece(s)")
+    require(
+        call.chunk_count >= MIN_ARGUMENT_CHUNKS, f"the argument came in {call.chunk_count} piece(s)"
+    )
     return f"{call.chunk_count} pieces"
 
 
@@ -103,7 +115,9 @@ async def _judge_half_argument(target: TargetServer, api: str) -> str:
     call = _only_call(shape, PAUSED_ARGUMENT)
     require(call.last_chunk_at is not None, "the argument was not streamed")
     assert call.last_chunk_at is not None
-    before = [length for at, length in call.chunk_times if call.last_chunk_at - at >= MIN_PAUSE_SECONDS]
+    before = [
+        length for at, length in call.chunk_times if call.last_chunk_at - at >= MIN_PAUSE_SECONDS
+    ]
     share = max(before, default=0) / len(call.text)
     require(share > 0.25, f"{share:.0%} of the argument had come when the model paused half way")
     return f"{share:.0%} had come at the pause"
@@ -127,7 +141,10 @@ async def argument_markers(target: TargetServer, api: str) -> str:
 )
 async def truncated_call(target: TargetServer, api: str) -> str:
     shape = await run_scenario(api, target, TRUNCATED)
-    require(shape.finish_reason == _TRUNCATED_STATUS[api], f"the answer ended as {shape.finish_reason!r}")
+    require(
+        shape.finish_reason == _TRUNCATED_STATUS[api],
+        f"the answer ended as {shape.finish_reason!r}",
+    )
     for call in shape.parts_of("call"):
         require(not _is_complete(call), f"a cut call came as a whole one: {call.text[-60:]!r}")
     return f"ended as {shape.finish_reason}"

@@ -9,14 +9,31 @@ from uuid import uuid4
 
 import msgspec
 
-from dovetail.engines.completion_server.hearing import BatchTokenSink, StreamSink, CollectingSink
+from dovetail.engines.completion_server.hearing import BatchTokenSink, CollectingSink, StreamSink
 from dovetail.engines.completion_server.load import ServerStats
 from dovetail.engines.completion_server.model import CompletionModel
-from dovetail.engines.completion_server.request import CompletionRequest, to_engine_request, parse_prompt
-from dovetail.engines.completion_server.response import DONE, ResponseEnvelope, StreamEncoder, ChoiceBuilder, merge_choices
+from dovetail.engines.completion_server.request import (
+    CompletionRequest,
+    parse_prompt,
+    to_engine_request,
+)
+from dovetail.engines.completion_server.response import (
+    DONE,
+    ChoiceBuilder,
+    ResponseEnvelope,
+    StreamEncoder,
+    merge_choices,
+)
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.net.direct import get_byte_sink
-from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, Exchange, ClientDisconnected, Message, Receive, Send
+from dovetail.net.exchange import (
+    EVENT_STREAM_CONTENT_TYPE,
+    ClientDisconnected,
+    Exchange,
+    Message,
+    Receive,
+    Send,
+)
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -122,7 +139,9 @@ class CompletionsServer:
         answer = self._stream if body.stream else self._respond
         await exchange.run_until_disconnect(answer(exchange, request, writer))
 
-    async def _stream(self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder) -> None:
+    async def _stream(
+        self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
+    ) -> None:
         """The answer as it comes. Whatever is due together goes out in one write."""
         frames = StreamEncoder(writer, self._envelope())
         await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
@@ -135,15 +154,21 @@ class CompletionsServer:
             last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
         else:
             last = frames.encode_end()
-        await stream.wait()
+        await stream.drain()
         await exchange.end(last)
 
-    async def _respond(self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder) -> None:
+    async def _respond(
+        self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
+    ) -> None:
         whole = CollectingSink(writer)
         await self._generate(request, writer, whole)
-        await exchange.respond(self._envelope().encode_response(merge_choices(whole.choices), writer.counter))
+        await exchange.respond(
+            self._envelope().encode_response(merge_choices(whole.choices), writer.counter)
+        )
 
-    async def _generate(self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink) -> None:
+    async def _generate(
+        self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink
+    ) -> None:
         """Lets the engine speak, and counts."""
         self._stats.request_started(writer.counter)
         try:
@@ -159,10 +184,12 @@ class CompletionsServer:
         finally:
             self._stats.request_finished(writer.counter)
 
-    async def _push_batches(self, batches: AsyncGenerator[list[TokenDelta]], sink: BatchTokenSink) -> None:
+    async def _push_batches(
+        self, batches: AsyncGenerator[list[TokenDelta]], sink: BatchTokenSink
+    ) -> None:
         async with aclosing(batches):
             async for burst in batches:
-                if not (sink.hear_all(burst) or await sink.drain()):
+                if not (sink.push_all(burst) or await sink.drain()):
                     return
 
     def _envelope(self) -> ResponseEnvelope:

@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dovetail.engines.completion_server.response import CompletionResponseChoice, StreamEncoder, ChoiceBuilder
-from dovetail.engines.engine import TokenSink, TokenDelta
+from dovetail.engines.completion_server.response import (
+    ChoiceBuilder,
+    CompletionResponseChoice,
+    StreamEncoder,
+)
+from dovetail.engines.engine import TokenDelta, TokenSink
 from dovetail.net.direct import ByteSink
 
 
 class BatchTokenSink(TokenSink, Protocol):
     """A listener that also takes what is due together."""
 
-    def hear_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
 
 
 class StreamSink:
@@ -24,14 +28,14 @@ class StreamSink:
         self._write = byte_sink.write
         self._drain = byte_sink.drain
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         """Runs for every token."""
         return self._write(self._encode(delta))
 
-    def hear_all(self, deltas: Sequence[TokenDelta]) -> bool:
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool:
         return self._write(b"".join([self._encode(delta) for delta in deltas]))
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         await self._drain()
         return True
 
@@ -45,13 +49,13 @@ class CollectingSink:
         self._builder = builder
         self.choices: list[CompletionResponseChoice] = []
 
-    def hear(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta) -> bool:
         self.choices.append(self._builder.build(delta))
         return True
 
-    def hear_all(self, deltas: Sequence[TokenDelta]) -> bool:
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool:
         self.choices += [self._builder.build(delta) for delta in deltas]
         return True
 
-    async def wait(self) -> bool:
+    async def drain(self) -> bool:
         return True

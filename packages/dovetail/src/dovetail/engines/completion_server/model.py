@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dovetail_tokenizers import TokenTextCache, Tokenizer, load_tokenizer
+from dovetail_tokenizers import Tokenizer, TokenTextCache, load_tokenizer
 
 DEFAULT_MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
 _FILES = ("config", "generation_config", "tokenizer_config")

@@ -63,7 +63,11 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 def parse_prompt(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
     """The one prompt of a request, as ids."""
-    ids = _prompt_from_field(body.prompt, tokenizer) if body.prompt_bytes is None else _prompt_from_bytes(body)
+    ids = (
+        _prompt_from_field(body.prompt, tokenizer)
+        if body.prompt_bytes is None
+        else _prompt_from_bytes(body)
+    )
     if not ids:
         raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
     if (last := max_token_id(ids)) >= tokenizer.size:
@@ -101,7 +105,9 @@ def to_engine_request(
     return EngineRequest(
         id=body.request_id or uuid4().hex,
         prompt=prompt,
-        max_tokens=max_new_tokens if body.max_tokens is None else max(1, min(body.max_tokens, max_new_tokens)),
+        max_tokens=max_new_tokens
+        if body.max_tokens is None
+        else max(1, min(body.max_tokens, max_new_tokens)),
         sampling=_sampling(body),
         stop_ids=frozenset((*eos, *(body.stop_token_ids or ()))),
         constraint=_constraint(body.structured_outputs or {}, body.response_format or {}),

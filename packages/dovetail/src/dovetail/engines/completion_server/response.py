@@ -16,7 +16,9 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
-IDS_ONLY_CHUNK = b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
+IDS_ONLY_CHUNK = (
+    b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
+)
 
 _json = msgspec.json.Encoder()
 
@@ -64,7 +66,9 @@ class CompletionResponseChoice(msgspec.Struct):
 class ChoiceBuilder:
     """Deltas to choices, for one answer."""
 
-    def __init__(self, body: CompletionRequest, request: EngineRequest, model: CompletionModel) -> None:
+    def __init__(
+        self, body: CompletionRequest, request: EngineRequest, model: CompletionModel
+    ) -> None:
         self.body = body
         self._request = request
         self._eos = next(iter(model.eos_ids), None)
@@ -122,7 +126,9 @@ class ResponseEnvelope:
         self._fields = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._head = b"data: " + _json.encode(self._fields)[:-1] + b',"choices":['
 
-    def encode_chunk(self, choice: CompletionResponseChoice, usage: Mapping[str, Any] | None = None) -> bytes:
+    def encode_chunk(
+        self, choice: CompletionResponseChoice, usage: Mapping[str, Any] | None = None
+    ) -> bytes:
         """A frame of the stream, with the usage so far where that was asked for."""
         tail = b"]}\n\n" if usage is None else b'],"usage":' + _json.encode(usage) + b"}\n\n"
         return self._head + _json.encode(choice) + tail

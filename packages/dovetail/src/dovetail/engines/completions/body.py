@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.engine import EngineRequest, ConstraintSyntax
+from dovetail.engines.engine import ConstraintSyntax, EngineRequest
 from dovetail.engines.packing import pack_token_ids
 from dovetail.engines.sampling import explicit_sampling_fields
 from dovetail.engines.token_ids import PromptEncoder

@@ -10,7 +10,13 @@ from dovetail.engines.completions.frames import CompletionFrameReader
 from dovetail.engines.engine import EngineRequest, TokenSink
 from dovetail.engines.telling import TokenStreamReader
 from dovetail.engines.token_ids import PromptEncoder
-from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, Timeouts, send_request
+from dovetail.net.http_client import (
+    ClientRequest,
+    ConnectionGroup,
+    Endpoint,
+    Timeouts,
+    send_request,
+)
 from dovetail_model import ClientError, DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
@@ -82,9 +88,7 @@ class CompletionsClient:
         """Breaks off every answer that still comes: each of them ends with an error."""
         self._connections.abort_all()
 
-    async def _stream(
-        self, request: EngineRequest, sink: TokenSink, with_priority: bool
-    ) -> None:
+    async def _stream(self, request: EngineRequest, sink: TokenSink, with_priority: bool) -> None:
         asked = encode_request(
             request,
             self._prompt_encoder,

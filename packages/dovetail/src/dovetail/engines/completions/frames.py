@@ -106,7 +106,9 @@ class CompletionFrameReader:
             try:
                 frame = _decode(payload)
             except msgspec.DecodeError as fault:
-                raise EngineError(f"{self._server_name} sent what is not understood ({fault})") from fault
+                raise EngineError(
+                    f"{self._server_name} sent what is not understood ({fault})"
+                ) from fault
             if frame.error is not None:
                 raise error_from_body(self._server_name, frame.error)
             for choice in frame.choices:

@@ -16,7 +16,9 @@ KV_ELEMENT_BYTES = 2
 SMALL_MACHINE_CORES = 4
 
 
-def fit_context_length(metadata: Mapping[str, object], model: Path, slots: int, free_bytes: int | None) -> int:
+def fit_context_length(
+    metadata: Mapping[str, object], model: Path, slots: int, free_bytes: int | None
+) -> int:
     """The window of each slot: the model's own, or as much of it as fits into memory."""
     own = trained_context_length(metadata) or MIN_CONTEXT_TOKENS
     per_token = kv_bytes_per_token(metadata)

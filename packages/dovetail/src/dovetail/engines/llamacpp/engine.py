@@ -3,8 +3,19 @@
 import asyncio
 from pathlib import Path
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, check_prompt_length
-from dovetail.engines.llamacpp.capacity import MIN_CONTEXT_TOKENS, available_memory_bytes, trained_context_length, fit_context_length
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenSink,
+    check_prompt_length,
+)
+from dovetail.engines.llamacpp.capacity import (
+    MIN_CONTEXT_TOKENS,
+    available_memory_bytes,
+    fit_context_length,
+    trained_context_length,
+)
 from dovetail.engines.llamacpp.frames import LlamaCppFrameReader
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.process import LlamaCppProcess
@@ -68,7 +79,11 @@ class LlamaCppEngine:
         except (OSError, ValueError) as fault:
             reason = "no such file" if isinstance(fault, FileNotFoundError) else str(fault)
             raise EngineUnavailable(f"llama.cpp cannot serve {self._path}: {reason}") from fault
-        length = self.capabilities.context_length or trained_context_length(metadata) or MIN_CONTEXT_TOKENS
+        length = (
+            self.capabilities.context_length
+            or trained_context_length(metadata)
+            or MIN_CONTEXT_TOKENS
+        )
         self._recovery = await asyncio.to_thread(TokenIdRecovery, self._tokenizer)
         self._process = LlamaCppProcess(self._options)
         self._slots = SlotPool(self._options.slots)
@@ -85,7 +100,12 @@ class LlamaCppEngine:
         reader = LlamaCppFrameReader(request, self._tokenizer, recovery)
         telling = TokenStreamReader(reader.read, sink)
         try:
-            call = ClientRequest("POST", "/completion", encode_request(request, slot.number), timeouts=GENERATE_TIMEOUTS)
+            call = ClientRequest(
+                "POST",
+                "/completion",
+                encode_request(request, slot.number),
+                timeouts=GENERATE_TIMEOUTS,
+            )
             async with send_request(endpoint, call) as reply:
                 if reply.status != 200:
                     raise error_from_status(reply.status, await reply.read())
@@ -109,7 +129,9 @@ class LlamaCppEngine:
             )
         except DovetailError as error:
             return EngineHealth(False, error.message)
-        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", self._health_facts())
+        return EngineHealth(
+            status == 200, "" if status == 200 else f"status {status}", self._health_facts()
+        )
 
     async def stop(self) -> None:
         """Ends the process, and with it everything that runs there."""
@@ -127,6 +149,8 @@ class LlamaCppEngine:
         """The window that fits; None if the file cannot be read, of which `start` will tell."""
         try:
             metadata = read_gguf_metadata(self._path)
-            return fit_context_length(metadata, self._path, self._options.slots, available_memory_bytes())
+            return fit_context_length(
+                metadata, self._path, self._options.slots, available_memory_bytes()
+            )
         except (OSError, ValueError):
             return None

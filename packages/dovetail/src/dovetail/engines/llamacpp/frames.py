@@ -50,7 +50,9 @@ class LlamaCppFrameReader:
 
     __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "generated_ids")
 
-    def __init__(self, request: EngineRequest, tokenizer: Tokenizer, recovery: TokenIdRecovery) -> None:
+    def __init__(
+        self, request: EngineRequest, tokenizer: Tokenizer, recovery: TokenIdRecovery
+    ) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._recovery = recovery

@@ -87,7 +87,9 @@ class LlamaCppProcess(EngineProcess):
     def _start_failure_reason(self) -> str:
         """Why it did not start, as far as its log tells: the first complaint is the precise one."""
         log = self._child.log
-        complaints = [ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)]
+        complaints = [
+            ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)
+        ]
         if any("insufficient memory" in text or "allocate" in text for text in complaints):
             return f"not enough memory for this context and these slots ({complaints[0]})"
         return complaints[0] if complaints else ""

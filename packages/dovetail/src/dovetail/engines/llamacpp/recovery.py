@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dovetail_tokenizers import Tokenizer
 
 Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-MAX_CANDIDATES = 2  # ways to spell a text that are looked for: the second one shows that there is doubt
+MAX_CANDIDATES = (
+    2  # ways to spell a text that are looked for: the second one shows that there is doubt
+)
 
 
 class TokenIdRecovery:

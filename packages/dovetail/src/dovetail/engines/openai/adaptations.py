@@ -60,7 +60,9 @@ class RequestAdaptations:
             kept[_MAX_COMPLETION_TOKENS] = kept.pop(_MAX_TOKENS)
         return kept
 
-    def learn_from_rejection(self, sent: Mapping[str, Any], rejection: UpstreamRejection) -> set[str]:
+    def learn_from_rejection(
+        self, sent: Mapping[str, Any], rejection: UpstreamRejection
+    ) -> set[str]:
         """What is left out from now on; nothing where the request cannot be asked again."""
         if self.images and _has_images(sent) and _rejects_images(rejection):
             self.images = False
@@ -70,10 +72,16 @@ class RequestAdaptations:
             return {_CALL_IDS}
         if rejection.status not in (400, 422):
             return set()
-        if _MAX_TOKENS in sent and _MAX_COMPLETION_TOKENS in rejection.message and "instead" in rejection.message:
+        if (
+            _MAX_TOKENS in sent
+            and _MAX_COMPLETION_TOKENS in rejection.message
+            and "instead" in rejection.message
+        ):
             self._use_max_completion_tokens = True
             return {_MAX_TOKENS}
-        named = [name for name in _OPTIONAL_FIELDS if name in sent and _mentions_field(rejection, name)]
+        named = [
+            name for name in _OPTIONAL_FIELDS if name in sent and _mentions_field(rejection, name)
+        ]
         learned = {_drop_key(name, sent[name]) for name in named}
         self._dropped |= learned
         return learned
@@ -81,7 +89,9 @@ class RequestAdaptations:
     def revert(self, learned: set[str]) -> None:
         """Takes back what was left out in vain: the refusal only happened to use its name."""
         self._dropped -= learned
-        self._use_max_completion_tokens = self._use_max_completion_tokens and _MAX_TOKENS not in learned
+        self._use_max_completion_tokens = (
+            self._use_max_completion_tokens and _MAX_TOKENS not in learned
+        )
         self.images = self.images or _IMAGES in learned
         if _CALL_IDS in learned:
             self.call_id_format = "any"

@@ -55,7 +55,9 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     """All that `/v1/models` lists; nothing where a server has no such list."""
     who = f"the server at {endpoint}"
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
+        )
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is a server running there?") from fault
     if status in (404, 405, 501):
@@ -71,7 +73,9 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     return cards
 
 
-async def find_context_length(endpoint: Endpoint, name: str, cards: Iterable[ModelCard]) -> int | None:
+async def find_context_length(
+    endpoint: Endpoint, name: str, cards: Iterable[ModelCard]
+) -> int | None:
     """How many tokens the model of that name has room for, as far as anybody says."""
     card = next((card for card in cards if card.get("id") == name), {})
     found = None if "meta" in card else _context_length_field(card)
@@ -91,7 +95,9 @@ async def _probe_context_length(endpoint: Endpoint, name: str) -> int | None:
         found = _number(card.get("loaded_context_length")) or _context_length_field(card)
     if found is None:
         loaded = _list(await _fetch_json(endpoint, "/api/ps"), "models")
-        found = _context_length_field(next((card for card in loaded if card.get("name") == name), {}))
+        found = _context_length_field(
+            next((card for card in loaded if card.get("name") == name), {})
+        )
     if found is None:
         deployed = _list(await _fetch_json(endpoint, "/model/info"), "data")
         card = next((card for card in deployed if card.get("model_name") == name), {})
@@ -102,7 +108,9 @@ async def _probe_context_length(endpoint: Endpoint, name: str) -> int | None:
 
 async def _fetch_json(endpoint: Endpoint, path: str) -> ModelCard:
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS)
+        )
     except DovetailError:
         return {}
     return _decode_object(content) if status == 200 else {}
@@ -122,7 +130,9 @@ def _list(data: ModelCard, key: str) -> list[ModelCard]:
 
 
 def _context_length_field(card: ModelCard) -> int | None:
-    return next((found for name in _CONTEXT_LENGTH_FIELDS if (found := _number(card.get(name)))), None)
+    return next(
+        (found for name in _CONTEXT_LENGTH_FIELDS if (found := _number(card.get(name)))), None
+    )
 
 
 def _number(value: object) -> int | None:

@@ -70,11 +70,15 @@ class UpstreamRejection:
     @property
     def token_counts(self) -> tuple[int, int] | None:
         """The prompt's tokens and the window, where the server tells both."""
-        found = next((match for each in _TOKEN_COUNT_PATTERNS if (match := each.search(self.message))), None)
+        found = next(
+            (match for each in _TOKEN_COUNT_PATTERNS if (match := each.search(self.message))), None
+        )
         return (int(found["prompt"]), int(found["window"])) if found else None
 
 
-def parse_rejection(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> UpstreamRejection:
+def parse_rejection(
+    status: int, content: bytes, headers: Mapping[str, str] | None = None
+) -> UpstreamRejection:
     """The refusal in an answer, in whatever form its server or a proxy before it gives it."""
     told = _decode_body(content)
     if isinstance(told, dict):
@@ -92,7 +96,9 @@ def parse_rejection(status: int, content: bytes, headers: Mapping[str, str] | No
     )
 
 
-def error_from_rejection(server_name: str, model: str, rejection: UpstreamRejection) -> DovetailError:
+def error_from_rejection(
+    server_name: str, model: str, rejection: UpstreamRejection
+) -> DovetailError:
     """The error behind a status that is not 200."""
     status, message = rejection.status, rejection.message
     if rejection.is_context_overflow:
@@ -101,7 +107,9 @@ def error_from_rejection(server_name: str, model: str, rejection: UpstreamReject
         # Not in its own words: some servers quote the key, and this is told to clients.
         return EngineError(f"{server_name} refuses our key ({status})")
     if status == 404:
-        return EngineError(f"{server_name} has no such model or path, asked for {model!r}: {message}")
+        return EngineError(
+            f"{server_name} has no such model or path, asked for {model!r}: {message}"
+        )
     if status == 408 or status == 504:
         return EngineTimeout(f"{server_name} was too slow ({status}): {message}")
     if status in (429, 529):

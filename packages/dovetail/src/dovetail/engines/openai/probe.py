@@ -17,7 +17,9 @@ from dovetail_protocols import ReasoningField
 
 _log = logging.getLogger(__name__)
 
-PROBE_REASONING = " ".join(f"Consider stone {number}, then the river and the mill." for number in range(6))
+PROBE_REASONING = " ".join(
+    f"Consider stone {number}, then the river and the mill." for number in range(6)
+)
 MIN_GROWTH_TOKENS = 40  # tokens: the thought has twice as many, no framing has
 _CALL = {
     "id": "call_probe",
@@ -53,7 +55,9 @@ class ReasoningFieldResult:
     retryable: bool = False
 
 
-async def probe_reasoning_field(count_tokens: CountPromptTokens, model: str) -> ReasoningFieldResult:
+async def probe_reasoning_field(
+    count_tokens: CountPromptTokens, model: str
+) -> ReasoningFieldResult:
     """The field that the server reads thoughts in."""
     bare = await count_tokens(_probe_request(model, {}))
     if bare is None:
@@ -63,14 +67,18 @@ async def probe_reasoning_field(count_tokens: CountPromptTokens, model: str) -> 
     for field in ("reasoning_content", "reasoning"):
         if _has_grown(bare, await count_tokens(_probe_request(model, {field: PROBE_REASONING}))):
             found: ReasoningField = "reasoning" if field == "reasoning" else "reasoning_content"
-            ours = await count_tokens(_probe_request(model, {"reasoning_segments": [PROBE_REASONING, ""]}))
+            ours = await count_tokens(
+                _probe_request(model, {"reasoning_segments": [PROBE_REASONING, ""]})
+            )
             return ReasoningFieldResult("reasoning_segments" if _has_grown(bare, ours) else found)
     return ReasoningFieldResult(None)
 
 
 def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:
     """No verdict: most servers that read thoughts at all read them there."""
-    return ReasoningFieldResult("reasoning_content", known=False, reason=reason, retryable=retryable)
+    return ReasoningFieldResult(
+        "reasoning_content", known=False, reason=reason, retryable=retryable
+    )
 
 
 def log_probe_result(server: str, result: ReasoningFieldResult) -> None:

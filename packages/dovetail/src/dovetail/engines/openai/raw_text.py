@@ -167,7 +167,9 @@ class RawTextReader:
                 self._calls += 1
             self._closed += isinstance(event, CallClose)
             if isinstance(event, CallOpen | CallArgs | CallClose):
-                event = msgspec.structs.replace(event, index=self._call_indexes[source, event.index])
+                event = msgspec.structs.replace(
+                    event, index=self._call_indexes[source, event.index]
+                )
             out.append(event)
         return out
 

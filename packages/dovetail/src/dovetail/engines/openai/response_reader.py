@@ -15,7 +15,15 @@ class UpstreamResponseReader:
     `unlimited` says that the client's limit lies beyond the window, which then is what ends it.
     """
 
-    __slots__ = ("_has_usage", "_not_carried", "_reader", "_restorer", "_unlimited", "_server_name", "is_finished")
+    __slots__ = (
+        "_has_usage",
+        "_not_carried",
+        "_reader",
+        "_restorer",
+        "_unlimited",
+        "_server_name",
+        "is_finished",
+    )
 
     def __init__(
         self,

@@ -15,7 +15,9 @@ class ToolNameRestorer:
 
     def __init__(self, names: ToolNames) -> None:
         self._names = names
-        self._pending_arguments: dict[int, list[str]] = {}  # by the index of calls that were shown as functions
+        self._pending_arguments: dict[
+            int, list[str]
+        ] = {}  # by the index of calls that were shown as functions
 
     def restore(self, events: list[Event]) -> list[Event]:
         out: list[Event] = []
@@ -26,7 +28,12 @@ class ToolNameRestorer:
                 case CallArgs(index=index, text=text) if index in self._pending_arguments:
                     self._pending_arguments[index].append(text)
                 case CallClose(index=index) if index in self._pending_arguments:
-                    out += [CallArgs(index, _extract_input("".join(self._pending_arguments.pop(index)))), event]
+                    out += [
+                        CallArgs(
+                            index, _extract_input("".join(self._pending_arguments.pop(index)))
+                        ),
+                        event,
+                    ]
                 case _:
                     out.append(event)
         return out

@@ -49,7 +49,9 @@ def rewrite_call_ids(request: Request, id_format: CallIdFormat) -> Request:
         for block in turn.blocks:
             if isinstance(block, ToolCallBlock):
                 given[block.id] = _make_call_id(id_format, names.upstream_name(block), len(given))
-        turns.append(Turn(turn.role, tuple(_replace_call_id(block, given) for block in turn.blocks)))
+        turns.append(
+            Turn(turn.role, tuple(_replace_call_id(block, given) for block in turn.blocks))
+        )
     return msgspec.structs.replace(request, turns=tuple(turns))
 
 

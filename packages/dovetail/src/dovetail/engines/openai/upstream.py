@@ -15,23 +15,35 @@ import msgspec
 
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import EngineCapabilities, EngineHealth
-from dovetail.engines.openai.adaptations import RequestAdaptations, is_limit_too_large, drop_limit
-from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, list_models, find_context_length
+from dovetail.engines.openai.adaptations import RequestAdaptations, drop_limit, is_limit_too_large
+from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, find_context_length, list_models
 from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
 from dovetail.engines.openai.options import OpenAIOptions
-from dovetail.engines.openai.probe import ReasoningFieldResult, log_probe_result, probe_reasoning_field, unknown_result
-from dovetail.engines.openai.raw_text import ModelSyntax, RawTextReader, AssistantTurnWriter
+from dovetail.engines.openai.probe import (
+    ReasoningFieldResult,
+    log_probe_result,
+    probe_reasoning_field,
+    unknown_result,
+)
+from dovetail.engines.openai.raw_text import AssistantTurnWriter, ModelSyntax, RawTextReader
 from dovetail.engines.openai.response_reader import UpstreamResponseReader
 from dovetail.engines.openai.restore import ToolNameRestorer
 from dovetail.engines.openai.tool_calls import DOVETAIL_OWNER, call_id_format, rewrite_call_ids
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, ClientResponse, fetch, send_request
+from dovetail.net.http_client import (
+    ClientRequest,
+    ClientResponse,
+    Endpoint,
+    Timeouts,
+    fetch,
+    send_request,
+)
 from dovetail_model import DovetailError, EngineError, Event, Request
 from dovetail_protocols import (
-    UpstreamRequest,
     ChatReader,
-    UpstreamDialect,
     ResponsesReader,
     ToolNames,
+    UpstreamDialect,
+    UpstreamRequest,
     build_chat_request,
     build_responses_request,
 )
@@ -75,7 +87,9 @@ class OpenAIUpstream:
 
     async def start(self) -> None:
         """Finds out what it speaks and where it reads thoughts. Raises if nobody is there."""
-        length = await find_context_length(self._endpoint, self._model, await list_models(self._endpoint))
+        length = await find_context_length(
+            self._endpoint, self._model, await list_models(self._endpoint)
+        )
         self.capabilities = replace(self.capabilities, context_length=length)
         await self._ensure_probed()
 
@@ -89,7 +103,11 @@ class OpenAIUpstream:
             fields = drop_limit(asked.fields) if unlimited else asked.fields
             fields = {**self._adaptations.apply(fields), **self._extra_fields}
             call = ClientRequest(
-                "POST", API_PATHS[api], msgspec.json.encode(fields), _session_headers(request), self._timeouts
+                "POST",
+                API_PATHS[api],
+                msgspec.json.encode(fields),
+                _session_headers(request),
+                self._timeouts,
             )
             async with send_request(self._endpoint, call) as reply:
                 if reply.status == 200:
@@ -129,12 +147,16 @@ class OpenAIUpstream:
         if status == 200 or status in _UNSUPPORTED_STATUSES:
             return EngineHealth(True, "", facts)
         refusal = parse_rejection(status, content)
-        return EngineHealth(False, error_from_rejection(self._server_name, self._model, refusal).message, facts)
+        return EngineHealth(
+            False, error_from_rejection(self._server_name, self._model, refusal).message, facts
+        )
 
     async def stop(self) -> None:
         """There is nothing to let go of: each answer has its own connection."""
 
-    async def _events(self, reply: ClientResponse, reader: UpstreamResponseReader) -> AsyncGenerator[list[Event]]:
+    async def _events(
+        self, reply: ClientResponse, reader: UpstreamResponseReader
+    ) -> AsyncGenerator[list[Event]]:
         if "json" in reply.headers.get("content-type", ""):
             yield reader.read_body(await reply.read())
             return
@@ -154,7 +176,9 @@ class OpenAIUpstream:
         restorer = RawTextReader(self._syntax, request) if self._syntax else ToolNameRestorer(names)
         return UpstreamResponseReader(self._server_name, reader, restorer, not_carried, unlimited)
 
-    def _encode_request(self, request: Request, api: UpstreamApi, dialect: UpstreamDialect) -> UpstreamRequest:
+    def _encode_request(
+        self, request: Request, api: UpstreamApi, dialect: UpstreamDialect
+    ) -> UpstreamRequest:
         dialect = msgspec.structs.replace(dialect, images=self._adaptations.images)
         request = rewrite_call_ids(request, self._adaptations.call_id_format)
         if api == "responses":
@@ -175,12 +199,16 @@ class OpenAIUpstream:
         async with self._probe_lock:
             if self._api is None:
                 self._api = await self._detect_api()
-            if self._reasoning_field is None or (self._reasoning_field.retryable and self._probe_count < MAX_PROBES):
+            if self._reasoning_field is None or (
+                self._reasoning_field.retryable and self._probe_count < MAX_PROBES
+            ):
                 self._reasoning_field = await self._probe_reasoning_field(self._api)
         field = self._reasoning_field.field
         custom = self._options.custom_tools
         if custom is None:
-            custom = self._is_dovetail or field == "reasoning_segments"  # which only our servers read
+            custom = (
+                self._is_dovetail or field == "reasoning_segments"
+            )  # which only our servers read
         return self._api, UpstreamDialect(field, custom, seals=self._api == "responses")
 
     def _model_name(self, request: Request) -> str:
@@ -198,7 +226,9 @@ class OpenAIUpstream:
 
     async def _probe_reasoning_field(self, api: UpstreamApi) -> ReasoningFieldResult:
         if api == "responses" or self._syntax is not None:
-            return ReasoningFieldResult("reasoning_content")  # items, or text: no field has to be found
+            return ReasoningFieldResult(
+                "reasoning_content"
+            )  # items, or text: no field has to be found
         self._probe_count += 1
         try:
             verdict = await probe_reasoning_field(self._count_prompt_tokens, self._model)
@@ -210,7 +240,9 @@ class OpenAIUpstream:
     async def _count_prompt_tokens(self, body: dict[str, Any]) -> int | UpstreamRejection | None:
         """The tokens of a prompt, see `probe.Ask`."""
         fields = {**body, **self._extra_fields, "stream": False}
-        call = ClientRequest("POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts)
+        call = ClientRequest(
+            "POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts
+        )
         async with send_request(self._endpoint, call) as reply:
             content = await reply.read()
             if reply.status != 200:

@@ -28,8 +28,8 @@ from typing import Any
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
-from dovetail.engines.scripted.loader import parse_script, load_script
-from dovetail.engines.scripted.script import ScriptedReply, Script, ScriptError
+from dovetail.engines.scripted.loader import load_script, parse_script
+from dovetail.engines.scripted.script import Script, ScriptedReply, ScriptError
 
 __all__ = [
     "ScriptedReply",

@@ -11,20 +11,27 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, ConstraintSyntax, TokenDelta
+from dovetail.engines.engine import (
+    ConstraintSyntax,
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenDelta,
+    TokenSink,
+)
 from dovetail.engines.scripted.generation_log import GenerationLog
 from dovetail.engines.scripted.pauses import InterruptibleTimer
 from dovetail.engines.scripted.prefix_cache import PrefixCache
 from dovetail.engines.scripted.reel import ReplyPlayback
 from dovetail.engines.scripted.reply import PreparedReply, ReplyBuilder
 from dovetail.engines.scripted.script import (
-    ReplyInterruption,
-    NonNegativeInt,
-    ReplyDelay,
     ErrorKind,
-    PositiveInt,
-    Script,
     NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ReplyDelay,
+    ReplyInterruption,
+    Script,
 )
 from dovetail.engines.scripted.selection import ReplySelector
 from dovetail_model import (
@@ -36,7 +43,13 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Tokenizer
 
-CONSTRAINT_SYNTAXES: tuple[ConstraintSyntax, ...] = ("gbnf", "ebnf", "lark", "structural_tag", "json_schema")
+CONSTRAINT_SYNTAXES: tuple[ConstraintSyntax, ...] = (
+    "gbnf",
+    "ebnf",
+    "lark",
+    "structural_tag",
+    "json_schema",
+)
 ERROR_TYPES: dict[ErrorKind, type[EngineError]] = {
     "engine": EngineError,
     "unavailable": EngineUnavailable,
@@ -112,9 +125,13 @@ class ScriptedEngine:
         self.cache = PrefixCache(options.cache_blocks, options.block_size)
         self._tokenizer = tokenizer
         self._selector = ReplySelector(script, tokenizer)
-        self._builder = ReplyBuilder(script, tokenizer, options.chunk, stop_ids, continues=options.continues)
+        self._builder = ReplyBuilder(
+            script, tokenizer, options.chunk, stop_ids, continues=options.continues
+        )
         self._timer = InterruptibleTimer()
-        self._generation_log = GenerationLog(Path(options.record), tokenizer) if options.record else None
+        self._generation_log = (
+            GenerationLog(Path(options.record), tokenizer) if options.record else None
+        )
 
     async def start(self) -> None:
         """Ready at once; also brings back an engine that has died."""
@@ -140,7 +157,9 @@ class ScriptedEngine:
                     if not sink.push(delta) and not await sink.drain():
                         return
 
-    async def generate_batches(self, request: EngineRequest) -> AsyncGenerator[list[TokenDelta], None]:
+    async def generate_batches(
+        self, request: EngineRequest
+    ) -> AsyncGenerator[list[TokenDelta], None]:
         """The same deltas, those that are due together in one list."""
         take = self._admit(request)
         cached = self.cache.look_up(request.prompt, request.cache_salt)

@@ -34,12 +34,16 @@ class GenerationLog:
         self._tokenizer = tokenizer
         path.touch(0o600)  # to tell now, and not at the first request, that it cannot be written
 
-    def add(self, started: float, request: EngineRequest, cached: int, output: Sequence[int]) -> None:
+    def add(
+        self, started: float, request: EngineRequest, cached: int, output: Sequence[int]
+    ) -> None:
         """One write a request, so that a reader never meets half a line."""
         prompt = tuple(request.prompt)
         said = self._tokenizer.decode(output)
         text = self._tokenizer.decode(prompt)
-        heard = RecordedGeneration(started, prompt, cached, tuple(output), request.session, text, said)
+        heard = RecordedGeneration(
+            started, prompt, cached, tuple(output), request.session, text, said
+        )
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(heard) + b"\n")
 

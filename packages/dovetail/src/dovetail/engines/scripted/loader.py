@@ -10,15 +10,15 @@ import msgspec
 import yaml
 
 from dovetail.engines.scripted.script import (
-    ScriptedReply,
-    ReplyInterruption,
     ReplyDelay,
-    ScriptEntry,
     ReplyFailure,
-    ScriptRule,
+    ReplyInterruption,
     Script,
+    ScriptedReply,
+    ScriptEntry,
     ScriptError,
     ScriptFile,
+    ScriptRule,
 )
 
 STRUCTURED_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -71,7 +71,9 @@ class _ScriptLoader:
         script = self._build_script(rules, turns)
         return Script(script.rules, read.end)
 
-    def _build_script(self, rules: list[tuple[str, ScriptEntry]], turns: list[tuple[str, ScriptEntry]]) -> Script:
+    def _build_script(
+        self, rules: list[tuple[str, ScriptEntry]], turns: list[tuple[str, ScriptEntry]]
+    ) -> Script:
         made = [self._build_rule(path, entry) for path, entry in rules]
         if turns:
             made.append(ScriptRule(self._build_turns(turns)))

@@ -50,7 +50,10 @@ class PrefixCache:
             return 0
         path, matched = self._walk(root, _to_bytes(prompt))
         self._touch(path)
-        return min(matched // self._block_bytes, (len(prompt) - 1) // self._block_size) * self._block_size
+        return (
+            min(matched // self._block_bytes, (len(prompt) - 1) // self._block_size)
+            * self._block_size
+        )
 
     def add(self, tokens: "array[int]", salt: str | None = None) -> None:
         """These tokens have been computed: their whole blocks are known from now on."""

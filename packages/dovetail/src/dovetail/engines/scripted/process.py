@@ -6,13 +6,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import DEFAULT_MAX_MODEL_LEN, CompletionModel, read_completion_model
+from dovetail.engines.completion_server.model import (
+    DEFAULT_MAX_MODEL_LEN,
+    CompletionModel,
+    read_completion_model,
+)
 from dovetail.engines.scripted.engine import ScriptedEngine, ScriptedOptions
 from dovetail.engines.scripted.loader import load_script
 from dovetail.net.listener import ListenAddress, open_listener, serve_app
 from dovetail_tokenizers import ByteTokenizer
 
-BYTE_CONTROL_TOKENS = ("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+BYTE_CONTROL_TOKENS = (
+    "<|im_end|>",
+    "<|im_start|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,11 @@ def run_server(options: ScriptedServerOptions) -> None:
     script = load_script(options.script)
     engine = ScriptedEngine(model.tokenizer, script, options=options.engine, stop_ids=model.eos_ids)
     app = CompletionsServer(
-        engine, model, api_key=options.key, stream_batches=engine.generate_batches, on_engine_dead=lambda: os._exit(1)
+        engine,
+        model,
+        api_key=options.key,
+        stream_batches=engine.generate_batches,
+        on_engine_dead=lambda: os._exit(1),
     )
     listener, url = open_listener(options.address)
     sys.stdout.write(f"scripted engine: {url}\n")
@@ -45,7 +60,9 @@ def run_server(options: ScriptedServerOptions) -> None:
 def load_served_model(options: ScriptedServerOptions) -> CompletionModel:
     """What the folder says about the model, and the options where they say it better."""
     if options.model is not None:
-        return read_completion_model(options.model, options.served_model_name, options.max_model_len)
+        return read_completion_model(
+            options.model, options.served_model_name, options.max_model_len
+        )
     byte = ByteTokenizer(BYTE_CONTROL_TOKENS)
     names = options.served_model_name or ("scripted",)
     length = options.max_model_len or DEFAULT_MAX_MODEL_LEN

@@ -19,7 +19,15 @@ class ReplyPlayback:
     With a `speller`, every token has the probability that the script says.
     """
 
-    __slots__ = ("_delta_interval", "_cached", "_index", "_rate", "_reply", "emitted_tokens", "logprob_tokenizer")
+    __slots__ = (
+        "_delta_interval",
+        "_cached",
+        "_index",
+        "_rate",
+        "_reply",
+        "emitted_tokens",
+        "logprob_tokenizer",
+    )
 
     def __init__(self, reply: PreparedReply, rate: float, cached: int) -> None:
         self._reply = reply
@@ -41,7 +49,9 @@ class ReplyPlayback:
     @property
     def wait_for(self) -> Path | None:
         """The file that must be there before the next delta may leave."""
-        return self._reply.source.wait_for if self._index == len(self._reply.delta_ends) - 1 else None
+        return (
+            self._reply.source.wait_for if self._index == len(self._reply.delta_ends) - 1 else None
+        )
 
     @property
     def next_due(self) -> float:
@@ -56,7 +66,9 @@ class ReplyPlayback:
         ids = take.ids
         burst = [TokenDelta(ids[a:b]) for a, b in pairwise((self.emitted_tokens, *ends))]
         if self.logprob_tokenizer is not None:
-            burst = [self._with_logprobs(delta, end) for delta, end in zip(burst, ends, strict=True)]
+            burst = [
+                self._with_logprobs(delta, end) for delta, end in zip(burst, ends, strict=True)
+            ]
         if first == 0:
             burst[0] = msgspec.structs.replace(burst[0], cached=self._cached)
         if last == len(take.delta_ends) and take.finish is not None:
@@ -66,7 +78,10 @@ class ReplyPlayback:
 
     def _batch_end(self, now: float) -> int:
         most = min(self._index + MAX_BATCH_DELTAS, len(self._reply.delta_ends))
-        if self._reply.source.wait_for is not None and self._index < len(self._reply.delta_ends) - 1:
+        if (
+            self._reply.source.wait_for is not None
+            and self._index < len(self._reply.delta_ends) - 1
+        ):
             most = min(most, len(self._reply.delta_ends) - 1)
         if not self._rate and not self._delta_interval:
             return most

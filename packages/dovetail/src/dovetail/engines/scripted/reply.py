@@ -9,11 +9,13 @@ from itertools import accumulate, chain, repeat, takewhile
 from typing import Literal
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.scripted.script import ScriptedReply, ReplyInterruption, Script, ScriptError
+from dovetail.engines.scripted.script import ReplyInterruption, Script, ScriptedReply, ScriptError
 from dovetail_tokenizers import Tokenizer
 
 MAX_REMEMBERED = 1_024
-STOP_LOOKBACK_TOKENS = 256  # tokens at a prompt's end in which the token that ends turns is looked for
+STOP_LOOKBACK_TOKENS = (
+    256  # tokens at a prompt's end in which the token that ends turns is looked for
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class ReplyBuilder:
         answers = {answer: None for rule in script.rules for answer in rule.replies}
         self._pieces = {answer: self._tokenize(answer) for answer in answers}
         self._explicit_stop_ids = {answer: self._explicit_stop_id(answer) for answer in answers}
-        self._full_replies: OrderedDict[tuple[ScriptedReply, int | None, frozenset[int]], PreparedReply] = OrderedDict()
+        self._full_replies: OrderedDict[
+            tuple[ScriptedReply, int | None, frozenset[int]], PreparedReply
+        ] = OrderedDict()
         # Of a request, its answer and how far it was at each prompt's end, by the prompt's length.
         self._progress: OrderedDict[str, tuple[ScriptedReply, dict[int, int]]] = OrderedDict()
 
@@ -71,7 +75,7 @@ class ReplyBuilder:
         if said is None:
             return None
         places[len(request.prompt)] = at + said
-        rest = replace(whole, breaks=None)
+        rest = replace(whole, interruption=None)
         return _truncate(_skip_tokens(rest, at + said), request.max_tokens)
 
     def build(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
@@ -94,7 +98,9 @@ class ReplyBuilder:
                 self._full_replies.popitem(last=False)
         return take
 
-    def _build_full_reply(self, source: ScriptedReply, stop: int | None, stop_ids: frozenset[int]) -> PreparedReply:
+    def _build_full_reply(
+        self, source: ScriptedReply, stop: int | None, stop_ids: frozenset[int]
+    ) -> PreparedReply:
         pieces = self._pieces[source]
         ids = list(chain.from_iterable(pieces))
         end = next((at for at, id in enumerate(ids) if id in stop_ids), None)

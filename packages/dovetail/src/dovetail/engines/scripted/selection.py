@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import blake2b
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.scripted.script import ScriptedReply, ScriptRule, Script, RuleCondition
+from dovetail.engines.scripted.script import RuleCondition, Script, ScriptedReply, ScriptRule
 from dovetail_model import EngineError
 from dovetail_tokenizers import Tokenizer
 
@@ -68,7 +68,9 @@ class _RuleState:
         if self._remaining == 0:
             return False
         when = self._rule.when
-        return when is None or (_matches_request(when, request) and self._matches_text(when, prompt))
+        return when is None or (
+            _matches_request(when, request) and self._matches_text(when, prompt)
+        )
 
     def next_reply(self, request: EngineRequest) -> ScriptedReply:
         if self._remaining is not None:

@@ -48,7 +48,9 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
     """What the first of these paths that exists answers; None where none does."""
     for path in paths:
-        status, content = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS)
+        )
         if status in (401, 403):
             raise sglang_error_from_status(status, content)
         if status != 200:

@@ -6,7 +6,13 @@ from secrets import token_hex
 
 import msgspec
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, check_prompt_length
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenSink,
+    check_prompt_length,
+)
 from dovetail.engines.sglang.discovery import SERVER_INFO_PATHS, fetch_json, find_health_path
 from dovetail.engines.sglang.facts import SglangServerInfo, parse_server_info
 from dovetail.engines.sglang.faults import SERVER_NAME, sglang_error_from_status
@@ -15,7 +21,14 @@ from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.sglang.request import encode_request
 from dovetail.engines.telling import TokenStreamReader
 from dovetail.engines.token_ids import PromptEncoder
-from dovetail.net.http_client import ClientRequest, Endpoint, ConnectionGroup, Timeouts, fetch, send_request
+from dovetail.net.http_client import (
+    ClientRequest,
+    ConnectionGroup,
+    Endpoint,
+    Timeouts,
+    fetch,
+    send_request,
+)
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
@@ -53,7 +66,9 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Asks the server how it was started. Raises if nobody answers."""
-        self._server_info = parse_server_info(await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options)
+        self._server_info = parse_server_info(
+            await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options
+        )
         self.capabilities = self._build_capabilities()
         self._supports_abort = True
         self._health_path = await find_health_path(self._endpoint)
@@ -103,7 +118,10 @@ class SglangEngine:
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
             return EngineHealth(False, error.message)
-        facts = {"version": self._server_info.version, "priority": self._server_info.priority_order or "off"}
+        facts = {
+            "version": self._server_info.version,
+            "priority": self._server_info.priority_order or "off",
+        }
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:

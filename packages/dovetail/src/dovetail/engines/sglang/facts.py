@@ -33,7 +33,9 @@ class SglangServerInfo:
     version: str = ""
 
 
-def parse_server_info(reported: Mapping[str, Any] | None, options: SglangOptions) -> SglangServerInfo:
+def parse_server_info(
+    reported: Mapping[str, Any] | None, options: SglangOptions
+) -> SglangServerInfo:
     """The facts in an answer of `/server_info`; what the user says counts more."""
     info = reported or {}
     backend = options.grammar_backend or _grammar_backend(reported)

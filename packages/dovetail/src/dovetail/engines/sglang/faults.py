@@ -2,7 +2,11 @@
 
 import msgspec
 
-from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body, error_from_status
+from dovetail.engines.completions.errors import (
+    CompletionErrorBody,
+    error_from_body,
+    error_from_status,
+)
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -47,11 +51,15 @@ def abort_error(finish_reason: SglangFinishReason) -> DovetailError:
     message = finish_reason.message or "no reason given"
     if finish_reason.status_code is None:
         return EngineUnavailable(f"{SERVER_NAME} gave the request up: {message}")
-    return sglang_error_from_body(CompletionErrorBody(message=message, code=finish_reason.status_code))
+    return sglang_error_from_body(
+        CompletionErrorBody(message=message, code=finish_reason.status_code)
+    )
 
 
 def _refine_error(error: DovetailError) -> DovetailError:
-    if isinstance(error, InvalidRequest) and any(words in error.message for words in _CONTEXT_OVERFLOW_PHRASES):
+    if isinstance(error, InvalidRequest) and any(
+        words in error.message for words in _CONTEXT_OVERFLOW_PHRASES
+    ):
         return ContextOverflow(error.message)
     if isinstance(error, EngineUnavailable) and _QUEUE_FULL_PHRASE in error.message:
         return Overloaded(error.message)

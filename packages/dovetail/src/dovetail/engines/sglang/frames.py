@@ -16,7 +16,12 @@ import msgspec
 from dovetail.engines.completions.errors import CompletionErrorBody
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
-from dovetail.engines.sglang.faults import SERVER_NAME, SglangFinishReason, abort_error, sglang_error_from_body
+from dovetail.engines.sglang.faults import (
+    SERVER_NAME,
+    SglangFinishReason,
+    abort_error,
+    sglang_error_from_body,
+)
 from dovetail_model import EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
@@ -56,7 +61,15 @@ class SglangFrameReader:
     `over` is whether SGLang has ended the turn itself: a turn that is cut here goes on there.
     """
 
-    __slots__ = ("_cached_reported", "_count", "_is_cumulative", "_request", "_seen_json", "_tokenizer", "is_finished")
+    __slots__ = (
+        "_cached_reported",
+        "_count",
+        "_is_cumulative",
+        "_request",
+        "_seen_json",
+        "_tokenizer",
+        "is_finished",
+    )
 
     def __init__(self, request: EngineRequest, tokenizer: Tokenizer) -> None:
         self._request = request
@@ -113,9 +126,15 @@ class SglangFrameReader:
         """The ids that were not told before."""
         count, told = frame.meta_info.completion_tokens, _json_list(frame.output_ids)
         if count is None:
-            raise EngineError(f"{SERVER_NAME} does not count its tokens: completion_tokens is missing")
+            raise EngineError(
+                f"{SERVER_NAME} does not count its tokens: completion_tokens is missing"
+            )
         wanted, ending = count - self._count, frame.meta_info.finish_reason
-        if self._count and self._is_cumulative is not False and _continues_list(told, self._seen_json):
+        if (
+            self._count
+            and self._is_cumulative is not False
+            and _continues_list(told, self._seen_json)
+        ):
             tail = b"[" + told[len(self._seen_json) :].lstrip(b", ")
             ids = _with_stop_token(_decode_ids(tail), wanted, ending)
             if len(ids) == wanted:
@@ -156,7 +175,9 @@ class SglangFrameReader:
         self._cached_reported = True
         return meta.cached_tokens
 
-    def _logprobs(self, ids: list[int], meta: SglangMetaInfo, before: int) -> tuple[TokenLogprob, ...]:
+    def _logprobs(
+        self, ids: list[int], meta: SglangMetaInfo, before: int
+    ) -> tuple[TokenLogprob, ...]:
         """One for each id. Those of repeating frames begin with the first token of the turn."""
         wanted = self._request.sampling.logprobs
         if wanted is None or not ids:
@@ -169,7 +190,9 @@ class SglangFrameReader:
         for place, id in enumerate(ids, first):
             known = place < len(sampled) and sampled[place][1] == id
             top = likely[place] or [] if known and place < len(likely) else []
-            beside = tuple((spelled([other]), _logprob_or_unknown(log)) for log, other, _ in top[:wanted])
+            beside = tuple(
+                (spelled([other]), _logprob_or_unknown(log)) for log, other, _ in top[:wanted]
+            )
             value = sampled[place][0] if known else None
             found.append(TokenLogprob(spelled([id]), _logprob_or_unknown(value), beside))
         return tuple(found)
@@ -186,9 +209,15 @@ def _continues_list(current: bytes, seen: bytes) -> bool:
     return current.startswith(seen) and current[len(seen) : len(seen) + 1] in (b",", b"]", b" ")
 
 
-def _with_stop_token(ids: list[int], expected: int, finish_reason: SglangFinishReason | None) -> list[int]:
+def _with_stop_token(
+    ids: list[int], expected: int, finish_reason: SglangFinishReason | None
+) -> list[int]:
     """With the token that ended the turn, where it is counted and kept out of the ids."""
-    if finish_reason is not None and isinstance(finish_reason.matched, int) and len(ids) + 1 == expected:
+    if (
+        finish_reason is not None
+        and isinstance(finish_reason.matched, int)
+        and len(ids) + 1 == expected
+    ):
         return [*ids, finish_reason.matched]
     return ids
 

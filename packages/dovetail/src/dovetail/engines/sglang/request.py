@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.sampling import explicit_sampling_fields
 from dovetail.engines.sglang.facts import PriorityOrder
 from dovetail.engines.token_ids import PromptEncoder
@@ -23,7 +23,12 @@ CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
 _json = msgspec.json.Encoder()
 
 
-def encode_request(request: EngineRequest, prompt_encoder: PromptEncoder, rid: str, priority_order: PriorityOrder | None) -> bytes:
+def encode_request(
+    request: EngineRequest,
+    prompt_encoder: PromptEncoder,
+    rid: str,
+    priority_order: PriorityOrder | None,
+) -> bytes:
     """The request as JSON. `rid` names it to SGLang; `priority` is None where it takes none.
 
     Stop texts are not passed on: who asks watches for them. `session_id` lets SGLang keep what a

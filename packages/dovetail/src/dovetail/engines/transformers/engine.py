@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink, check_prompt_length
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    TokenSink,
+    check_prompt_length,
+)
 from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.engines.transformers.process import TransformersProcess, TransformersChildReady
+from dovetail.engines.transformers.process import TransformersChildReady, TransformersProcess
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
@@ -100,8 +106,12 @@ class TransformersEngine:
         if not self._process.alive:
             return EngineHealth(False, self._process.describe_exit())
         try:
-            status, _ = await fetch(endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS))
-            _, text = await fetch(endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_TIMEOUTS))
+            status, _ = await fetch(
+                endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
+            )
+            _, text = await fetch(
+                endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_TIMEOUTS)
+            )
         except DovetailError as error:
             return EngineHealth(False, error.message)
         facts: dict[str, Any] = {**ready.facts}

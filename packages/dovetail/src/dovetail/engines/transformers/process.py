@@ -53,7 +53,9 @@ class TransformersProcess(EngineProcess):
             )
         )
 
-    async def start(self, model: Path, context_length: int | None) -> tuple[Endpoint, TransformersChildReady]:
+    async def start(
+        self, model: Path, context_length: int | None
+    ) -> tuple[Endpoint, TransformersChildReady]:
         """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
         if self._options.python is None:
             check_packages()

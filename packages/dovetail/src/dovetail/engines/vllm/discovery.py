@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import Constraint, EngineRequest, ConstraintSyntax
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail_model import ClientError, EngineTimeout, Sampling
 from dovetail_tokenizers import Tokenizer
@@ -54,7 +54,9 @@ async def _enforced_syntaxes(
     client: CompletionsClient, tokenizer: Tokenizer, prompt: str
 ) -> tuple[ConstraintSyntax, ...]:
     ids = array("I", tokenizer.encode(prompt))
-    kept = await asyncio.gather(*(_is_enforced(client, tokenizer, ids, syntax) for syntax in PROBES))
+    kept = await asyncio.gather(
+        *(_is_enforced(client, tokenizer, ids, syntax) for syntax in PROBES)
+    )
     return tuple(syntax for syntax, keeps in zip(PROBES, kept, strict=True) if keeps)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.engine import EngineCapabilities, EngineHealth, EngineRequest, TokenSink
 from dovetail.engines.vllm.discovery import PROBES, probe_constraints
 from dovetail.engines.vllm.models import list_models
 from dovetail.engines.vllm.options import VllmOptions
@@ -73,14 +73,18 @@ class VllmEngine:
         """Whether the server says that it is well, and what was found out about it."""
         if not self._started:
             return EngineHealth(False, "not started")
-        if self._client.reports_cached_tokens:  # before 0.32 a server is silent when nothing was cached
+        if (
+            self._client.reports_cached_tokens
+        ):  # before 0.32 a server is silent when nothing was cached
             self.capabilities = replace(self.capabilities, cached_tokens=True)
         try:
             call = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
             status, _ = await fetch(self._endpoint, call)
         except DovetailError as error:
             return EngineHealth(False, error.message)
-        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", self._health_facts())
+        return EngineHealth(
+            status == 200, "" if status == 200 else f"status {status}", self._health_facts()
+        )
 
     async def stop(self) -> None:
         """The server runs on; what it still does for us is broken off."""
@@ -103,15 +107,21 @@ class VllmEngine:
         self.capabilities = replace(
             self.capabilities,
             constraints=kept.constraints,
-            behind_thought=kept.after_reasoning,
+            constrains_after_reasoning=kept.after_reasoning,
             cached_tokens=bool(client.reports_cached_tokens),
         )
         if not client.reports_cached_tokens:
-            self._warn_missing_feature("cached tokens are not told", "--enable-prompt-tokens-details")
+            self._warn_missing_feature(
+                "cached tokens are not told", "--enable-prompt-tokens-details"
+            )
         if kept.after_reasoning:
-            self._warn_missing_feature("constraints hold only behind thoughts", "no --reasoning-parser")
+            self._warn_missing_feature(
+                "constraints hold only behind thoughts", "no --reasoning-parser"
+            )
         elif not kept.constraints:
-            self._warn_missing_feature("constraints are not enforced", "another structured-outputs backend")
+            self._warn_missing_feature(
+                "constraints are not enforced", "another structured-outputs backend"
+            )
 
     def _warn_missing_feature(self, feature: str, remedy: str) -> None:
         told = {"engine": str(self._endpoint), "what": feature, "start_vllm_with": remedy}

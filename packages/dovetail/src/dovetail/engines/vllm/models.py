@@ -45,7 +45,9 @@ async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
     """All that the server serves. Raises an error that says what is wrong with the address."""
     who = f"the server at {endpoint}"
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
+        )
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is vLLM running there?") from fault
     if status in (401, 403):
@@ -66,7 +68,9 @@ async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
 async def _fetch_version(endpoint: Endpoint) -> str:
     """The server's version; nothing where it does not tell."""
     try:
-        status, content = await fetch(endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS))
+        status, content = await fetch(
+            endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)
+        )
         return msgspec.json.decode(content, type=_Version).version if status == 200 else ""
     except (DovetailError, msgspec.DecodeError):
         return ""

@@ -14,11 +14,16 @@ import msgspec
 
 from dovetail.http.capture import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.drain import DrainController
-from dovetail.http.errors import error_status, to_public_error
+from dovetail.http.errors import error_status, to_client_error
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.responses.conversation import ResponseSaver
-from dovetail.http.responses.following import NoResponsePeers, ResponsePeers, read_chunks, send_stream
-from dovetail.http.responses.run import FrameLog, ResponseKey, BackgroundRun
+from dovetail.http.responses.following import (
+    NoResponsePeers,
+    ResponsePeers,
+    read_chunks,
+    send_stream,
+)
+from dovetail.http.responses.run import BackgroundRun, FrameLog, ResponseKey
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.responses.response import StoredResponse
@@ -45,7 +50,9 @@ BackgroundWork = Callable[[ApiExchange], Awaitable[None]]
 class BackgroundResponses:
     """Starts runs, shows them, calls them off."""
 
-    def __init__(self, kept: ResponseStore, metrics: Metrics, draining: DrainController | None = None) -> None:
+    def __init__(
+        self, kept: ResponseStore, metrics: Metrics, draining: DrainController | None = None
+    ) -> None:
         self._store = kept
         self._metrics = metrics
         self._draining = draining or DrainController()
@@ -171,12 +178,19 @@ class BackgroundResponses:
         """RateLimited where there are too many."""
         own = sum(1 for owner, _ in self._running if owner == tenant)
         held = sum(run.frames.size for run in self._running.values())
-        if own >= MAX_RUNNING_PER_TENANT or len(self._running) >= MAX_RUNNING or held > MAX_RUNNING_BYTES:
+        if (
+            own >= MAX_RUNNING_PER_TENANT
+            or len(self._running) >= MAX_RUNNING
+            or held > MAX_RUNNING_BYTES
+        ):
             raise RateLimited(
-                "Too many responses are worked on in the background.", retry_after=RETRY_AFTER_SECONDS
+                "Too many responses are worked on in the background.",
+                retry_after=RETRY_AFTER_SECONDS,
             )
 
-    async def _run(self, key: ResponseKey, run: BackgroundRun, account: RequestTracker, work: Awaitable[None]) -> None:
+    async def _run(
+        self, key: ResponseKey, run: BackgroundRun, account: RequestTracker, work: Awaitable[None]
+    ) -> None:
         try:
             await work
         except ClientDisconnected:
@@ -188,7 +202,7 @@ class BackgroundResponses:
             account.on_error(stopped, error_status(stopped, RESPONSES))
             await run.emit_failure(stopped)
         except Exception as error:
-            failure = to_public_error(error)
+            failure = to_client_error(error)
             account.on_error(failure, error_status(failure, RESPONSES))
             await run.emit_failure(failure)
         finally:
@@ -219,7 +233,9 @@ class BackgroundResponses:
         """It can be followed for a while."""
         self._finished[key] = frames
         size = sum(one.size for one in self._finished.values())
-        while self._finished and (len(self._finished) > _MAX_FINISHED or size > _MAX_FINISHED_BYTES):
+        while self._finished and (
+            len(self._finished) > _MAX_FINISHED or size > _MAX_FINISHED_BYTES
+        ):
             size -= self._finished.popitem(last=False)[1].size
 
     def _save_status(self, response: StoredResponse, status: str, error: object) -> StoredResponse:

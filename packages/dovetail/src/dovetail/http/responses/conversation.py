@@ -10,9 +10,9 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import parse_response_number
 from dovetail.http.memory import reserve_memory
 from dovetail.responses.connection_cache import CacheReservation
-from dovetail.responses.response import StoredResponse, ResponseStatus
+from dovetail.responses.response import ResponseStatus, StoredResponse
 from dovetail.responses.store import ResponseStore, is_valid_id
-from dovetail_model import Request, ResponseNotFound, RequestTooLarge
+from dovetail_model import Request, RequestTooLarge, ResponseNotFound
 from dovetail_protocols import (
     ResponsesEcho,
     input_items,
@@ -30,13 +30,23 @@ _PREFIX = "resp_"
 class ConversationResolver:
     """One request: its own body, all that it goes on from, and the body of both."""
 
-    __slots__ = ("_exchange", "_store", "_own_body", "_local_slot", "_previous_id", "previous_responses", "body")
+    __slots__ = (
+        "_exchange",
+        "_store",
+        "_own_body",
+        "_local_slot",
+        "_previous_id",
+        "previous_responses",
+        "body",
+    )
 
     def __init__(self, kept: ResponseStore, exchange: ApiExchange, own: bytes) -> None:
         self._store = kept
         self._exchange = exchange
         self._own_body = own
-        self._local_slot = None if exchange.local_responses is None else exchange.local_responses.reserve()
+        self._local_slot = (
+            None if exchange.local_responses is None else exchange.local_responses.reserve()
+        )
         self._previous_id: str | None = None
         self.previous_responses: Sequence[StoredResponse] = ()
         self.body = own
@@ -51,7 +61,9 @@ class ConversationResolver:
         if self._previous_id is None:
             return
         exchange = self._exchange
-        before = await self._store.get_chain(exchange.tenant, self._previous_id, limit, exchange.local_responses)
+        before = await self._store.get_chain(
+            exchange.tenant, self._previous_id, limit, exchange.local_responses
+        )
         self.previous_responses = before
         self.body = joined_body(self._own_body, (items for one in before for items in one.items))
         if len(self.body) > limit:
@@ -66,7 +78,9 @@ class ConversationResolver:
         exchange = self._exchange
         numbers = [number for id in named if (number := parse_response_number(id)) is not None]
         ids = [f"{_PREFIX}{number}" for number in numbers]
-        outputs = await self._store.get_outputs(exchange.tenant, ids, limit, exchange.local_responses)
+        outputs = await self._store.get_outputs(
+            exchange.tenant, ids, limit, exchange.local_responses
+        )
         found: dict[str, bytes] = {}
         for output in outputs:
             found |= items_by_id(output)
@@ -98,13 +112,22 @@ class ConversationResolver:
             previous=self._previous_id,
             background=echo.background,
         )
-        return ResponseSaver(self._store if echo.store else None, place, self.previous_responses, blank)
+        return ResponseSaver(
+            self._store if echo.store else None, place, self.previous_responses, blank
+        )
 
 
 class ResponseSaver:
     """Keeps one response: for everybody, for its connection, or for both."""
 
-    __slots__ = ("_previous_responses", "_template", "_held_frame", "_store", "_local_slot", "response")
+    __slots__ = (
+        "_previous_responses",
+        "_template",
+        "_held_frame",
+        "_store",
+        "_local_slot",
+        "response",
+    )
 
     def __init__(
         self,

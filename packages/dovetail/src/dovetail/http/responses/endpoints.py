@@ -25,8 +25,8 @@ from dovetail_protocols import (
     encode_input_tokens,
     encode_items,
     item_id,
-    listed_item,
     join_response,
+    listed_item,
     with_default_model,
 )
 
@@ -43,7 +43,11 @@ class ResponsesEndpoints:
     """What a client may ask of responses once they are there."""
 
     def __init__(
-        self, service: ModelRegistry, options: HttpOptions, background: BackgroundResponses, forget: ForgetResponse
+        self,
+        service: ModelRegistry,
+        options: HttpOptions,
+        background: BackgroundResponses,
+        forget: ForgetResponse,
     ) -> None:
         self._service = service
         self._options = options
@@ -55,7 +59,12 @@ class ResponsesEndpoints:
     def routes(self) -> list[Route]:
         one = "/v1/responses/{id}"
         return [
-            Route("POST", "/v1/responses/input_tokens", self._count_input_tokens, "Exact size of an input"),
+            Route(
+                "POST",
+                "/v1/responses/input_tokens",
+                self._count_input_tokens,
+                "Exact size of an input",
+            ),
             Route("GET", one, self._get, "A response that is kept"),
             Route("DELETE", one, self._delete, "Forget a response"),
             Route("GET", f"{one}/input_items", self._list_input_items, "What a response was given"),
@@ -98,7 +107,9 @@ class ResponsesEndpoints:
         if order not in ("asc", "desc"):
             raise InvalidRequest("order: Expected asc or desc", param="order")
         await self._require_response(exchange)
-        chain = await self._store.get_available_chain(exchange.tenant, _response_id(exchange), self._options.max_body_bytes)
+        chain = await self._store.get_available_chain(
+            exchange.tenant, _response_id(exchange), self._options.max_body_bytes
+        )
         items = [*_iter_input_items(chain)]
         if order == "desc":
             items.reverse()

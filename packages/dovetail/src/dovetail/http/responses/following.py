@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from dovetail.http.exchange import ApiExchange, final_body_message
-from dovetail.http.response import STREAM_HEADERS, EVENT_STREAM_TYPE
+from dovetail.http.response import EVENT_STREAM_TYPE, STREAM_HEADERS
 from dovetail.http.responses.run import CHUNK_BYTES, FrameLog, ResponseKey
 from dovetail.net.disconnect import DisconnectGuard
 

@@ -7,7 +7,13 @@ from contextlib import suppress
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.websocket.messages import WebSocketRequest
 from dovetail.http.websocket.protocol import WEBSOCKET_TRANSPORT_EXTENSION
-from dovetail.http.websocket.wire import RawHeaders, encode_error_message, encode_stream_suffix, split_messages, is_event_stream
+from dovetail.http.websocket.wire import (
+    RawHeaders,
+    encode_error_message,
+    encode_stream_suffix,
+    is_event_stream,
+    split_messages,
+)
 from dovetail.net.asgi import Message, Scope, Send
 from dovetail.net.direct import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
@@ -30,7 +36,16 @@ class WebSocketResponseAdapter:
     An answer that is no stream is an error, since streams are all that is asked for here.
     """
 
-    __slots__ = ("_disconnected", "_headers", "_stream_suffix", "_send", "_status", "_is_stream", "_pending_request", "_body_chunks")
+    __slots__ = (
+        "_disconnected",
+        "_headers",
+        "_stream_suffix",
+        "_send",
+        "_status",
+        "_is_stream",
+        "_pending_request",
+        "_body_chunks",
+    )
 
     def __init__(self, asked: WebSocketRequest, send: Send, gone: asyncio.Event) -> None:
         self._pending_request: WebSocketRequest | None = asked
@@ -64,7 +79,9 @@ class WebSocketResponseAdapter:
         self._body_chunks.append(body)
         if not message.get("more_body", False):
             whole = b"".join(self._body_chunks)
-            await self._send_messages([encode_error_message(self._status, self._headers, whole, self._stream_suffix)])
+            await self._send_messages(
+                [encode_error_message(self._status, self._headers, whole, self._stream_suffix)]
+            )
 
     async def _send_messages(self, told: Iterable[bytes]) -> None:
         """As with HTTP, nobody minds what is sent to a client that has hung up."""
@@ -96,7 +113,11 @@ def create_exchange(request: WebSocketRequest, context: WebSocketContext) -> Api
         **scope,
         "method": "POST",
         "headers": _request_headers(scope["headers"], request),
-        "extensions": {DIRECT_WRITER_EXTENSION: carrier.outlet(encode_stream_suffix(request.stream_id))} if carrier else {},
+        "extensions": {
+            DIRECT_WRITER_EXTENSION: carrier.outlet(encode_stream_suffix(request.stream_id))
+        }
+        if carrier
+        else {},
     }
     exchange = ApiExchange(posted, answer.receive, answer.send)
     exchange.transport = "websocket"
@@ -110,7 +131,8 @@ def _request_headers(lines: RawHeaders, asked: WebSocketRequest) -> list[tuple[b
     kept = [
         (name, value)
         for name, value in lines
-        if (own := name.decode("latin-1").lower()) not in _HANDSHAKE_HEADERS and own not in asked.headers
+        if (own := name.decode("latin-1").lower()) not in _HANDSHAKE_HEADERS
+        and own not in asked.headers
     ]
     told = [(name, asked.headers[name]) for name in _METADATA_HEADERS if name in asked.headers]
     return [*kept, *((name.encode(), value.encode("latin-1", "replace")) for name, value in told)]

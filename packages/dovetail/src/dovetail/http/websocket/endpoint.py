@@ -4,7 +4,7 @@ from dovetail.http.drain import DrainController, draining_error
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.websocket.answer import WebSocketContext
-from dovetail.http.websocket.session import WebSocketSession, ExchangeHandler
+from dovetail.http.websocket.session import ExchangeHandler, WebSocketSession
 from dovetail.net.asgi import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics
@@ -28,10 +28,21 @@ class TooManyWebSockets(HttpError):
 class WebSocketEndpoint:
     """Opens sockets by `accept`, which is a handler like any other, and serves them by `serve`."""
 
-    __slots__ = ("_draining", "_metrics", "_max_message_bytes", "_sessions", "_respond", "_local_budget")
+    __slots__ = (
+        "_draining",
+        "_metrics",
+        "_max_message_bytes",
+        "_sessions",
+        "_respond",
+        "_local_budget",
+    )
 
     def __init__(
-        self, respond: ExchangeHandler, draining: DrainController, metrics: Metrics, max_message_bytes: int
+        self,
+        respond: ExchangeHandler,
+        draining: DrainController,
+        metrics: Metrics,
+        max_message_bytes: int,
     ) -> None:
         self._respond = respond
         self._draining = draining
@@ -63,7 +74,9 @@ class WebSocketEndpoint:
 
     async def accept(self, exchange: ApiExchange) -> None:
         if self._draining.started:
-            raise draining_error(RESPONSES, "The server is about to stop, and opens no more sockets.")
+            raise draining_error(
+                RESPONSES, "The server is about to stop, and opens no more sockets."
+            )
         if "origin" in exchange.headers:
             # Browsers let any page connect to this machine and read what comes: only we can refuse.
             raise Forbidden("WebSockets are for programs: a web page may not open one.")

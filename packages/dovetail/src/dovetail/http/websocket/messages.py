@@ -64,7 +64,12 @@ def _build_request(fields: _Fields, lane: str | None) -> WebSocketRequest:
         raise InvalidRequest("generate: Expected a boolean", param="generate")
     warms = generates is False or _is_prewarm(_decode_value(fields.get("prompt_cache_options")))
     fields["stream"] = msgspec.Raw(_TRUE)  # there is no other way over a socket
-    return WebSocketRequest(msgspec.json.encode(fields), lane, warms, _decode_metadata_headers(fields.get("client_metadata")))
+    return WebSocketRequest(
+        msgspec.json.encode(fields),
+        lane,
+        warms,
+        _decode_metadata_headers(fields.get("client_metadata")),
+    )
 
 
 def _decode_stream_id(raw: msgspec.Raw | None) -> str | None:
@@ -73,7 +78,8 @@ def _decode_stream_id(raw: msgspec.Raw | None) -> str | None:
         return None
     if not isinstance(lane, str) or not 0 < len(lane) <= _MAX_STREAM_ID_CHARS:
         raise InvalidRequest(
-            f"stream_id: Expected a text of 1 to {_MAX_STREAM_ID_CHARS} characters", param="stream_id"
+            f"stream_id: Expected a text of 1 to {_MAX_STREAM_ID_CHARS} characters",
+            param="stream_id",
         )
     return lane
 

@@ -24,7 +24,9 @@ MESSAGE_TIMEOUT_SECONDS = 120.0  # seconds from the first byte of a message to i
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_MESSAGE_TOO_BIG = 1009
 CLOSE_TRY_AGAIN_LATER = 1013
-_BAD_REQUEST_RESPONSE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_BAD_REQUEST_RESPONSE = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)
@@ -66,7 +68,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            offered: dict[str, Any] = {**(self.scope["extensions"] or {}), WEBSOCKET_TRANSPORT_EXTENSION: WebSocketTransport(self)}
+            offered: dict[str, Any] = {
+                **(self.scope["extensions"] or {}),
+                WEBSOCKET_TRANSPORT_EXTENSION: WebSocketTransport(self),
+            }
             self.scope["extensions"] = offered
 
     def handle_cont(self, event: Frame) -> None:
@@ -97,9 +102,13 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _await_message_end(self) -> None:
         if self._message_timer is None:
-            self._message_timer = self.loop.call_later(MESSAGE_TIMEOUT_SECONDS, self._on_message_timeout)
+            self._message_timer = self.loop.call_later(
+                MESSAGE_TIMEOUT_SECONDS, self._on_message_timeout
+            )
         self._set_held_bytes(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-        if self.handshake_complete and request_memory.is_exceeded_by(self._held_bytes, self.config.ws_max_size):
+        if self.handshake_complete and request_memory.is_exceeded_by(
+            self._held_bytes, self.config.ws_max_size
+        ):
             self.conn.fail(CLOSE_TRY_AGAIN_LATER, "too much is being sent at once")
             self.handle_parser_exception()
 
@@ -165,7 +174,9 @@ class DirectWebSocketWriter:
             if message is not None:
                 self._write(encode_frame(message))
             else:
-                self._write(b"".join([encode_frame(one) for one in split_messages(frames, self._suffix)]))
+                self._write(
+                    b"".join([encode_frame(one) for one in split_messages(frames, self._suffix)])
+                )
         return self._is_writable()
 
     @property

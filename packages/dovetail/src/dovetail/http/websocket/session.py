@@ -32,7 +32,13 @@ class WebSocketSession:
         "_tasks", "_queued_bytes",
     )  # fmt: skip
 
-    def __init__(self, context: WebSocketContext, receive: Receive, respond: ExchangeHandler, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        context: WebSocketContext,
+        receive: Receive,
+        respond: ExchangeHandler,
+        max_message_bytes: int,
+    ) -> None:
         self._context = context
         self._receive = receive
         self._respond = respond
@@ -86,7 +92,7 @@ class WebSocketSession:
         if not self._has_room(asked, line):
             what = "lanes are at work" if line is None else "messages wait"
             busy = RateLimited(f"Too many {what} on this connection.", retry_after=1.0)
-            await self._run_request(msgspec.structs.replace(asked, fault=busy))
+            await self._run_request(msgspec.structs.replace(asked, error=busy))
         elif line is not None:
             self._add_queued_bytes(asked.size)
             line.append(asked)
@@ -100,7 +106,10 @@ class WebSocketSession:
         if line is None:
             return len(self._queues) < MAX_STREAMS
         waiting = sum(len(one) for one in self._queues.values())
-        if waiting >= MAX_QUEUED_MESSAGES or self._queued_bytes + asked.size > self._max_message_bytes:
+        if (
+            waiting >= MAX_QUEUED_MESSAGES
+            or self._queued_bytes + asked.size > self._max_message_bytes
+        ):
             return False
         return not request_memory.is_exceeded_by(asked.size, self._max_message_bytes)
 

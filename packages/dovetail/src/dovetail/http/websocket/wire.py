@@ -51,7 +51,9 @@ def encode_stream_suffix(stream_id: str | None) -> bytes:
 def encode_frame(message: bytes) -> bytes:
     """A message as a server puts it on the wire: one frame, of text."""
     size = len(message)
-    return (_FRAME_HEADERS[size] if size < _CACHED_HEADERS else _encode_frame_header(size)) + message
+    return (
+        _FRAME_HEADERS[size] if size < _CACHED_HEADERS else _encode_frame_header(size)
+    ) + message
 
 
 def _encode_frame_header(size: int) -> bytes:
@@ -71,7 +73,9 @@ def is_event_stream(status: int, headers: RawHeaders) -> bool:
     return status == 200 and (b"content-type", EVENT_STREAM_TYPE.encode()) in list(headers)
 
 
-def encode_error_message(status: int, headers: RawHeaders, body: bytes, suffix: bytes = b"") -> bytes:
+def encode_error_message(
+    status: int, headers: RawHeaders, body: bytes, suffix: bytes = b""
+) -> bytes:
     """An answer that is an error, as a message.
 
     Clients look for its headers in two places: beside the error (Codex) and in it (OpenAI's own).

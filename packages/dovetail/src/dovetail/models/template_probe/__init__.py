@@ -15,7 +15,9 @@ from dovetail.prompt.rendering_template import ChatTemplate
 __all__ = ["probe_template"]
 
 
-def probe_template(template: ChatTemplate, switches: Mapping[str, Any] | None = None) -> TemplateProfile:
+def probe_template(
+    template: ChatTemplate, switches: Mapping[str, Any] | None = None
+) -> TemplateProfile:
     """The facts of a template, with the given switches set.
 
     Raises `RenderError` only for a template that cannot show one user message.
@@ -25,7 +27,9 @@ def probe_template(template: ChatTemplate, switches: Mapping[str, Any] | None = 
     on = turning.get(True, {})
     fields = policy.detect_reasoning_fields(table, on)
     in_parts = not fields and policy.count_reasoning(table, (policy.CONTENT_PARTS,), on) == 1
-    table = replace(table, field=fields[0] if fields else policy.CONTENT_PARTS if in_parts else "")
+    table = replace(
+        table, reasoning_field=fields[0] if fields else policy.CONTENT_PARTS if in_parts else ""
+    )
     ids, shows_ids = forms.detect_call_ids(table)
     effort_switch, efforts = thoughts.detect_effort(table, on)
     opener = thoughts.detect_reasoning_opener(table)

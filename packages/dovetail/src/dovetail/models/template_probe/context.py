@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.rendering_template import ChatTemplate, ChatMessages, RenderError
+from dovetail.prompt.rendering_template import ChatMessages, ChatTemplate, RenderError
 
 ProbeMessage = dict[str, Any]
 
@@ -123,7 +123,9 @@ class ProbeContext:
         """With a thought in the template's field for it, or in the text where it has none."""
         if not reasoning:
             return message
-        return add_reasoning(message, self.reasoning_field, self.marks[reasoning], self.reasoning_markers)
+        return add_reasoning(
+            message, self.reasoning_field, self.marks[reasoning], self.reasoning_markers
+        )
 
     def _empty_content(self) -> str | list[ProbeMessage] | None:
         return None if self.requires_null_content else self._content("")
@@ -162,7 +164,9 @@ def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> Probe
         "description": marks["what the tool does"],
         "parameters": schema,
     }
-    return ProbeContext(template, switches, marks, tools=({"type": "function", "function": function},))
+    return ProbeContext(
+        template, switches, marks, tools=({"type": "function", "function": function},)
+    )
 
 
 def common_prefix(one: str, other: str) -> str:

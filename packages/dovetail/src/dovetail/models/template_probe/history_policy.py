@@ -4,7 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.models.template_probe.context import ProbeContext, ProbeMessage, common_prefix, add_reasoning
+from dovetail.models.template_probe.context import (
+    ProbeContext,
+    ProbeMessage,
+    add_reasoning,
+    common_prefix,
+)
 
 #: Fields of a message that may hold its thought.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
@@ -17,11 +22,15 @@ def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) 
 
     Of fields that together would show a thought twice only the first is named.
     """
-    fields = tuple(field for field in REASONING_FIELDS if count_reasoning(context, (field,), switches) == 1)
+    fields = tuple(
+        field for field in REASONING_FIELDS if count_reasoning(context, (field,), switches) == 1
+    )
     return fields if count_reasoning(context, fields, switches) <= 1 else fields[:1]
 
 
-def count_reasoning(context: ProbeContext, fields: Sequence[str], switches: Mapping[str, Any]) -> int:
+def count_reasoning(
+    context: ProbeContext, fields: Sequence[str], switches: Mapping[str, Any]
+) -> int:
     """How often a thought in all these fields is shown, at most.
 
     Tried where every policy but "never" shows it: in the running tool loop, and in the last turn.
@@ -33,10 +42,14 @@ def count_reasoning(context: ProbeContext, fields: Sequence[str], switches: Mapp
     return max(_count_in_turn(context, fields, turn, switches) for turn in turns)
 
 
-def keeps_reasoning_in_loop(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
+def keeps_reasoning_in_loop(
+    context: ProbeContext, switches: Mapping[str, Any] | None = None
+) -> bool:
     """Whether all thoughts of a running tool loop are shown."""
     loop = [context.user_message(), *_loop_step(context, 1), *_loop_step(context, 2)]
-    return not strips_reasoning(context, switches) and _is_reasoning_rendered(context, loop, (1, 2), switches=switches)
+    return not strips_reasoning(context, switches) and _is_reasoning_rendered(
+        context, loop, (1, 2), switches=switches
+    )
 
 
 def keeps_reasoning_at_user(
@@ -46,7 +59,11 @@ def keeps_reasoning_at_user(
     if strips_reasoning(context, switches):
         return False
     if not tools or context.render([context.user_message(), *_loop_step(context, 1)]) is None:
-        turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1"), context.user_message("more")]
+        turns = [
+            context.user_message(),
+            context.assistant_message("answer", reasoning="thought 1"),
+            context.user_message("more"),
+        ]
         return _is_reasoning_rendered(context, turns, (1,), switches=switches, tools=False)
     return _is_reasoning_rendered(context, _finished_loop(context), (1, 2), switches=switches)
 
@@ -54,13 +71,17 @@ def keeps_reasoning_at_user(
 def drops_reasoning_at_final(context: ProbeContext) -> bool:
     """Whether a loop's thoughts survive user text in the middle of it, but not the final answer."""
     steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
-    return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(context, _finished_loop(context), (1,))
+    return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(
+        context, _finished_loop(context), (1,)
+    )
 
 
 def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
     """Whether a template without a field takes thoughts out of the text, even of the last turn."""
     turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1")]
-    return not context.reasoning_field and not _is_reasoning_rendered(context, turns, (1,), switches=switches, tools=False)
+    return not context.reasoning_field and not _is_reasoning_rendered(
+        context, turns, (1,), switches=switches, tools=False
+    )
 
 
 def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
@@ -124,7 +145,10 @@ _PRINTED_PART = re.compile(r"""["']type["']\s*:\s*["']thinking["']""")
 
 
 def _count_in_turn(
-    context: ProbeContext, fields: Sequence[str], turns: Sequence[ProbeMessage], switches: Mapping[str, Any]
+    context: ProbeContext,
+    fields: Sequence[str],
+    turns: Sequence[ProbeMessage],
+    switches: Mapping[str, Any],
 ) -> int:
     thinking = turns[1]
     for field in fields:

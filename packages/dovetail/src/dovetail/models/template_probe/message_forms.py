@@ -23,7 +23,7 @@ def detect_forms(context: ProbeContext) -> ProbeContext:
     if context.render([context.user_message()]) is None:
         context = replace(context, tools=())
     arguments, wants_null = _detect_argument_form(context)
-    return replace(context, arguments=arguments, wants_null=wants_null)
+    return replace(context, arguments=arguments, requires_null_content=wants_null)
 
 
 def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
@@ -33,9 +33,19 @@ def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
     offered = context.render([ask]) or context.render([context.system_message(), ask]) or ""
     one = context.render([ask, context.call_message("call"), context.result_message("call")]) or ""
     two = context.render(
-        [ask, context.call_message("call", "other"), context.result_message("call"), context.result_message("other")]
+        [
+            ask,
+            context.call_message("call", "other"),
+            context.result_message("call"),
+            context.result_message("other"),
+        ]
     )
-    beside = context.render([ask, context.call_message("call", text="beside"), context.result_message("call")]) or ""
+    beside = (
+        context.render(
+            [ask, context.call_message("call", text="beside"), context.result_message("call")]
+        )
+        or ""
+    )
     return {
         "renders_tools": marks["tool"] in offered,
         "renders_calls": _contains_call(context, one),
@@ -51,10 +61,17 @@ def detect_accepted_messages(context: ProbeContext) -> dict[str, Any]:
     return {
         "null_content": _accepts_null_content(context),
         "trims": _trims_content(context),
-        "system": _message_handling(context, [context.system_message(), context.user_message()], "system"),
+        "system": _message_handling(
+            context, [context.system_message(), context.user_message()], "system"
+        ),
         "system_inside": _detect_inner_system(context),
-        "developer": _message_handling(context, [context.system_message(role="developer"), context.user_message()], "system"),
-        "consecutive_users": _message_handling(context, [context.user_message(), context.user_message("more")], "more") == "kept",
+        "developer": _message_handling(
+            context, [context.system_message(role="developer"), context.user_message()], "system"
+        ),
+        "consecutive_users": _message_handling(
+            context, [context.user_message(), context.user_message("more")], "more"
+        )
+        == "kept",
     }
 
 
@@ -100,7 +117,7 @@ def _detect_argument_form(context: ProbeContext) -> tuple[Literal["object", "str
     spoiled = {"object": str(values), "string": json.dumps(json.dumps(values))[1:-1]}
     for wants_null in (False, True):
         for form in _ARGUMENT_FORMS:
-            text = _render_call(replace(context, arguments=form, wants_null=wants_null))
+            text = _render_call(replace(context, arguments=form, requires_null_content=wants_null))
             if context.marks["call"] in text and spoiled[form] not in text:
                 return form, wants_null
     return "object", False
@@ -153,10 +170,14 @@ def _detect_inner_system(context: ProbeContext) -> MessageHandling:
     return min(found, key=order.index)
 
 
-def _message_handling(context: ProbeContext, messages: list[ProbeMessage], part: str, behind: str = "") -> MessageHandling:
+def _message_handling(
+    context: ProbeContext, messages: list[ProbeMessage], part: str, behind: str = ""
+) -> MessageHandling:
     """What became of a message. One that was moved ahead of its place counts as dropped."""
     text = context.render(messages)
     if text is None:
         return "refused"
     at = text.find(context.marks[part])
-    return "kept" if at >= 0 and (not behind or at > text.find(context.marks[behind])) else "dropped"
+    return (
+        "kept" if at >= 0 and (not behind or at > text.find(context.marks[behind])) else "dropped"
+    )

@@ -97,7 +97,9 @@ def detect_reasoning_opener(context: ProbeContext) -> str:
     if prompt is None:
         return ""
     thinking = context.render(
-        [context.user_message(), context.assistant_message("answer", reasoning="thought")], tools=False, add_generation_prompt=False
+        [context.user_message(), context.assistant_message("answer", reasoning="thought")],
+        tools=False,
+        add_generation_prompt=False,
     )
     before, found, _ = (thinking or "").partition(context.marks["thought"])
     rest = _after_header(context, prompt)
@@ -119,7 +121,11 @@ _OPENER = re.compile(rf"{_TAG}\w+{_TAG}\s*\Z|{_TAG}\s*\Z")
 
 def _opens_reasoning(text: str) -> bool:
     """Whether this names a thought and does not close it: neither by `</` nor by a second tag."""
-    return bool(_REASONING_WORD.search(text)) and not _CLOSING_TAG.search(text) and len(_TAGS.findall(text)) < 2
+    return (
+        bool(_REASONING_WORD.search(text))
+        and not _CLOSING_TAG.search(text)
+        and len(_TAGS.findall(text)) < 2
+    )
 
 
 def _is_closed_next(context: ProbeContext, prompt: str) -> bool:

@@ -16,13 +16,19 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
 from dovetail.net.trace_context import SpanRef, current_trace
-from dovetail.telemetry.otel.attributes import ChildSpan, span_attributes, span_name, child_spans
-from dovetail.telemetry.otel.decided import to_otel_context, make_tracer_provider, sampler_from_environment
+from dovetail.telemetry.otel.attributes import ChildSpan, child_spans, span_attributes, span_name
+from dovetail.telemetry.otel.decided import (
+    make_tracer_provider,
+    sampler_from_environment,
+    to_otel_context,
+)
 from dovetail.telemetry.record import RequestContents, RequestRecord
 
 _FLUSH_TIMEOUT_SECONDS = 5.0  # seconds for what is still to be sent when the server stops
 _NANOSECONDS_PER_SECOND = 1_000_000_000
-_MIN_ERROR_STATUS = 500  # from this status on it is the server's: a client's mistake is no fault of the span
+_MIN_ERROR_STATUS = (
+    500  # from this status on it is the server's: a client's mistake is no fault of the span
+)
 
 
 class OtelRecorder:
@@ -61,7 +67,9 @@ class OtelRecorder:
         for part in child_spans(record):
             self._export_child_span(part, began, inner)
         if record.first_token is not None:
-            span.add_event("first_token", timestamp=began + int(record.first_token * _NANOSECONDS_PER_SECOND))
+            span.add_event(
+                "first_token", timestamp=began + int(record.first_token * _NANOSECONDS_PER_SECOND)
+            )
         if record.status >= _MIN_ERROR_STATUS:
             span.set_status(StatusCode.ERROR, record.error or "")
         span.end(began + int(record.duration * _NANOSECONDS_PER_SECOND))

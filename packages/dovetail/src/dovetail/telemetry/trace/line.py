@@ -54,7 +54,10 @@ def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tupl
     found, before = [], model.encode()
     for at in range(0, len(whole) - size + 1, size):
         digest = blake2b(
-            before + whole[at : at + size], digest_size=_DIGEST_BYTES, key=key[:64], person=_DIGEST_PERSON
+            before + whole[at : at + size],
+            digest_size=_DIGEST_BYTES,
+            key=key[:64],
+            person=_DIGEST_PERSON,
         )
         before = digest.digest()
         found.append(before.hex())

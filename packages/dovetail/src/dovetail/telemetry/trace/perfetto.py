@@ -13,11 +13,21 @@ from typing import Any
 
 from dovetail.telemetry.record import ToolCallRecord
 from dovetail.telemetry.trace.line import TraceLine
-from dovetail.telemetry.trace.reader import Trace, ToolWait
+from dovetail.telemetry.trace.reader import ToolWait, Trace
 from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_parent_sessions
 
 Json = dict[str, Any]
-_ARG_FIELDS = ("id", "endpoint", "transport", "status", "model", "asked", "finish", "error", "replica")
+_ARG_FIELDS = (
+    "id",
+    "endpoint",
+    "transport",
+    "status",
+    "model",
+    "asked",
+    "finish",
+    "error",
+    "replica",
+)
 
 
 def build_timeline(trace: Trace) -> Json:
@@ -51,7 +61,10 @@ class _TimelineBuilder:
         self._tracks_by_line = [self._add_request(line) for line in trace.lines]
         places = {id(line): at for at, line in enumerate(trace.lines)}
         for flow, wait in enumerate(trace.tool_waits(), 1):
-            lanes = (self._tracks_by_line[places[id(wait.line)]], self._tracks_by_line[places[id(wait.result_line)]])
+            lanes = (
+                self._tracks_by_line[places[id(wait.line)]],
+                self._tracks_by_line[places[id(wait.result_line)]],
+            )
             self._add_tool_wait(wait, lanes, flow)
 
     def metadata_events(self) -> Iterator[Json]:
@@ -62,7 +75,9 @@ class _TimelineBuilder:
             yield _metadata_event("process_sort_index", process.number, None, sort_index=order)
         for lane in self._tracks.thread_tracks():
             yield _metadata_event("thread_name", lane.process, lane.number, name=lane.name)
-            yield _metadata_event("thread_sort_index", lane.process, lane.number, sort_index=lane.number)
+            yield _metadata_event(
+                "thread_sort_index", lane.process, lane.number, sort_index=lane.number
+            )
 
     def _add_request(self, line: TraceLine) -> ThreadTrack:
         parts = list(_slices(line))
@@ -78,9 +93,14 @@ class _TimelineBuilder:
         self._add_token_counter(lane, line, who, end)
         return lane
 
-    def _add_tool_wait(self, wait: ToolWait, tracks: tuple[ThreadTrack, ThreadTrack], flow: int) -> None:
+    def _add_tool_wait(
+        self, wait: ToolWait, tracks: tuple[ThreadTrack, ThreadTrack], flow: int
+    ) -> None:
         """The time that the client spent on a call, and an arrow to where its result came."""
-        begin, back = _to_microseconds(wait.line, wait.dispatched), _to_microseconds(wait.result_line, 0.0)
+        begin, back = (
+            _to_microseconds(wait.line, wait.dispatched),
+            _to_microseconds(wait.result_line, 0.0),
+        )
         end = max(begin + 1, back)
         who = self._tracks.agent_name(wait.line)
         lane = self._tracks.thread_track(wait.line, f"{who}: tools", begin, end)
@@ -139,7 +159,12 @@ def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
     for name, begin, end in (*received, *line.stages()):
         yield _Slice(name, name, _to_microseconds(line, begin), _to_microseconds(line, end))
     for thought in line.thoughts:
-        yield _Slice("reasoning", "reasoning", _to_microseconds(line, thought.begin), _to_microseconds(line, thought.end))
+        yield _Slice(
+            "reasoning",
+            "reasoning",
+            _to_microseconds(line, thought.begin),
+            _to_microseconds(line, thought.end),
+        )
     for call in line.calls:
         begin, end = _to_microseconds(line, call.begin), _to_microseconds(line, line.call_end(call))
         yield _Slice(call.name or "call", "tool call", begin, end, call)

@@ -22,7 +22,9 @@ class SessionSummary:
     reprefilled_tokens: int = 0
     response_seconds: float = 0.0
     reasoning_seconds: float = 0.0
-    tool_wait_seconds: float = 0.0  # for tools: from a call's dispatch to the request with its result
+    tool_wait_seconds: float = (
+        0.0  # for tools: from a call's dispatch to the request with its result
+    )
 
     @property
     def cached_share(self) -> float:

@@ -9,9 +9,13 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.line import encode_trace_line
 from dovetail.telemetry.trace.writer import TraceFile
 
-MAX_QUEUED_BYTES = 64 << 20  # bytes that may wait to be written; what comes then is dropped, and counted
+MAX_QUEUED_BYTES = (
+    64 << 20
+)  # bytes that may wait to be written; what comes then is dropped, and counted
 CLOSE_TIMEOUT_SECONDS = 10.0  # seconds that the last lines may take
-_LINE_OVERHEAD_BYTES = 2048  # bytes that a line takes up before it is one, besides what it is made of
+_LINE_OVERHEAD_BYTES = (
+    2048  # bytes that a line takes up before it is one, besides what it is made of
+)
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +24,10 @@ class TraceWriter:
     """A recorder of requests. `dropped` is told of each that the trace does not have."""
 
     def __init__(
-        self, file: TraceFile, on_drop: Callable[[], None] = lambda: None, max_queued_bytes: int = MAX_QUEUED_BYTES
+        self,
+        file: TraceFile,
+        on_drop: Callable[[], None] = lambda: None,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
         self._file = file
         self._on_drop = on_drop
@@ -33,7 +40,9 @@ class TraceWriter:
         self._thread.start()
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
-        size = _LINE_OVERHEAD_BYTES + sum(len(part) for part in (contents.body, contents.answer) if part is not None)
+        size = _LINE_OVERHEAD_BYTES + sum(
+            len(part) for part in (contents.body, contents.answer) if part is not None
+        )
         if contents.ids is not None:
             size += len(contents.ids) * contents.ids.itemsize
         if self._enqueued_bytes - self._processed_bytes + size > self._max_queued_bytes:

@@ -67,7 +67,9 @@ class TraceFile:
         self._size = found.st_size
         if self._is_regular_file:
             os.fchmod(self._file, _FILE_MODE)
-            self._line_truncated = self._size > 0 and os.pread(self._file, 1, self._size - 1) != b"\n"
+            self._line_truncated = (
+                self._size > 0 and os.pread(self._file, 1, self._size - 1) != b"\n"
+            )
 
     def _rotate(self) -> None:
         """The file gets its moment's name and a new one is begun; then the old is compressed."""

@@ -80,7 +80,9 @@ class FlashAttention:
         # Newer versions want to be told that heads share keys.
         self._extra_arguments = {"enable_gqa": True} if "enable_gqa" in known else {}
 
-    def attend(self, query: torch.Tensor, pages: KvPages, batch: PagedBatch, scale: float) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, pages: KvPages, batch: PagedBatch, scale: float
+    ) -> torch.Tensor:
         keys = pages.keys.index_select(0, batch.read_slots)
         values = pages.values.index_select(0, batch.read_slots)
         longest_k, longest_q = batch.max_lengths
@@ -154,17 +156,30 @@ def attend(
     """What the new tokens find, [tokens, heads, size]. `splits` are chosen to fill the GPU."""
     _store(new, pages, batch)
     query = new.query
-    if batch.block_table is None and batch.max_lengths[1] >= MIN_FLASH_TOKENS and flash.is_usable and query.is_cuda:
+    if (
+        batch.block_table is None
+        and batch.max_lengths[1] >= MIN_FLASH_TOKENS
+        and flash.is_usable
+        and query.is_cuda
+    ):
         return flash.attend(query, pages, batch, scale)
     heads, tokens, size = query.shape
-    kv_heads, sequences, single = len(new.key), len(batch.starts_q) - 1, batch.block_table is not None
+    kv_heads, sequences, single = (
+        len(new.key),
+        len(batch.starts_q) - 1,
+        batch.block_table is not None,
+    )
     group = heads // kv_heads
     rows = max(DECODE_TILE_ROWS if single else QUERY_TILE_ROWS, triton.next_power_of_2(group))
     full = sequences if single else tokens // (rows // group) + 1
     tiles = sequences if single else full + sequences  # a sequence begins a tile, if it has any
     if splits is None:
-        wanted = (DECODE_PROGRAMS_PER_SM if single else PREFILL_PROGRAMS_PER_SM) * _sm_count(query.device)
-        splits = _choose_splits(wanted // (full * kv_heads), None if single else batch.max_lengths[0])
+        wanted = (DECODE_PROGRAMS_PER_SM if single else PREFILL_PROGRAMS_PER_SM) * _sm_count(
+            query.device
+        )
+        splits = _choose_splits(
+            wanted // (full * kv_heads), None if single else batch.max_lengths[0]
+        )
     table = batch.block_table if batch.block_table is not None else batch.read_slots
     block = _block_size(size)
     out = torch.empty((tokens, heads, size), dtype=query.dtype, device=query.device)

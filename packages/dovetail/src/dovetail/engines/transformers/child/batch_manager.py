@@ -6,9 +6,17 @@ from importlib import import_module
 from math import ceil
 from typing import Any
 
-from dovetail.engines.transformers.child.batch_sampler import BatchSampler, key_graphs_by_steps, required_steps
-from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError, describe_error
-from dovetail.engines.transformers.child.sampling import SamplingParams, SamplingDefaults
+from dovetail.engines.transformers.child.batch_sampler import (
+    BatchSampler,
+    key_graphs_by_steps,
+    required_steps,
+)
+from dovetail.engines.transformers.child.loader import (
+    LoadedModel,
+    TransformersLoadError,
+    describe_error,
+)
+from dovetail.engines.transformers.child.sampling import SamplingDefaults, SamplingParams
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling
 
@@ -19,12 +27,16 @@ DEFAULT_SAMPLING = Sampling()  # what a request asks that asks for nothing
 NO_EOS_ID = -1  # stands for "no id ends it"
 
 
-def create_batch_manager(loaded: LoadedModel, options: TransformersOptions, context_length: int) -> tuple[Any, int]:
+def create_batch_manager(
+    loaded: LoadedModel, options: TransformersOptions, context_length: int
+) -> tuple[Any, int]:
     """The library's manager with its cache allocated, and the tokens that this has room for."""
     generation = import_module("transformers").GenerationConfig(
         do_sample=False, eos_token_id=NO_EOS_ID
     )
-    drawing = BatchSampler(options.max_batch, loaded.vocab_size, loaded.tokenizer_vocab_size, loaded.model.device)
+    drawing = BatchSampler(
+        options.max_batch, loaded.vocab_size, loaded.tokenizer_vocab_size, loaded.model.device
+    )
     page = options.page_size or _page_tokens(loaded)
     try:
         manager = loaded.model.init_continuous_batching(
@@ -87,12 +99,18 @@ def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
         tables = import_module("dovetail.engines.transformers.child.tables")
         tables.gather_tables(processor)
     if runner.use_cuda_graph_decode:
-        draws = SamplingParams(temperature=0.0), SamplingParams(), SamplingDefaults(loaded.defaults, loaded.vocab_size).resolve(DEFAULT_SAMPLING)
+        draws = (
+            SamplingParams(temperature=0.0),
+            SamplingParams(),
+            SamplingDefaults(loaded.defaults, loaded.vocab_size).resolve(DEFAULT_SAMPLING),
+        )
         with import_module("torch").no_grad():
             runner.run_one_warmup(manager.model, cache.max_batch_tokens, 0)
             for kind in {required_steps([draw]): draw for draw in draws}.values():
                 sampler.warmup_params = kind
-                for requests in _graph_batch_sizes(manager.continuous_batching_config.max_requests_per_batch):
+                for requests in _graph_batch_sizes(
+                    manager.continuous_batching_config.max_requests_per_batch
+                ):
                     runner.run_one_warmup(manager.model, requests, None)
     if hasattr(cache, "reset"):
         cache.reset()  # what the warm-up took of it
@@ -101,15 +119,22 @@ def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
 
 def _graph_batch_sizes(max_requests: int) -> list[int]:
     """Of the batches that graphs are recorded for: powers of two, and the largest."""
-    return [*(1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests), max_requests]
+    return [
+        *(1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests),
+        max_requests,
+    ]
 
 
-def _batching_config(loaded: LoadedModel, options: TransformersOptions, context_length: int, page: int) -> Any:
+def _batching_config(
+    loaded: LoadedModel, options: TransformersOptions, context_length: int, page: int
+) -> Any:
     module = import_module("transformers.generation.configuration_utils")
     form = module.ContinuousBatchingConfig
     known = {field.name for field in fields(form)}
     on_cpu = loaded.device == "cpu"
-    tokens = options.cache_tokens or (_cpu_cache_tokens(loaded, context_length, page) if on_cpu else None)
+    tokens = options.cache_tokens or (
+        _cpu_cache_tokens(loaded, context_length, page) if on_cpu else None
+    )
     wanted = {
         "page_size" if "page_size" in known else "block_size": page,
         "num_blocks": ceil(tokens / page) if tokens is not None else None,
@@ -135,4 +160,9 @@ def _batch_tokens(loaded: LoadedModel) -> int | None:
 def _cpu_cache_tokens(loaded: LoadedModel, context_length: int, page: int) -> int:
     """Room for two whole windows, as far as memory allows."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(min(2 * context_length, int(CPU_CACHE_MEMORY_FRACTION * memory / loaded.kv_bytes_per_token)), 4 * page)
+    return max(
+        min(
+            2 * context_length, int(CPU_CACHE_MEMORY_FRACTION * memory / loaded.kv_bytes_per_token)
+        ),
+        4 * page,
+    )

@@ -17,10 +17,23 @@ from typing import Any
 
 from dovetail.engines.transformers.child.probabilities import LogprobRecorder, next_power_of_two
 from dovetail.engines.transformers.child.sampling import PARAMS_KEY, SamplingParams
-from dovetail.engines.transformers.child.sampling_params import TokenCounts, generated_length, generated_ids
+from dovetail.engines.transformers.child.sampling_params import (
+    TokenCounts,
+    generated_ids,
+    generated_length,
+)
 
 #: What a step has to do. How many logprobs it tells, rounded up, stands above these bits.
-NOISE, MIN_P, PARTIAL_SORT, FULL_SORT, MASK, PENALTY, LOGPROBS, TOP_LOGPROBS = 1, 2, 4, 8, 16, 32, 64, 128
+NOISE, MIN_P, PARTIAL_SORT, FULL_SORT, MASK, PENALTY, LOGPROBS, TOP_LOGPROBS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+)
 LOGPROB_ROWS_UNIT = 256
 #: Up to this top_k no row has to be sorted as a whole.
 MAX_PARTIAL_TOP_K = 128
@@ -44,7 +57,10 @@ class BatchSampler:
     def __init__(self, rows: int, vocabulary: int, tokenizer_vocab_size: int, device: Any) -> None:
         self._torch = torch = import_module("torch")
         self._numpy = numpy = import_module("numpy")
-        self._vocabulary, self._tokenizer_vocab_size = vocabulary, min(tokenizer_vocab_size, vocabulary)
+        self._vocabulary, self._tokenizer_vocab_size = (
+            vocabulary,
+            min(tokenizer_vocab_size, vocabulary),
+        )
         self._device = torch.device(device)
         self.steps = NOISE
         self.warmup_params = SamplingParams()  # of requests that the library makes up to warm up
@@ -79,7 +95,9 @@ class BatchSampler:
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: Any) -> Any:
         """What a step needs, made ready on the device. Runs before the step, on the host."""
         states = [request.state for request in requests_in_batch if request.has_new_token]
-        draws = [state.logit_processor_kwargs.get(PARAMS_KEY, self.warmup_params) for state in states]
+        draws = [
+            state.logit_processor_kwargs.get(PARAMS_KEY, self.warmup_params) for state in states
+        ]
         if draws != self._params:
             self._load_params(draws)
         count = len(states)
@@ -101,7 +119,9 @@ class BatchSampler:
         if self._tokenizer_vocab_size < scores.shape[1]:
             scores[:, self._tokenizer_vocab_size :].fill_(-inf)
         if self.steps & PENALTY:
-            scores = self._counts.apply_penalties(scores, integers[PENALTY_SLOT, :, 0], reals[PRESENCE:TOP_K])
+            scores = self._counts.apply_penalties(
+                scores, integers[PENALTY_SLOT, :, 0], reals[PRESENCE:TOP_K]
+            )
         if self.steps & MASK:
             scores = self._apply_masks(scores)
         if self.steps & MIN_P:
@@ -208,13 +228,19 @@ def required_steps(params: list[SamplingParams]) -> int:
         needs |= NOISE if draw.temperature > 0 else 0
         needs |= MIN_P if draw.min_p > 0 else 0
         needs |= PARTIAL_SORT if draw.top_k else 0
-        needs |= FULL_SORT if draw.top_k > MAX_PARTIAL_TOP_K or (draw.top_p < 1 and not draw.top_k) else 0
+        needs |= (
+            FULL_SORT
+            if draw.top_k > MAX_PARTIAL_TOP_K or (draw.top_p < 1 and not draw.top_k)
+            else 0
+        )
         needs |= MASK if draw.guide is not None else 0
         needs |= PENALTY if draw.has_penalties else 0
         needs |= LOGPROBS if draw.logprobs is not None else 0
         needs |= TOP_LOGPROBS if draw.logprobs else 0
     asking = sum(draw.logprobs is not None for draw in params)
-    return (needs & ~PARTIAL_SORT if needs & FULL_SORT else needs) + LOGPROB_ROWS_UNIT * next_power_of_two(asking)
+    return (
+        needs & ~PARTIAL_SORT if needs & FULL_SORT else needs
+    ) + LOGPROB_ROWS_UNIT * next_power_of_two(asking)
 
 
 def key_graphs_by_steps(inputs_and_outputs: Any, sampler: BatchSampler) -> None:

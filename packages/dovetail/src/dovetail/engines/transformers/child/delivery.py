@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail.engines.engine import TokenSink, TokenDelta
+from dovetail.engines.engine import TokenDelta, TokenSink
 from dovetail.engines.sampling import TOKEN_ID_PREFIX
 from dovetail_model import TokenLogprob
 
@@ -104,7 +104,9 @@ class OutputDelivery:
         noted = logprobs[: len(ids)]
         del logprobs[: len(ids)]
         return tuple(
-            TokenLogprob(_token_name(id), logprob, tuple((_token_name(one), value) for one, value in best))
+            TokenLogprob(
+                _token_name(id), logprob, tuple((_token_name(one), value) for one, value in best)
+            )
             for id, (logprob, best) in zip(ids, noted, strict=True)
         )
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.engine import EngineCapabilities, EngineRequest, EngineHealth, TokenSink
+from dovetail.engines.engine import EngineCapabilities, EngineHealth, EngineRequest, TokenSink
 from dovetail.engines.packing import max_token_id
 from dovetail.engines.sampling import check_top_logprobs
 from dovetail.engines.transformers.child.batch_manager import NO_EOS_ID, create_batch_manager
@@ -38,7 +38,9 @@ def create_batching_engine(
     """The engine of a model, not yet started, and the tokens that its cache has room for."""
     manager, capacity = create_batch_manager(loaded, options, context_length)
     if capacity <= 0:
-        raise TransformersLoadError("the cache has no room for a prompt beside a page to spare (cache_tokens)")
+        raise TransformersLoadError(
+            "the cache has no room for a prompt beside a page to spare (cache_tokens)"
+        )
     constraints = GrammarCompiler(folder, loaded.vocab_size, loaded.eos_ids)
     sampler = SamplingDefaults(loaded.defaults, loaded.vocab_size)
     return BatchingEngine(manager, sampler, min(context_length, capacity), constraints), capacity
@@ -50,7 +52,11 @@ class BatchingEngine:
     name = "transformers"
 
     def __init__(
-        self, manager: Any, sampling_defaults: SamplingDefaults, context_length: int, grammars: GrammarCompiler
+        self,
+        manager: Any,
+        sampling_defaults: SamplingDefaults,
+        context_length: int,
+        grammars: GrammarCompiler,
     ) -> None:
         self._manager = manager
         self._sampling_defaults = sampling_defaults
@@ -68,7 +74,9 @@ class BatchingEngine:
         )
 
     async def start(self) -> None:
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)  # two threads take turns here, the loop's and the server's
+        sys.setswitchinterval(
+            SWITCH_INTERVAL_SECONDS
+        )  # two threads take turns here, the loop's and the server's
         self._manager.start()
 
     async def stop(self) -> None:
@@ -91,8 +99,12 @@ class BatchingEngine:
         name = self._prefix_cache.create_request_id(request.cache_salt)
         ends = guide.eos_ids if guide is not None else sorted(request.stop_ids)
         probable = draw.recorded_logprobs if draw.logprobs is not None else None
-        delivery = OutputDelivery(sink, ends, partial(self._prefix_cache.cached_tokens, name), probable)
-        self._submit(name, request, {"eos_token_id": ends or NO_EOS_ID, PARAMS_KEY: draw}, delivery.deliver)
+        delivery = OutputDelivery(
+            sink, ends, partial(self._prefix_cache.cached_tokens, name), probable
+        )
+        self._submit(
+            name, request, {"eos_token_id": ends or NO_EOS_ID, PARAMS_KEY: draw}, delivery.deliver
+        )
         try:
             reason = await delivery.wait()
             if reason is not None:
@@ -140,7 +152,9 @@ class BatchingEngine:
     def _cancel(self, name: str) -> None:
         self._manager.cancel_request(name)
         # A cancellation that overtakes its request in the library's two queues has no effect.
-        asyncio.get_running_loop().call_later(CANCEL_RETRY_SECONDS, self._manager.cancel_request, name)
+        asyncio.get_running_loop().call_later(
+            CANCEL_RETRY_SECONDS, self._manager.cancel_request, name
+        )
         self._forget(name)
 
     def _forget(self, name: str) -> None:

@@ -15,7 +15,11 @@ from dovetail_model import InvalidRequest, Unsupported
 #: The notations that llguidance reads, the best first.
 GRAMMAR_SYNTAXES: tuple[ConstraintSyntax, ...] = ("lark", "json_schema")
 #: As our own guides write it: white space is no place for a model to loop.
-JSON_GRAMMAR_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+JSON_GRAMMAR_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
 MAX_CACHED_GRAMMARS = 64  # compiled grammars
 MASK_WORD_BITS = 32  # bits
 
@@ -23,7 +27,14 @@ MASK_WORD_BITS = 32  # bits
 class GrammarGuide:
     """One request's grammar, and where its output stands in it. `ends` are the ids that end it."""
 
-    __slots__ = ("_eos_bits", "_matcher", "_is_finished", "_consumed", "_disallowed_eos_bits", "eos_ids")
+    __slots__ = (
+        "_eos_bits",
+        "_matcher",
+        "_is_finished",
+        "_consumed",
+        "_disallowed_eos_bits",
+        "eos_ids",
+    )
 
     def __init__(self, matcher: Any, eos_ids: list[int], disallowed_eos_ids: list[int]) -> None:
         self.eos_ids = eos_ids
@@ -118,7 +129,9 @@ class GrammarCompiler:
             if constraint.syntax == "lark":
                 grammar = form.grammar_from_lark(constraint.text)
             else:
-                grammar = form.grammar_from_json_schema(constraint.text, overrides=JSON_GRAMMAR_OPTIONS)
+                grammar = form.grammar_from_json_schema(
+                    constraint.text, overrides=JSON_GRAMMAR_OPTIONS
+                )
             matcher = form(tokenizer, grammar, log_level=0)
         except ValueError as fault:
             raise InvalidRequest(f"the grammar cannot be used: {fault}") from fault
@@ -161,7 +174,12 @@ def _bit_positions(ids: Iterable[int]) -> list[tuple[int, int]]:
     places = []
     for id in ids:
         bit = 1 << id % MASK_WORD_BITS
-        places.append((id // MASK_WORD_BITS, bit if id % MASK_WORD_BITS < MASK_WORD_BITS - 1 else bit - (1 << MASK_WORD_BITS)))
+        places.append(
+            (
+                id // MASK_WORD_BITS,
+                bit if id % MASK_WORD_BITS < MASK_WORD_BITS - 1 else bit - (1 << MASK_WORD_BITS),
+            )
+        )
     return places
 
 

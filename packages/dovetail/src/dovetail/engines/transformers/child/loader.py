@@ -96,7 +96,9 @@ def _choose_device(torch: Any, wanted: str | None) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise TransformersLoadError(f"device_map is {wanted!r}, and torch {torch.__version__} sees no GPU")
+        raise TransformersLoadError(
+            f"device_map is {wanted!r}, and torch {torch.__version__} sees no GPU"
+        )
     return wanted
 
 
@@ -104,7 +106,9 @@ def _check_dtype(wanted: str | None) -> str | None:
     torch = import_module("torch")
     known = wanted in (None, "auto") or isinstance(getattr(torch, wanted, None), torch.dtype)
     if not known:
-        raise TransformersLoadError(f"dtype is {wanted!r}: auto, float32, bfloat16 or float16 is wanted")
+        raise TransformersLoadError(
+            f"dtype is {wanted!r}: auto, float32, bfloat16 or float16 is wanted"
+        )
     return wanted
 
 

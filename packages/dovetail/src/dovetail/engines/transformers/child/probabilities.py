@@ -68,7 +68,9 @@ class LogprobRecorder:
         ids = told[:, IDS_COLUMN : IDS_COLUMN + best].tolist()
         for row, draw in enumerate(self._requesting):
             beside = zip(ids[row], map(_clamp_finite, values[row]), strict=True)
-            draw.recorded_logprobs.append((_clamp_finite(drawn[row]), list(beside)[: draw.logprobs]))
+            draw.recorded_logprobs.append(
+                (_clamp_finite(drawn[row]), list(beside)[: draw.logprobs])
+            )
 
 
 def next_power_of_two(count: int) -> int:

@@ -15,7 +15,11 @@ from dovetail.engines.completion_server.model import read_completion_model
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers.child.engine import BatchingEngine, create_batching_engine
-from dovetail.engines.transformers.child.loader import TransformersLoadError, load_model, library_versions
+from dovetail.engines.transformers.child.loader import (
+    TransformersLoadError,
+    library_versions,
+    load_model,
+)
 from dovetail.engines.transformers.options import TransformersChildConfig
 from dovetail.net.listener import ListenAddress, open_listener, serve_app
 from dovetail.net.settling import freeze_gc
