@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.server.kept import open_ledger
 from dovetail.settings.config import Config
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 
 PACKAGES = Path(__file__).parents[2]
 

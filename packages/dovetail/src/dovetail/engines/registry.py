@@ -16,7 +16,7 @@ import msgspec
 from dovetail.engines.discovery import RemoteModel
 from dovetail.engines.engine import TokenEngine, UpstreamEngine
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 from dovetail_tokenizers import Tokenizer
 
 ENGINES: Mapping[str, str] = {

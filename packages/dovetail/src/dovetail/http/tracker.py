@@ -12,8 +12,8 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import release_memory
 from dovetail.http.pipeline_tracker import OutputTimeline
 from dovetail.http.standing import (
-    new_tool_result_ids,
     client_traceparent,
+    new_tool_result_ids,
     truncate_name,
     truncate_optional_name,
 )

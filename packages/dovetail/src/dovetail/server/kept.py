@@ -13,7 +13,7 @@ from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.settings.config import Config
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 
 LEDGER_FILE = "turns.sqlite"  # in the data folder
 RESPONSES_FILE = "responses.sqlite"

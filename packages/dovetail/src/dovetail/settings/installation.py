@@ -13,3 +13,8 @@ def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
     if shared := named.get("XDG_DATA_HOME"):
         return Path(shared).expanduser() / "dovetail"
     return Path.home() / ".local" / "share" / "dovetail"
+
+
+def install_command(extra: str) -> str:
+    """A command for any shell. Who reads it has Dovetail: pip adds to the one that is there."""
+    return f"pip install 'dovetail[{extra}]'"

@@ -15,7 +15,7 @@ from dovetail.engines.llamacpp.capacity import default_thread_count
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.process import EngineProcess, ProcessSpec
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 from dovetail_model import EngineUnavailable
 
 CHILD_SCRIPT = Path(__file__).with_name("child.py")

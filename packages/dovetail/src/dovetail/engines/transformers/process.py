@@ -17,7 +17,7 @@ from dovetail.engines.engine import ConstraintSyntax
 from dovetail.engines.process import EngineProcess, ProcessSpec
 from dovetail.engines.transformers.options import TransformersChildConfig, TransformersOptions
 from dovetail.net.http_client import Endpoint
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 from dovetail_model import EngineUnavailable
 
 CHILD_SCRIPT = Path(__file__).parent / "child" / "__main__.py"

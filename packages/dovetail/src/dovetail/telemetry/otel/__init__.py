@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from dovetail.settings.extras import install_command
+from dovetail.settings.installation import install_command
 from dovetail.telemetry.record import RequestRecorder
 
 _TRACES_PATH = "/v1/traces"
