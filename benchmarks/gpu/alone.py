@@ -22,7 +22,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.engine import BatchingEngine, create_batching_engine
 from dovetail.engines.transformers.child.loader import load_model
 from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.net.settling import freeze_gc
+from dovetail.net.listener import freeze_gc
 from dovetail_model import Sampling
 
 

@@ -26,7 +26,7 @@ from dovetail.engines.transformers import TransformersEngine, TransformersOption
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
 from dovetail.models.loader import Model, load_model
-from dovetail.net.settling import freeze_gc
+from dovetail.net.listener import freeze_gc
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool

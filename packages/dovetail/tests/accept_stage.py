@@ -20,7 +20,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import load_model
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool

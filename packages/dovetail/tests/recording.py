@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.net.incoming import ResponseParser, SseDataReader
+from dovetail.net.client_connection import ResponseParser, SseDataReader
 
 
 @dataclass

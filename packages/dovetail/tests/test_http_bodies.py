@@ -18,8 +18,7 @@ from dovetail.http.errors import RequestTimeout
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import release_memory
 from dovetail.http.options import HttpOptions
-from dovetail.net.asgi import Message
-from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.exchange import ClientDisconnected, Message
 from dovetail_model import DovetailError, RequestTooLarge
 
 Compress = Callable[[bytes], bytes]

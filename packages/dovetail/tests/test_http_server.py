@@ -5,7 +5,7 @@ from http_stage import head, read_reply, run, service, serving
 
 from dovetail.http.app import App
 from dovetail.net import http_protocol as connection
-from dovetail.net.asgi import Message
+from dovetail.net.exchange import Message
 
 
 def test_headers_are_bounded() -> None:

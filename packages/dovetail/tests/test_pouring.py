@@ -7,8 +7,8 @@ import pytest
 from wire_stage import CHUNKED, FAULTS, POST, SHORT, Answer, chunk, read_request, saying, server
 
 from dovetail.net import client_connection as line
+from dovetail.net.client_connection import SseDataReader
 from dovetail.net.http_client import ClientRequest, send_request
-from dovetail.net.incoming import SseDataReader
 from dovetail_model import DovetailError, EngineTimeout
 
 

@@ -13,7 +13,7 @@ from sglang_stage import Json, ask, event, frames, meta
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.sglang.frames import SglangFrameReader
-from dovetail.net.incoming import SseDataReader
+from dovetail.net.client_connection import SseDataReader
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

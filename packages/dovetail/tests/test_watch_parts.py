@@ -15,7 +15,7 @@ from rich.console import Console
 from served import qwen_folder
 from watch_stage import endpoint, listening, plain_server
 
-from dovetail.net.asgi import Message
+from dovetail.net.exchange import Message
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import fix as fix_module
 from dovetail.watch import sessions as sessions_module

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from dovetail.http.app import App
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server
 from dovetail.settings.config import Config

@@ -15,7 +15,7 @@ from dovetail.cli.errors import fail
 from dovetail.http.app import App
 from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
-from dovetail.net.settling import freeze_gc
+from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.server.build import DEFAULT_MODEL, build_service

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dovetail.engines.engine import TokenDelta, TokenSink
-from dovetail.net.incoming import SseDataReader
+from dovetail.net.client_connection import SseDataReader
 
 #: Makes a delta of the data of events that came together; None while there is nothing to tell.
 DecodeDelta = Callable[[list[bytes]], TokenDelta | None]

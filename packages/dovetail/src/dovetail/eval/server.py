@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from dovetail.eval.target import EvalError, EvalTarget
 from dovetail.http.app import App
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
 from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server, run_server, wait_until_started

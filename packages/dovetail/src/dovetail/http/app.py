@@ -25,8 +25,7 @@ from dovetail.http.stores import StoreCollector
 from dovetail.http.tokens import TokensEndpoints
 from dovetail.http.tracker import RequestTracker
 from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint
-from dovetail.net.asgi import Receive, Scope, Send
-from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.exchange import ClientDisconnected, Receive, Scope, Send
 from dovetail.net.trace_context import SpanFactory, trace_scope
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.telemetry.log_throttle import LogThrottle

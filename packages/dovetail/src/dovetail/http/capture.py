@@ -1,8 +1,7 @@
 """What is sent to a client, kept for a trace with payloads: for debugging, and slower."""
 
 from dovetail.http.exchange import ApiExchange
-from dovetail.net.asgi import Message
-from dovetail.net.direct import DIRECT_WRITER_EXTENSION
+from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, Message
 
 MAX_PAYLOAD_BYTES = 1 << 20  # bytes of a request's body, and of an answer, that are kept
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from dovetail.access.auth import ANONYMOUS
 from dovetail.http.ids import new_id
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache
 
 Headers = Iterable[tuple[str, str]]

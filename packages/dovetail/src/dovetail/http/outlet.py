@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from dovetail.http.exchange import ApiExchange
-from dovetail.net.direct import DIRECT_WRITER_EXTENSION, DirectWriter
+from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, DirectWriter
 
 
 class ResponseBodyWriter:

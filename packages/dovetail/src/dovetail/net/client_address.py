@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from dovetail.net.asgi import Scope
+from dovetail.net.exchange import Scope
 
 _Address = IPv4Address | IPv6Address
 _FORWARDED = b"x-forwarded-for"

@@ -4,8 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from dovetail.net.asgi import Receive
-from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.exchange import ClientDisconnected, Receive
 
 
 class DisconnectGuard:

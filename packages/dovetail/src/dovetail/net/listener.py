@@ -1,5 +1,6 @@
 """Where a server listens, and the loop that it runs in."""
 
+import gc
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.net.direct import DirectHttpProtocol
+from dovetail.net.exchange import DirectHttpProtocol
 
 BACKLOG = 4_096
 
@@ -50,3 +51,15 @@ def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
         lifespan="off",
         timeout_keep_alive=600,
     )
+
+
+GC_THRESHOLD_OBJECTS = (
+    10_000  # objects before the collector looks: most of a stream's are gone by then anyway
+)
+
+
+def freeze_gc() -> None:
+    """What was loaded by now stays: the collector looks at it no more."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD_OBJECTS)

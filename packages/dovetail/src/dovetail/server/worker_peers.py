@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.net.asgi import Message
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.exchange import ClientDisconnected, Message
 from dovetail_model import InternalError
 
 PEER_TIMEOUT_SECONDS = 2.0  # seconds for a question to come, and for an answer to begin

@@ -12,7 +12,7 @@ from time import monotonic, time
 
 from dovetail.http.app import App
 from dovetail.http.body import decode_content
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import (
     CapturedExchange,

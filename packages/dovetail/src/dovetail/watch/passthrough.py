@@ -6,7 +6,7 @@ Status, headers and body are the server's own; how they are framed is up to our 
 from collections.abc import Mapping
 from contextlib import aclosing
 
-from dovetail.net.asgi import Message, Scope, Send
+from dovetail.net.exchange import Message, Scope, Send
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_request
 from dovetail_model import EngineError
 

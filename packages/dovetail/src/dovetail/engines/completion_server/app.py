@@ -25,7 +25,6 @@ from dovetail.engines.completion_server.response import (
     merge_choices,
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.net.direct import get_byte_sink
 from dovetail.net.exchange import (
     EVENT_STREAM_CONTENT_TYPE,
     ClientDisconnected,
@@ -33,6 +32,7 @@ from dovetail.net.exchange import (
     Message,
     Receive,
     Send,
+    get_byte_sink,
 )
 from dovetail_model import (
     ClientError,

@@ -9,7 +9,7 @@ from dovetail.engines.completion_server.response import (
     StreamEncoder,
 )
 from dovetail.engines.engine import TokenDelta, TokenSink
-from dovetail.net.direct import ByteSink
+from dovetail.net.exchange import ByteSink
 
 
 class BatchTokenSink(TokenSink, Protocol):

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from dovetail.http.responses.conversation import ResponseSaver
-from dovetail.net.asgi import Message
+from dovetail.net.exchange import Message
 from dovetail.responses.response import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder

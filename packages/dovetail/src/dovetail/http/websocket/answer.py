@@ -14,8 +14,7 @@ from dovetail.http.websocket.wire import (
     is_event_stream,
     split_messages,
 )
-from dovetail.net.asgi import Message, Scope, Send
-from dovetail.net.direct import DIRECT_WRITER_EXTENSION
+from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, Message, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache
 
 #: Headers that belong to the one request that opened the socket.

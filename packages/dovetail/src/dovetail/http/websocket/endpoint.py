@@ -5,7 +5,7 @@ from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.websocket.answer import WebSocketContext
 from dovetail.http.websocket.session import ExchangeHandler, WebSocketSession
-from dovetail.net.asgi import Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import Forbidden

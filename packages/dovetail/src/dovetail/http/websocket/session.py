@@ -11,7 +11,7 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import request_memory
 from dovetail.http.websocket.answer import CLOSED_ERRORS, WebSocketContext, create_exchange
 from dovetail.http.websocket.messages import WebSocketRequest, decode_message
-from dovetail.net.asgi import Receive
+from dovetail.net.exchange import Receive
 from dovetail_model import RateLimited
 
 IDLE_TIMEOUT_SECONDS = 1800.0  # seconds without a message or an answer: people think between turns

@@ -21,8 +21,7 @@ from dovetail.engines.transformers.child.loader import (
     load_model,
 )
 from dovetail.engines.transformers.options import TransformersChildConfig
-from dovetail.net.listener import ListenAddress, open_listener, serve_app
-from dovetail.net.settling import freeze_gc
+from dovetail.net.listener import ListenAddress, freeze_gc, open_listener, serve_app
 
 
 def prepare_server(config: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
