@@ -15,7 +15,7 @@ from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail.server.kept import open_response_store
 from dovetail.settings.config import Config
-from dovetail.storage.fault import StoreError
+from dovetail.storage.faults import StoreError
 
 
 class Late(MemoryResponseBackend):

@@ -22,7 +22,7 @@ from dovetail.responses.redis import RedisResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
-from dovetail.storage.fault import StoreError
+from dovetail.storage.faults import StoreError
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 AGE = 1000.0

@@ -21,7 +21,7 @@ from dovetail.http.responses.following import ResponsePeers, read_chunks
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
-from dovetail.storage.fault import StoreError
+from dovetail.storage.faults import StoreError
 
 TENANTS = ApiKeys(
     [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]

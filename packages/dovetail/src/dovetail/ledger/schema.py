@@ -3,8 +3,8 @@
 import sqlite3
 from pathlib import Path
 
-from dovetail.storage.sqlite_file import DatabaseSchema
-from dovetail.storage.sqlite_file import open_database as connect_file
+from dovetail.storage.sqlite import DatabaseSchema
+from dovetail.storage.sqlite import open_database as connect_file
 
 SCHEMA_VERSION = 2
 

@@ -21,8 +21,7 @@ from dovetail.ledger.store import (
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
-from dovetail.storage.sqlite import SqliteThread
-from dovetail.storage.sqlite_bounds import TableBounds
+from dovetail.storage.sqlite import SqliteThread, TableBounds
 
 DEFAULT_SQLITE_BYTES = 2 << 30
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.ledger.entry import LedgerEntry
-from dovetail.storage.fault import StoreError as StoreError
+from dovetail.storage.faults import StoreError as StoreError
 from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0

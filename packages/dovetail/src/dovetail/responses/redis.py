@@ -15,8 +15,7 @@ from dovetail.responses.backend import (
     encode_response,
 )
 from dovetail.responses.response import StoredResponse
-from dovetail.storage.fault import StoreError
-from dovetail.storage.faults import StoreFaults
+from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
 _SCAN_COUNT = 1000  # keys looked at in one step when counting

@@ -15,9 +15,7 @@ from dovetail.responses.backend import (
 )
 from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreFaults
-from dovetail.storage.sqlite import SqliteThread
-from dovetail.storage.sqlite_bounds import TableBounds
-from dovetail.storage.sqlite_file import DatabaseSchema, open_database
+from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
 
 _ROW_OVERHEAD_BYTES = 200  # the row's other columns and its places in the indexes
 

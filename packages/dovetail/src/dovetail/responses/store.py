@@ -18,8 +18,7 @@ from dovetail.responses.connection_cache import ConnectionCache
 from dovetail.responses.response import StoredResponse, response_size
 from dovetail.responses.shelf import ResponseCache
 from dovetail.storage.bounded_map import BoundedMap
-from dovetail.storage.fault import StoreError
-from dovetail.storage.faults import StoreFaults
+from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 

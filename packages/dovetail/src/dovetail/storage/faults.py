@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from dovetail_model import InternalError
+
 LOG_INTERVAL_SECONDS = 60.0  # seconds in which a store that fails is told of once
 
 _log = logging.getLogger(__name__)
@@ -68,3 +70,7 @@ class StoreFaults:
 
     def _warn(self, event: str, **fields: str | int) -> None:
         _log.warning(event, extra={"fields": {"store": self.name, **fields}})
+
+
+class StoreError(InternalError):
+    """The store cannot be opened or read. The message names it."""

@@ -5,16 +5,19 @@ one transaction.
 """
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from dovetail.storage.fault import StoreError
-from dovetail.storage.faults import StoreFaults
+from dovetail.storage.faults import StoreError, StoreFaults
 
 _MAX_BATCH_JOBS = 512  # jobs in one transaction: bounds how long other processes wait
 
@@ -147,3 +150,178 @@ class _Job(Generic[_T]):
             self.future.set_exception(self._error)
         else:
             self.future.set_result(self._result[0])
+
+
+BUSY_TIMEOUT_SECONDS = 5.0  # seconds to wait for another process that writes
+
+_PAGE_BYTES = 8192  # a turn has 2 to 3 KB: on pages of 4 KB a third of the file would be empty
+_MAX_WAL_BYTES = 16 << 20  # bytes of log kept after a checkpoint
+
+
+@dataclass(frozen=True)
+class DatabaseSchema:
+    """What a file of one kind looks like.
+
+    `application` tells our files from other programs', and one kind from another. `upgrades` has,
+    for an older version, the statements that make the next one of it.
+    """
+
+    name: str
+    application_id: int
+    version: int
+    tables: str
+    migrations: Mapping[int, str] = field(default_factory=dict)
+
+
+def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
+    """The file, made if it is missing. StoreError names a file that is not ours or is damaged."""
+    connection: sqlite3.Connection | None = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # It holds what people said: for its owner alone, like the files SQLite puts beside it.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        _prepare(connection, path, schema)
+    except (sqlite3.Error, OSError, StoreError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(
+            f"cannot open the {schema.name} {path}: {error}; if it is damaged or another program's, "
+            "move it away or choose another data folder"
+        ) from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> None:
+    # In one transaction, or the tables could be another process's, made between two looks.
+    connection.execute("BEGIN")
+    _check_owner(connection, path, schema)
+    connection.execute("COMMIT")
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # heeded by a new file only
+    _enable_wal(connection)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_BYTES}")
+    connection.execute("BEGIN IMMEDIATE")
+    # Looked at again under the lock: another process may have made the tables just now.
+    version = _check_owner(connection, path, schema)
+    if version == 0:
+        _run_script(connection, schema.tables)
+        connection.execute(f"PRAGMA application_id = {schema.application_id}")
+    else:
+        for older in range(version, schema.version):
+            _run_script(connection, schema.migrations[older])
+    connection.execute(f"PRAGMA user_version = {schema.version}")
+    connection.execute("COMMIT")
+
+
+def _check_owner(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> int:
+    """The file's version, 0 for one that is empty. StoreError if it is not ours to use."""
+    version = _query_int(connection, "PRAGMA user_version")
+    application = _query_int(connection, "PRAGMA application_id")
+    tables = _query_int(connection, "SELECT count(*) FROM sqlite_master")
+    if application == 0 and version == 0 and tables == 0:
+        return 0
+    if application != schema.application_id:
+        raise StoreError(f"{path} is another program's database, not a {schema.name}")
+    if version != schema.version and version not in schema.migrations:
+        raise StoreError(
+            f"the {schema.name} {path} has version {version}, "
+            f"and this Dovetail knows version {schema.version}"
+        )
+    return version
+
+
+def _enable_wal(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. SQLite does not wait where several switch at once."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _run_script(connection: sqlite3.Connection, script: str) -> None:
+    """The statements one by one: `executescript` would commit what was begun."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            connection.execute(pending.strip())
+            pending = ""
+
+
+def _query_int(connection: sqlite3.Connection, query: str) -> int:
+    (number,) = connection.execute(query).fetchone()
+    return int(number)
+
+
+_EVICT_BYTES = 4 << 20  # bytes freed at once: not on every put, and never a long pause
+_MAX_EXPIRED_ROWS = (
+    1000  # rows past their age dropped in one transaction; they are not seen in any case
+)
+
+
+class TableBounds:
+    """Those of a table whose rows have `seq`, `used` and `size`, beside a table of `totals`."""
+
+    __slots__ = ("_clock", "_connection", "_max_age", "_table", "max_bytes")
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        table: str,
+        *,
+        max_bytes: int,
+        max_age: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self.max_bytes = max_bytes
+        self._max_age = max_age
+        self._clock = clock
+
+    def now(self) -> float:
+        return self._clock()
+
+    def min_used(self) -> float:
+        """What was last used before then is not there any more."""
+        return self._clock() - self._max_age
+
+    def totals(self) -> tuple[int, int]:
+        """Rows and bytes. Rows past their age count until the next write."""
+        query = f"SELECT {self._table}, bytes FROM totals"
+        rows, held = self._connection.execute(query).fetchone()
+        return rows, held
+
+    def delete_expired(self) -> None:
+        """Drop what is too old. Each row is dropped once."""
+        self._connection.execute(
+            f"DELETE FROM {self._table} WHERE seq IN "
+            f"(SELECT seq FROM {self._table} WHERE used < ? ORDER BY used LIMIT ?)",
+            (self.min_used(), _MAX_EXPIRED_ROWS),
+        )
+
+    def evict(self) -> None:
+        """Drop the least recently used while there is too much."""
+        _, held = self.totals()
+        if held <= self.max_bytes:
+            return
+        target = self.max_bytes - min(self.max_bytes // 16, _EVICT_BYTES)
+        doomed: list[tuple[int]] = []
+        query = f"SELECT seq, size FROM {self._table} ORDER BY used, seq"
+        for seq, size in self._connection.execute(query):
+            if held <= target:
+                break
+            held -= size
+            doomed.append((seq,))
+        self._connection.executemany(f"DELETE FROM {self._table} WHERE seq = ?", doomed)
