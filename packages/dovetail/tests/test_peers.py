@@ -20,7 +20,7 @@ from dovetail.settings.sources import load_config
 from dovetail.telemetry import log_throttle as quiet
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.record import RequestContents, RequestRecord
-from dovetail.telemetry.trace.line import encode_trace_line
+from dovetail.telemetry.trace.writer import encode_trace_line
 
 PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
 ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}

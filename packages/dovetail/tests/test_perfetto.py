@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app
 from dovetail.telemetry.record import ReasoningSpan, ToolCallRecord
-from dovetail.telemetry.trace.line import TraceLine
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace
-from dovetail.telemetry.trace.summary import summarize_sessions
+from dovetail.telemetry.trace.sessions import summarize_sessions
+from dovetail.telemetry.trace.writer import TraceLine
 from dovetail_model import Usage
 
 Json = dict[str, Any]

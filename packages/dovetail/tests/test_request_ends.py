@@ -21,7 +21,7 @@ from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.telemetry.record import RequestContents, RequestRecord
-from dovetail.telemetry.trace.line import PREFIX_BLOCK_TOKENS, encode_trace_line
+from dovetail.telemetry.trace.writer import PREFIX_BLOCK_TOKENS, encode_trace_line
 from dovetail_model import EngineUnavailable
 
 THOUGHT = "<think>\nA zither, perhaps.\n</think>\n\n"

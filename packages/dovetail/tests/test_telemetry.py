@@ -180,9 +180,7 @@ def test_an_address_that_is_none_is_told(given: str) -> None:
 
 
 def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [
-        m for m in sys.modules if m.startswith("dovetail.telemetry.otel.telemetry_init.")
-    ]:
+    for module in [m for m in sys.modules if m.startswith("dovetail.telemetry.otel.")]:
         if module.endswith(("recorder", "decided")):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)

@@ -24,10 +24,8 @@ from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.recorders import open_recorders
-from dovetail.telemetry.trace.line import hash_prefix_blocks
 from dovetail.telemetry.trace.reader import TraceError, read_traces
-from dovetail.telemetry.trace.trace_writer import TraceWriter
-from dovetail.telemetry.trace.writer import TraceFile
+from dovetail.telemetry.trace.writer import TraceFile, TraceWriter, hash_prefix_blocks
 
 LINE = b"x" * 99 + b"\n"
 

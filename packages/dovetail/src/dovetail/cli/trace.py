@@ -13,7 +13,7 @@ from rich.table import Table
 from dovetail.cli.errors import fail
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
-from dovetail.telemetry.trace.summary import SessionSummary, summarize_sessions
+from dovetail.telemetry.trace.sessions import SessionSummary, summarize_sessions
 
 app = typer.Typer(
     help="Look at the traces that `dovetail serve --trace-file` writes.",

@@ -6,8 +6,7 @@ from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.otel import open_telemetry
 from dovetail.telemetry.record import RequestRecorder
-from dovetail.telemetry.trace.trace_writer import TraceWriter
-from dovetail.telemetry.trace.writer import TraceFile
+from dovetail.telemetry.trace.writer import TraceFile, TraceWriter
 
 _log = logging.getLogger(__name__)
 

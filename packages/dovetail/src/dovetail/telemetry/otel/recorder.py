@@ -5,24 +5,92 @@ span itself is made at the end. It is sent by a thread of the SDK: nothing here 
 """
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
 from threading import Thread
 from uuid import uuid4
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
 
 from dovetail.net.trace_context import SpanRef, current_trace
 from dovetail.telemetry.otel.attributes import ChildSpan, child_spans, span_attributes, span_name
-from dovetail.telemetry.otel.decided import (
-    make_tracer_provider,
-    sampler_from_environment,
-    to_otel_context,
-)
 from dovetail.telemetry.record import RequestContents, RequestRecord
+
+
+class PresetIdGenerator(IdGenerator):
+    """Ids that were chosen before, for the next span; any for the others."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self._preset: SpanRef | None = None
+
+    def new_ids(self, trace: str | None) -> tuple[str, str]:
+        """The ids of a span to come: of its trace, where it has one, and its own."""
+        made = trace or f"{self._random.generate_trace_id():032x}"
+        return made, f"{self._random.generate_span_id():016x}"
+
+    def preset(self, ref: SpanRef) -> None:
+        """The span that is made next has these."""
+        self._preset = ref
+
+    def generate_trace_id(self) -> int:
+        """Asked for first, and only where there is no parent."""
+        if self._preset is None:
+            return self._random.generate_trace_id()
+        return int(self._preset.trace, 16)
+
+    def generate_span_id(self) -> int:
+        """Asked for once for every span."""
+        ref, self._preset = self._preset, None
+        return self._random.generate_span_id() if ref is None else int(ref.span, 16)
+
+
+def make_tracer_provider(resource: Mapping[str, str]) -> tuple[TracerProvider, PresetIdGenerator]:
+    """What makes spans, and what gives them their ids."""
+    ids = PresetIdGenerator()
+    provider = TracerProvider(
+        sampler=ALWAYS_ON,
+        resource=Resource.create(dict(resource)),
+        shutdown_on_exit=False,
+        id_generator=ids,
+    )
+    return provider, ids
+
+
+def sampler_from_environment() -> Sampler:
+    """As OTEL_TRACES_SAMPLER says; else all, but for what the client does not record itself."""
+    return TracerProvider(shutdown_on_exit=False).sampler
+
+
+def to_otel_context(ref: SpanRef | None, state: str = "") -> Context:
+    """A context in which the client's span is the current one."""
+    if ref is None:
+        return Context()
+    flags = TraceFlags(TraceFlags.SAMPLED if ref.sampled else TraceFlags.DEFAULT)
+    found = SpanContext(
+        int(ref.trace, 16),
+        int(ref.span, 16),
+        is_remote=True,
+        trace_flags=flags,
+        trace_state=TraceState.from_header([state] if state else []),
+    )
+    return set_span_in_context(NonRecordingSpan(found), Context())
+
 
 _FLUSH_TIMEOUT_SECONDS = 5.0  # seconds for what is still to be sent when the server stops
 _NANOSECONDS_PER_SECOND = 1_000_000_000

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.telemetry.record import ToolCallRecord
-from dovetail.telemetry.trace.line import TraceLine
 from dovetail.telemetry.trace.reader import ToolWait, Trace
 from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_parent_sessions
+from dovetail.telemetry.trace.writer import TraceLine
 
 Json = dict[str, Any]
 _ARG_FIELDS = (

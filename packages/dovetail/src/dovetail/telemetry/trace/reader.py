@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.telemetry.record import ToolCallRecord
-from dovetail.telemetry.trace.line import TraceLine
+from dovetail.telemetry.trace.writer import TraceLine
 
 
 class TraceError(ValueError):

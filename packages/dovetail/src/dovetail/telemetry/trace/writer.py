@@ -6,14 +6,25 @@ All of them can be read by their owner alone.
 
 import fcntl
 import gzip
+import logging
 import os
 import re
 import shutil
 import stat
 import time
+from array import array
+from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Literal
+
+import msgspec
+
+from dovetail.telemetry.record import RequestContents, RequestRecord
 
 _FILE_MODE = 0o600
 _TIMESTAMP_PATTERN = r"\d{8}T\d{6}\.\d{6}Z"
@@ -125,3 +136,135 @@ def _claim_path(path: Path) -> tuple[Path, int]:
         if number == _MAX_WRITERS:
             break
     raise OSError(f"{path}: {_MAX_WRITERS} processes write to this trace")
+
+
+TRACE_SCHEMA = "dovetail.request/1"
+PREFIX_BLOCK_TOKENS = 512  # tokens; a digest of fewer would say little and cost a line more
+_DIGEST_BYTES = 8  # bytes
+_DIGEST_PERSON = b"dovetail.prefix"
+
+
+class TracePayload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was asked and answered, as text, as far as it is kept."""
+
+    request: str | None = None
+    answer: str | None = None
+
+
+class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", tag=TRACE_SCHEMA):
+    """A finished request, and the digests of its prompt's leading blocks.
+
+    Each digest is of all tokens up to its block's end, under its tenant's own key: equal ones are
+    equal prefixes of one tenant's prompts to one model, and nobody can guess at what they stand
+    for. `payload` is there only where the operator asked for it.
+    """
+
+    event: Literal["request_end"]
+    prefix_blocks: tuple[str, ...] = ()
+    payload: TracePayload | None = None
+
+
+def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes:
+    """The line of a request, with the end of the line."""
+    fields = {name: getattr(record, name) for name in RequestRecord.__struct_fields__}
+    line = TraceLine(
+        event="request_end",
+        prefix_blocks=hash_prefix_blocks(contents.ids, contents.key, record.model),
+        payload=_payload(contents),
+        **fields,
+    )
+    return msgspec.json.encode(line) + b"\n"
+
+
+def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
+    """Digests of the whole blocks that a prompt begins with. Without a key there are none."""
+    if ids is None or not key:
+        return ()
+    whole, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
+    found, before = [], model.encode()
+    for at in range(0, len(whole) - size + 1, size):
+        digest = blake2b(
+            before + whole[at : at + size],
+            digest_size=_DIGEST_BYTES,
+            key=key[:64],
+            person=_DIGEST_PERSON,
+        )
+        before = digest.digest()
+        found.append(before.hex())
+    return tuple(found)
+
+
+def _payload(contents: RequestContents) -> TracePayload | None:
+    if contents.body is None and contents.answer is None:
+        return None
+    return TracePayload(_decode_text(contents.body), _decode_text(contents.answer))
+
+
+def _decode_text(body: bytes | None) -> str | None:
+    return None if body is None else body.decode("utf-8", "replace")
+
+
+MAX_QUEUED_BYTES = (
+    64 << 20
+)  # bytes that may wait to be written; what comes then is dropped, and counted
+CLOSE_TIMEOUT_SECONDS = 10.0  # seconds that the last lines may take
+_LINE_OVERHEAD_BYTES = (
+    2048  # bytes that a line takes up before it is one, besides what it is made of
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TraceWriter:
+    """A recorder of requests. `dropped` is told of each that the trace does not have."""
+
+    def __init__(
+        self,
+        file: TraceFile,
+        on_drop: Callable[[], None] = lambda: None,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        self._file = file
+        self._on_drop = on_drop
+        self._max_queued_bytes = max_queued_bytes
+        self._queue: SimpleQueue[tuple[RequestRecord, RequestContents, int] | None] = SimpleQueue()
+        self._enqueued_bytes = 0  # bytes that were handed over: only the loop counts them
+        self._processed_bytes = 0  # and those that are done with: only the thread does
+        self._failing = False
+        self._thread = Thread(target=self._run, name="dovetail-trace", daemon=True)
+        self._thread.start()
+
+    def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
+        size = _LINE_OVERHEAD_BYTES + sum(
+            len(part) for part in (contents.body, contents.answer) if part is not None
+        )
+        if contents.ids is not None:
+            size += len(contents.ids) * contents.ids.itemsize
+        if self._enqueued_bytes - self._processed_bytes + size > self._max_queued_bytes:
+            self._on_drop()
+            return
+        self._enqueued_bytes += size
+        self._queue.put((record, contents, size))
+
+    def close(self) -> None:
+        """Writes what waits, for a while."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            end, inside, size = item
+            self._write(end, inside)
+            self._processed_bytes += size
+        self._file.close()
+
+    def _write(self, record: RequestRecord, contents: RequestContents) -> None:
+        try:
+            self._file.write(encode_trace_line(record, contents))
+            self._failing = False
+        except Exception as error:  # the trace may fail: requests do not
+            self._on_drop()
+            if not self._failing:
+                fields = {"file": str(self._file.path), "reason": f"{error}"}
+                _log.warning("trace_not_written", extra={"fields": fields})
+            self._failing = True

@@ -1,1 +1,0 @@
-"""Spans for OpenTelemetry: one for each request, none of its text."""
