@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dovetail.engines.transformers.child.batch_sampler import ARGUMENT_ROWS, BatchSampler
-from dovetail.engines.transformers.child.sampling import SamplingParams
+from dovetail.engines.transformers.child.sampling_params import SamplingParams
 
 torch = import_module("torch")
 PADDING = 3  # rows more than there are requests, as in a batch that is replayed

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from models_at_hand import PAIRS, model, require
 from served import dovetail, qwen_folder, served
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import EngineCapabilities
+from dovetail.engines.engine import EngineCapabilities, RemoteModel
 from dovetail.engines.registry import UpstreamSetup, create_upstream
 from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
 from dovetail.http.entries import build_entry

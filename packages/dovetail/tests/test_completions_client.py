@@ -13,8 +13,7 @@ import uvloop
 from completions_stage import MODEL, made_up_server, open_stream, scripted_server, status, stream
 from scripted_stage import END, RETURN, ids, request
 
-from dovetail.engines.completions.body import encode_request
-from dovetail.engines.completions.client import CompletionsClient
+from dovetail.engines.completions.client import CompletionsClient, encode_request
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, TokenDelta
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.engines.token_stream import iter_deltas

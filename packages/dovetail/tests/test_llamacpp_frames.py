@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.llamacpp.frames import LlamaCppFrameReader
-from dovetail.engines.llamacpp.recovery import TokenIdRecovery
+from dovetail.engines.llamacpp.frames import LlamaCppFrameReader, TokenIdRecovery
 from dovetail.engines.llamacpp.request import encode_request, error_from_status
 from dovetail_model import (
     ContextOverflow,

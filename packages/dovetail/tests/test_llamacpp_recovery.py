@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_at_hand import TOKENIZERS
 
-from dovetail.engines.llamacpp.recovery import TokenIdRecovery
+from dovetail.engines.llamacpp.frames import TokenIdRecovery
 from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
 NAMES = ("smollm2", "qwen3", "gemma3")

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.engines.llamacpp.capacity import (
+    SlotPool,
+    common_prefix_length,
     default_thread_count,
     fit_context_length,
     kv_bytes_per_token,
 )
-from dovetail.engines.llamacpp.slots import SlotPool, common_prefix_length
 
 
 def ids(*values: int) -> "array[int]":

@@ -22,9 +22,9 @@ from upstream_at_hand import (
     user,
 )
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai import OpenAIUpstream, create
-from dovetail.engines.openai.probe import PROBE_REASONING
+from dovetail.engines.openai.discovery import PROBE_REASONING
 from dovetail.engines.openai.tool_calls import call_id_format
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
 from dovetail.net.http_client import Endpoint

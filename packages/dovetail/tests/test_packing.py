@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines import packing
-from dovetail.engines.packing import max_token_id, pack_token_ids, unpack_token_ids
+from dovetail.engines import token_ids as packing
+from dovetail.engines.token_ids import max_token_id, pack_token_ids, unpack_token_ids
 
 IDS = st.lists(st.integers(0, 2**32 - 1))
 

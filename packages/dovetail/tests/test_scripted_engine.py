@@ -13,7 +13,7 @@ from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text,
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.scripted.reel import MAX_BATCH_DELTAS
+from dovetail.engines.scripted.reply import MAX_BATCH_DELTAS
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import (
     ContextOverflow,

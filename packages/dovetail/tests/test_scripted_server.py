@@ -22,7 +22,7 @@ from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine
-from dovetail.engines.scripted.process import ScriptedServerOptions, load_served_model
+from dovetail.engines.scripted.__main__ import ScriptedServerOptions, load_served_model
 from dovetail.net.listener import uvicorn_config
 
 MODEL = "org/model"

@@ -9,7 +9,7 @@ import pytest
 from heard import run_and_collect
 from served import dovetail, qwen_folder, served
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.pipeline.registry import TokenModel

@@ -14,8 +14,7 @@ from dynamo_at_hand import LOOKS, PAUSE, mocking
 from sglang_recording import ASKED, MODEL, WINDOW, ask, load, replaying
 from sglang_stage import heard
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import TokenDelta
+from dovetail.engines.engine import RemoteModel, TokenDelta
 from dovetail.engines.sglang import SglangEngine, discover
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch

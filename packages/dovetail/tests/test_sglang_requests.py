@@ -9,12 +9,11 @@ import pytest
 from scripted_stage import TOKENIZER
 from sglang_stage import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
+from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover_model
 from dovetail.engines.sglang import SglangEngine, SglangOptions
-from dovetail.engines.sglang.facts import PriorityOrder, SglangServerInfo, parse_server_info
-from dovetail.engines.sglang.faults import sglang_error_from_status
+from dovetail.engines.sglang.discovery import PriorityOrder, SglangServerInfo, parse_server_info
+from dovetail.engines.sglang.frames import sglang_error_from_status
 from dovetail.engines.sglang.request import encode_request
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.net.http_client import Endpoint

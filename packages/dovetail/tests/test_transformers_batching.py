@@ -16,7 +16,7 @@ from dovetail.engines.transformers.child import engine as batching
 from dovetail.engines.transformers.child.engine import BatchingEngine
 from dovetail.engines.transformers.child.grammar import GrammarCompiler
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
-from dovetail.engines.transformers.child.sampling import SamplingDefaults
+from dovetail.engines.transformers.child.sampling_params import SamplingDefaults
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 
 VOCABULARY = 100

@@ -29,7 +29,7 @@ from dovetail.engines.transformers.child.batch_sampler import (
     TOP_LOGPROBS,
     required_steps,
 )
-from dovetail.engines.transformers.child.sampling import SamplingParams
+from dovetail.engines.transformers.child.sampling_params import SamplingParams
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

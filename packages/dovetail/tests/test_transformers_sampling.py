@@ -29,7 +29,7 @@ from dovetail.engines.transformers.child.batch_sampler import (
     key_graphs_by_steps,
     required_steps,
 )
-from dovetail.engines.transformers.child.sampling import (
+from dovetail.engines.transformers.child.sampling_params import (
     MAX_PENALTY,
     MAX_TEMPERATURE,
     SamplingDefaults,

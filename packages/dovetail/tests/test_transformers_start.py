@@ -22,7 +22,7 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers import TransformersEngine
-from dovetail.engines.transformers.child.sampling import SamplingDefaults
+from dovetail.engines.transformers.child.sampling_params import SamplingDefaults
 from dovetail.engines.transformers.process import last_error_line, package_roots
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling

@@ -10,8 +10,7 @@ import pytest
 from completions_stage import MODEL, Answer, made_up_server, scripted_server, status, stream
 from scripted_stage import END, TOKENIZER, ids, request
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import TokenEngine
+from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover

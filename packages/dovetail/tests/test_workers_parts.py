@@ -18,8 +18,7 @@ from prometheus_client import Gauge
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.hosted import HOSTED_MODEL_NAME
-from dovetail.engines.hosted_init import HostedEngine, HostedOptions, describe_engine
+from dovetail.engines.hosted import HOSTED_MODEL_NAME, HostedEngine, HostedOptions, describe_engine
 from dovetail.engines.registry import EngineSetup, create_engine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.ledger import ledger as ledgers
@@ -140,7 +139,7 @@ async def hosted(
     traits = msgspec.json.encode(describe_engine(stage)).decode()
     options = {"address": url, "key": "secret", "traits": traits}
     setup = EngineSetup(tokenizer=stage.tokenizer, options=options)
-    engine = create_engine("dovetail.engines.hosted_init:create", setup)
+    engine = create_engine("dovetail.engines.hosted:create", setup)
     await engine.start()
     try:
         yield engine, host

@@ -24,7 +24,7 @@ import dovetail_model
 import dovetail_parsers
 import dovetail_protocols
 import dovetail_tokenizers
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.vllm import VllmEngine
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.ledger.keyring import Keyring

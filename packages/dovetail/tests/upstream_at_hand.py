@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai import OpenAIOptions, OpenAIUpstream
 from dovetail.net.http_client import Endpoint
 from dovetail_model import Event, Message, Request, TextBlock, ToolSpec, Turn, fold

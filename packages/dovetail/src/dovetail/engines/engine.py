@@ -12,6 +12,7 @@ Rules for an engine:
 """
 
 import asyncio
+import re
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,15 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from dovetail_model import ContextOverflow, Event, Request, Sampling, TokenLogprob
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    EngineError,
+    Event,
+    Request,
+    Sampling,
+    TokenLogprob,
+)
 
 ConstraintSyntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
 
@@ -162,3 +171,33 @@ class UpstreamEngine(Protocol):
     async def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model of a server. Requests name it `name`; it was loaded from `root`: a folder on the
+    server's machine, or an id of the hub.
+
+    `names` are all names that the server answers to. `adapters` are models of its own on top of it,
+    with the same tokenizer. `version` is the server's own, where it tells.
+    """
+
+    name: str
+    names: tuple[str, ...] = ()
+    root: str | None = None
+    context_length: int | None = None
+    version: str = ""
+    adapters: tuple[str, ...] = ()
+
+
+_ENGINE_URL = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
+
+
+def to_public_error(error: DovetailError) -> DovetailError:
+    """The error without addresses of engines. They stand in the log, with the replica."""
+    if not isinstance(error, EngineError):
+        return error
+    message = _ENGINE_URL.sub("the engine", error.message)
+    safe = type(error)(message, param=error.param, retry_after=error.retry_after)
+    safe.reason = error.reason
+    return safe

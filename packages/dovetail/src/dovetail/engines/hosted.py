@@ -12,8 +12,11 @@ from dovetail.engines.engine import (
     TokenSink,
     check_prompt_length,
 )
+from dovetail.engines.registry import EngineSetup, parse_options
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
+
+__all__ = ["HostedEngine", "HostedEngineInfo", "HostedOptions", "create", "describe_engine"]
 
 HOSTED_MODEL_NAME = "hosted"  # the one name of what is served on such a socket
 HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
@@ -92,3 +95,8 @@ class HostedEngine:
     async def stop(self) -> None:
         """It runs on for others; what it still does for us is broken off."""
         self._client.abort_all()
+
+
+def create(setup: EngineSetup) -> HostedEngine:
+    """The engine behind the address among the options."""
+    return HostedEngine(parse_options(setup.options, HostedOptions))

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import TokenEngine, UpstreamEngine
+from dovetail.engines.engine import RemoteModel, TokenEngine, UpstreamEngine
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.installation import install_command
 from dovetail_tokenizers import Tokenizer

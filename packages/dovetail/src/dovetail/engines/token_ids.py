@@ -4,6 +4,7 @@ A prompt of 80,000 ids takes two milliseconds to write down, and the next one of
 with the same ids. So what was written last is kept for a while, and only what is new is written.
 """
 
+import sys
 from array import array
 from collections import OrderedDict
 
@@ -56,3 +57,32 @@ def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:
     """Compared as bytes, nothing is copied and no number made."""
     size = len(prefix) * prefix.itemsize
     return memoryview(prompt).cast("B")[:size] == memoryview(prefix).cast("B")
+
+
+TOKEN_ID_TYPECODE = "I"  # the type of an array of token ids
+
+
+def pack_token_ids(ids: "array[int]") -> bytes:
+    """The bytes of ids."""
+    return _to_little_endian(ids).tobytes()
+
+
+def unpack_token_ids(data: bytes) -> "array[int]":
+    """The ids of bytes. Raises `ValueError` where they are not a whole number of ids."""
+    ids = array(TOKEN_ID_TYPECODE)
+    ids.frombytes(data)
+    return _to_little_endian(ids)
+
+
+def max_token_id(ids: "array[int]") -> int:
+    """The highest of some ids, by numpy where somebody has loaded it."""
+    numpy = sys.modules.get("numpy")
+    return max(ids) if numpy is None else int(numpy.frombuffer(ids, numpy.uint32).max())
+
+
+def _to_little_endian(ids: "array[int]") -> "array[int]":
+    """Between this machine's order of bytes and the one that is sent."""
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai.discovery import (
     DISCOVERY_TIMEOUTS,
     discover,

@@ -3,7 +3,7 @@
 import logging
 from typing import ClassVar
 
-from dovetail.engines.outward import to_public_error
+from dovetail.engines.engine import to_public_error
 from dovetail.http.exchange import ApiExchange
 from dovetail_model import (
     ClientError,

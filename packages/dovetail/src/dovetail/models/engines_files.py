@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.models.weights import ModelUnavailableError, find_model
 
 #: Either of them can be made into a tokenizer; weights are not needed.

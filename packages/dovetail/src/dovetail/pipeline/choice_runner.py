@@ -9,8 +9,7 @@ from math import nan
 
 import msgspec
 
-from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
-from dovetail.engines.outward import to_public_error
+from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, to_public_error
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.guided_decoding import OutputPhase

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from dovetail.engines.outward import to_public_error
+from dovetail.engines.engine import to_public_error
 from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.sealed import SealPayload
 from dovetail.pipeline.choice_runner import STREAM_START_TIMEOUT_SECONDS, RequestObserver

@@ -11,8 +11,7 @@ import uvloop
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import DEFAULT_MAX_MODEL_LEN, CompletionModel
-from dovetail.engines.hosted import HOSTED_MODEL_NAME
-from dovetail.engines.hosted_init import describe_engine
+from dovetail.engines.hosted import HOSTED_MODEL_NAME, describe_engine
 from dovetail.net.listener import ListenAddress, freeze_gc, open_listener, uvicorn_config
 from dovetail.server.build import build_local_engine
 from dovetail.server.faults import SETUP_ERRORS

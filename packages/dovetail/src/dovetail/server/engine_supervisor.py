@@ -19,7 +19,7 @@ from dovetail.server.process import RESTART_DELAYS_SECONDS, ManagedProcess, desc
 from dovetail.settings.config import Config
 
 ENGINE_HOST_MODULE = "dovetail.server.engine_host"
-HOSTED_ENGINE = "dovetail.engines.hosted_init:create"
+HOSTED_ENGINE = "dovetail.engines.hosted:create"
 STOP_TIMEOUT_SECONDS = 15.0  # seconds to end
 
 _log = logging.getLogger(__name__)

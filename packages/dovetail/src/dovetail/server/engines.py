@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.registry import REMOTE_ENGINES, EngineSetupError, discover_model
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.config import Config

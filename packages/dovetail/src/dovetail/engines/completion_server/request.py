@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from dovetail.engines.engine import Constraint, EngineRequest
-from dovetail.engines.packing import TOKEN_ID_TYPECODE, max_token_id, unpack_token_ids
+from dovetail.engines.token_ids import TOKEN_ID_TYPECODE, max_token_id, unpack_token_ids
 from dovetail_model import InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer
 

@@ -6,13 +6,14 @@ without choices.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completion_server.request import CompletionRequest
-from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
+from dovetail.net.exchange import ByteSink
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -185,3 +186,52 @@ def merge_choices(choices: Sequence[CompletionResponseChoice]) -> CompletionResp
     if parts:
         whole.logprobs = {name: [x for part in parts for x in part[name]] for name in parts[0]}
     return whole
+
+
+class BatchTokenSink(TokenSink, Protocol):
+    """A listener that also takes what is due together."""
+
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
+
+
+class StreamSink:
+    """Writes a frame in the very call that brings a delta."""
+
+    __slots__ = ("_drain", "_encode", "_write")
+
+    def __init__(self, byte_sink: ByteSink, encoder: StreamEncoder) -> None:
+        self._encode = encoder.encode
+        self._write = byte_sink.write
+        self._drain = byte_sink.drain
+
+    def push(self, delta: TokenDelta) -> bool:
+        """Runs for every token."""
+        return self._write(self._encode(delta))
+
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool:
+        return self._write(b"".join([self._encode(delta) for delta in deltas]))
+
+    async def drain(self) -> bool:
+        await self._drain()
+        return True
+
+
+class CollectingSink:
+    """Keeps what the deltas add."""
+
+    __slots__ = ("_builder", "choices")
+
+    def __init__(self, builder: ChoiceBuilder) -> None:
+        self._builder = builder
+        self.choices: list[CompletionResponseChoice] = []
+
+    def push(self, delta: TokenDelta) -> bool:
+        self.choices.append(self._builder.build(delta))
+        return True
+
+    def push_all(self, deltas: Sequence[TokenDelta]) -> bool:
+        self.choices += [self._builder.build(delta) for delta in deltas]
+        return True
+
+    async def drain(self) -> bool:
+        return True

@@ -12,17 +12,16 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.llamacpp.capacity import (
     MIN_CONTEXT_TOKENS,
+    SlotPool,
     available_memory_bytes,
     fit_context_length,
     trained_context_length,
 )
-from dovetail.engines.llamacpp.frames import LlamaCppFrameReader
+from dovetail.engines.llamacpp.frames import LlamaCppFrameReader, TokenIdRecovery
 from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.llamacpp.process import LlamaCppProcess
-from dovetail.engines.llamacpp.recovery import TokenIdRecovery
 from dovetail.engines.llamacpp.request import encode_request, error_from_status
-from dovetail.engines.llamacpp.slots import SlotPool
-from dovetail.engines.telling import TokenStreamReader
+from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, send_request
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata

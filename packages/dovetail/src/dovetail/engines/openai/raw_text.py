@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from dovetail.engines.openai.options import OpenAIOptions
-from dovetail.engines.openai.restore import ToolNameRestorer
+from dovetail.engines.openai.tool_calls import ToolNameRestorer
 from dovetail.engines.registry import EngineSetupError
 from dovetail_model import (
     CallArgs,

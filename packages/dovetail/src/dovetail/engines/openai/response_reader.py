@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dovetail.engines.openai.errors import error_from_stream_failure
 from dovetail.engines.openai.raw_text import RawTextReader
-from dovetail.engines.openai.restore import ToolNameRestorer
+from dovetail.engines.openai.tool_calls import ToolNameRestorer
 from dovetail_model import Diagnostic, Event, Failure, Finish, Usage
 from dovetail_protocols import ChatReader, ResponsesReader
 

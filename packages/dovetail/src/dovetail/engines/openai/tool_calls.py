@@ -6,14 +6,26 @@ style that it never gave for a sign that the turn is somebody else's, and looks 
 are numbered by the call's place in the conversation, so they are the same in every request.
 """
 
+import json
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
 
-from dovetail.engines.discovery import RemoteModel
+from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai.errors import UpstreamRejection
-from dovetail_model import Block, Request, ToolCallBlock, ToolResultBlock, Turn
+from dovetail_model import (
+    Block,
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    Request,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
 from dovetail_protocols import ToolNames
 
 CallIdFormat = Literal["any", "nine", "kimi"]
@@ -67,3 +79,56 @@ def _replace_call_id(block: Block, new_ids: dict[str, str]) -> Block:
             return msgspec.structs.replace(block, call_id=new_ids[id])
         case _:
             return block
+
+
+class ToolNameRestorer:
+    """Gives calls their own names. A custom tool's text is told when its string is whole."""
+
+    __slots__ = ("_pending_arguments", "_names")
+
+    def __init__(self, names: ToolNames) -> None:
+        self._names = names
+        self._pending_arguments: dict[
+            int, list[str]
+        ] = {}  # by the index of calls that were shown as functions
+
+    def restore(self, events: list[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            match event:
+                case CallOpen():
+                    out += self._open_call(event)
+                case CallArgs(index=index, text=text) if index in self._pending_arguments:
+                    self._pending_arguments[index].append(text)
+                case CallClose(index=index) if index in self._pending_arguments:
+                    out += [
+                        CallArgs(
+                            index, _extract_input("".join(self._pending_arguments.pop(index)))
+                        ),
+                        event,
+                    ]
+                case _:
+                    out.append(event)
+        return out
+
+    def _open_call(self, call: CallOpen) -> list[Event]:
+        spec = self._names.spec(call.name)
+        if spec is None:
+            return [call] if call.namespace else [call, Diagnostic("unknown_tool")]
+        if spec.custom and not call.custom:
+            self._pending_arguments[call.index] = []
+        return [
+            msgspec.structs.replace(
+                call, name=spec.name, namespace=spec.namespace, custom=spec.custom
+            )
+        ]
+
+
+def _extract_input(arguments: str) -> str:
+    """The string in `{"input": "..."}`; arguments of another shape pass as they are."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -13,22 +13,27 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import EngineCapabilities, EngineHealth
+from dovetail.engines.engine import EngineCapabilities, EngineHealth, RemoteModel
 from dovetail.engines.openai.adaptations import RequestAdaptations, drop_limit, is_limit_too_large
-from dovetail.engines.openai.discovery import DISCOVERY_TIMEOUTS, find_context_length, list_models
-from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
-from dovetail.engines.openai.options import OpenAIOptions
-from dovetail.engines.openai.probe import (
+from dovetail.engines.openai.discovery import (
+    DISCOVERY_TIMEOUTS,
     ReasoningFieldResult,
+    find_context_length,
+    list_models,
     log_probe_result,
     probe_reasoning_field,
     unknown_result,
 )
+from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
+from dovetail.engines.openai.options import OpenAIOptions
 from dovetail.engines.openai.raw_text import AssistantTurnWriter, ModelSyntax, RawTextReader
 from dovetail.engines.openai.response_reader import UpstreamResponseReader
-from dovetail.engines.openai.restore import ToolNameRestorer
-from dovetail.engines.openai.tool_calls import DOVETAIL_OWNER, call_id_format, rewrite_call_ids
+from dovetail.engines.openai.tool_calls import (
+    DOVETAIL_OWNER,
+    ToolNameRestorer,
+    call_id_format,
+    rewrite_call_ids,
+)
 from dovetail.net.http_client import (
     ClientRequest,
     ClientResponse,

@@ -13,14 +13,18 @@ from dovetail.engines.engine import (
     TokenSink,
     check_prompt_length,
 )
-from dovetail.engines.sglang.discovery import SERVER_INFO_PATHS, fetch_json, find_health_path
-from dovetail.engines.sglang.facts import SglangServerInfo, parse_server_info
-from dovetail.engines.sglang.faults import SERVER_NAME, sglang_error_from_status
-from dovetail.engines.sglang.frames import SglangFrameReader
+from dovetail.engines.sglang.discovery import (
+    SERVER_INFO_PATHS,
+    SglangServerInfo,
+    fetch_json,
+    find_health_path,
+    parse_server_info,
+)
+from dovetail.engines.sglang.frames import SERVER_NAME, SglangFrameReader, sglang_error_from_status
 from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.sglang.request import encode_request
-from dovetail.engines.telling import TokenStreamReader
 from dovetail.engines.token_ids import PromptEncoder
+from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import (
     ClientRequest,
     ConnectionGroup,

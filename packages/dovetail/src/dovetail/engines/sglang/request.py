@@ -7,7 +7,7 @@ import msgspec
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.sampling import explicit_sampling_fields
-from dovetail.engines.sglang.facts import PriorityOrder
+from dovetail.engines.sglang.discovery import PriorityOrder
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
 

@@ -1,8 +1,8 @@
 """A vLLM that runs elsewhere, unmodified: its completions API is all that is used."""
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
+from dovetail.engines.vllm.discovery import discover
 from dovetail.engines.vllm.engine import VllmEngine
-from dovetail.engines.vllm.models import discover
 from dovetail.engines.vllm.options import VllmOptions
 
 __all__ = ["VllmEngine", "VllmOptions", "create", "discover"]

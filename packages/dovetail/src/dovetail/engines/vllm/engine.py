@@ -5,10 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.discovery import RemoteModel
-from dovetail.engines.engine import EngineCapabilities, EngineHealth, EngineRequest, TokenSink
-from dovetail.engines.vllm.discovery import PROBES, probe_constraints
-from dovetail.engines.vllm.models import list_models
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    RemoteModel,
+    TokenSink,
+)
+from dovetail.engines.vllm.discovery import PROBES, list_models, probe_constraints
 from dovetail.engines.vllm.options import VllmOptions
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable

@@ -16,7 +16,7 @@ from dovetail.engines.transformers.child.loader import (
     TransformersLoadError,
     describe_error,
 )
-from dovetail.engines.transformers.child.sampling import SamplingDefaults, SamplingParams
+from dovetail.engines.transformers.child.sampling_params import SamplingDefaults, SamplingParams
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling
 
@@ -96,7 +96,7 @@ def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
         attention = import_module("dovetail.engines.transformers.child.attention")
         heads = manager.model.config.get_text_config().num_attention_heads
         attention.compile_kernels(attention.pages_of(cache, 0), heads)
-        tables = import_module("dovetail.engines.transformers.child.tables")
+        tables = import_module("dovetail.engines.transformers.child.attention")
         tables.gather_tables(processor)
     if runner.use_cuda_graph_decode:
         draws = (

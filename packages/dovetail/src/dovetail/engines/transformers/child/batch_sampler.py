@@ -15,9 +15,10 @@ from importlib import import_module
 from math import inf, log
 from typing import Any
 
-from dovetail.engines.transformers.child.probabilities import LogprobRecorder, next_power_of_two
-from dovetail.engines.transformers.child.sampling import PARAMS_KEY, SamplingParams
+from dovetail.engines.transformers.child.delivery import LogprobRecorder, next_power_of_two
 from dovetail.engines.transformers.child.sampling_params import (
+    PARAMS_KEY,
+    SamplingParams,
     TokenCounts,
     generated_ids,
     generated_length,

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.engine import EngineCapabilities, EngineHealth, EngineRequest, TokenSink
-from dovetail.engines.packing import max_token_id
 from dovetail.engines.sampling import check_top_logprobs
+from dovetail.engines.token_ids import max_token_id
 from dovetail.engines.transformers.child.batch_manager import NO_EOS_ID, create_batch_manager
-from dovetail.engines.transformers.child.delivery import OutputDelivery, defer_delivery
+from dovetail.engines.transformers.child.delivery import (
+    OutputDelivery,
+    defer_delivery,
+    install_logprob_hook,
+)
 from dovetail.engines.transformers.child.grammar import GrammarCompiler, GrammarGuide
 from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
-from dovetail.engines.transformers.child.probabilities import install_logprob_hook
-from dovetail.engines.transformers.child.sampling import PARAMS_KEY, SamplingDefaults
+from dovetail.engines.transformers.child.sampling_params import PARAMS_KEY, SamplingDefaults
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
 
