@@ -328,7 +328,7 @@ def test_no_tokenizer_is_loaded() -> None:
     code = (
         "import sys, dovetail.ledger.sqlite_store\n"
         "before = set(sys.modules)\n"
-        "import dovetail.ledger.export_init\n"
+        "import dovetail.ledger.export\n"
         "new = set(sys.modules) - before\n"
         "print([name for name in new if 'token' in name or 'template' in name])"
     )

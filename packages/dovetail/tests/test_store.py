@@ -15,12 +15,17 @@ from ledger_entries import ENTRIES, turn
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.ledger.codec import decode_entry
 from dovetail.ledger.entry import LedgerEntry, pack_ids
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.redis_store import RedisLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.ledger.store import MAX_LOOKUP_IDS, LedgerStats, LedgerStore, make_call_key
+from dovetail.ledger.store import (
+    MAX_LOOKUP_IDS,
+    LedgerStats,
+    LedgerStore,
+    decode_entry,
+    make_call_key,
+)
 
 KINDS = ["memory", "sqlite", "redis"]
 AGE = 100.0

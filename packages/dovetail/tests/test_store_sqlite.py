@@ -12,8 +12,7 @@ import pytest
 from ledger_entries import turn
 
 from dovetail.ledger.entry import LedgerEntry, pack_ids
-from dovetail.ledger.schema import SCHEMA_VERSION, connect_ledger
-from dovetail.ledger.sqlite_store import SqliteLedgerStore
+from dovetail.ledger.sqlite_store import SCHEMA_VERSION, SqliteLedgerStore, connect_ledger
 from dovetail.ledger.store import StoreError
 
 
@@ -83,7 +82,7 @@ def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from dovetail.ledger.schema import VERSION, connect
+from dovetail.ledger.sqlite_store import VERSION, connect
 from dovetail.ledger.sqlite_store import SqliteStore
 from ledger_entries import turn
 

@@ -1,14 +1,78 @@
 """Finds what is to be exported, and makes samples of it, one at a time."""
 
 from array import array
-from collections.abc import AsyncIterator, Iterable, Mapping
+from bisect import insort
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from dovetail.ledger.entry import LedgerEntry, unpack_ids
+from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, unpack_ids
 from dovetail.ledger.export_sample import SampleStep, TrainingSample, build_sample
-from dovetail.ledger.joints import BranchIndex
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.lines import count_token_ids, split_branches
+
+_INDEX_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
+
+
+class BranchIndex:
+    """The ends of lines, found by the prompts that begin with them.
+
+    Only hashes are held, so that many long lines cost little; a prompt is read once, whatever the
+    number of lines.
+    """
+
+    __slots__ = ("_branches_by_digest", "_lengths")
+
+    def __init__(self) -> None:
+        self._branches_by_digest: dict[bytes, list[int]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, branch: int, token_ids: "array[int]") -> None:
+        """The line of this number ends with this whole."""
+        size = len(token_ids) * _INDEX_ID_BYTES
+        digest = blake2b(token_ids.tobytes(), digest_size=16).digest()
+        self._branches_by_digest.setdefault(digest, []).append(branch)
+        if size not in self._lengths:
+            insort(self._lengths, size)
+
+    def find_prefixes(self, prompt: "array[int]") -> Iterator[int]:
+        """The lines whose whole this prompt begins with, longest first."""
+        packed = memoryview(prompt).cast("B")
+        found: list[int] = []
+        hashed, at = blake2b(digest_size=16), 0
+        for size in self._lengths:
+            if size > len(packed):
+                break
+            hashed.update(packed[at:size])
+            at = size
+            found += self._branches_by_digest.get(hashed.copy().digest(), ())
+        return reversed(found)
+
+
+_TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
+
+
+def count_token_ids(entry: LedgerEntry) -> int:
+    """How many ids an entry's whole has: its prompt and what was generated."""
+    return entry.keep + (len(entry.suffix) + len(entry.generated)) // _TOKEN_ID_BYTES
+
+
+def split_branches(entries: Mapping[str, LedgerEntry]) -> list[list[LedgerEntry]]:
+    """The unbroken lines, in the order of their first turns. Each turn is in one of them."""
+    following: dict[str, LedgerEntry] = {}
+    for entry in entries.values():
+        parent = entries.get(entry.parent or "")
+        if parent is not None and entry.keep == count_token_ids(parent):
+            following.setdefault(parent.id, entry)
+    inner = {entry.id for entry in following.values()}
+    return [_follow_branch(entry, following) for entry in entries.values() if entry.id not in inner]
+
+
+def _follow_branch(first: LedgerEntry, following: Mapping[str, LedgerEntry]) -> list[LedgerEntry]:
+    line = [first]
+    while (entry := following.get(line[-1].id)) is not None:
+        line.append(entry)
+    return line
+
 
 _RESPONSE_ID_CHARS = 24  # the last characters of an answer's outward id: the prefix is the API's
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from dovetail.ledger.cache import EntryCache, estimate_entry_bytes
+from dovetail.ledger.cache import EntryCache, TokenIdCache, estimate_entry_bytes, extend_token_ids
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, normalize_session_name
 from dovetail.ledger.store import (
     MAX_LOOKUP_IDS,
@@ -22,7 +22,6 @@ from dovetail.ledger.store import (
     StoreError,
     make_call_key,
 )
-from dovetail.ledger.wholes import TokenIdCache, extend_token_ids
 from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.write_queue import WriteQueue

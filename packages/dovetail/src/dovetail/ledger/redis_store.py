@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import TypeVar, cast
 
 from dovetail.ledger.cache import estimate_entry_bytes
-from dovetail.ledger.codec import decode_entry, encode_entry
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
@@ -24,6 +23,8 @@ from dovetail.ledger.store import (
     LedgerStats,
     SessionStats,
     StoreError,
+    decode_entry,
+    encode_entry,
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults

@@ -12,8 +12,7 @@ import msgspec
 
 from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids, unpack_ids
 from dovetail.ledger.equivalence import is_same_turn
-from dovetail.ledger.seal import Sealer, SealRefusal
-from dovetail.ledger.sealed import SealPayload
+from dovetail.ledger.seal import Sealer, SealPayload, SealRefusal
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 

@@ -13,8 +13,7 @@ from dovetail.ledger.entry import (
     LedgerEntry,
     normalize_session_name,
 )
-from dovetail.ledger.seal import Sealer
-from dovetail.ledger.sealed import PreviousTurnTail, SealPayload
+from dovetail.ledger.seal import PreviousTurnTail, Sealer, SealPayload
 from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail.pipeline.block_offsets import BlockOffsets
 from dovetail.prompt.prefix import count_common_ids

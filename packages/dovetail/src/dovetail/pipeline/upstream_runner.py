@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.engines.engine import to_public_error
 from dovetail.ledger.entry import EntrySpan, create_entry_id
-from dovetail.ledger.sealed import SealPayload
+from dovetail.ledger.seal import SealPayload
 from dovetail.pipeline.choice_runner import STREAM_START_TIMEOUT_SECONDS, RequestObserver
 from dovetail.pipeline.concurrency import signal_slow_start
 from dovetail.pipeline.registry import UpstreamModel
