@@ -10,8 +10,8 @@ from http_stage import NAME, run, service, serving
 
 from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import ModelRegistry
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
-from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail.server.kept import open_response_store
 from dovetail.settings.config import Config

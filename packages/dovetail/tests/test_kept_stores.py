@@ -15,11 +15,15 @@ from redis.asyncio import Redis
 from redis_server import RedisServer
 
 from dovetail.responses import store as kept_module
-from dovetail.responses.backend import ResponseBackend, decode_response, encode_response
+from dovetail.responses.backend import (
+    ResponseBackend,
+    StoredResponse,
+    decode_response,
+    encode_response,
+)
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.redis import RedisResponseBackend
-from dovetail.responses.response import StoredResponse
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.storage.faults import StoreError

@@ -13,8 +13,8 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import read_chunks, send_stream
 from dovetail.http.responses.run import FrameLog
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
-from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 
 

@@ -15,8 +15,8 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses import store as kept_module
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
-from dovetail.responses.response import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail_model import EngineError
 

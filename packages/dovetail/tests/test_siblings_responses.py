@@ -18,8 +18,8 @@ from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
 from dovetail.http.responses.following import ResponsePeers, read_chunks
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
-from dovetail.responses.response import StoredResponse
 from dovetail.server import peer_responses as together
 from dovetail.storage.faults import StoreError
 

@@ -12,8 +12,8 @@ from socket_stage import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.responses import connection_cache as local_module
+from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
-from dovetail.responses.response import StoredResponse, response_size
 
 
 def ident(events: list[Event]) -> str:

@@ -9,8 +9,8 @@ from socket_stage import Event, ask, asked, event, socket_to, text_of, until
 from dovetail.access.auth import ApiKeys
 from dovetail.http.options import HttpOptions
 from dovetail.http.websocket import endpoint as sockets
+from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
-from dovetail.responses.response import StoredResponse, response_size
 from dovetail.routing.pool import ReplicaPool
 
 BASE = {"role": "developer", "content": "You are brief, für alle. " * 20}

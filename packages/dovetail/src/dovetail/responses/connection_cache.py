@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from dovetail.responses.response import StoredResponse, response_size
+from dovetail.responses.backend import StoredResponse, response_size
 
 DEFAULT_MAX_RESPONSES = 32  # twice as many as a connection can have answered at once
 _MAX_DELETED = 1024  # responses that are deleted while one is made

@@ -11,10 +11,10 @@ from dovetail.responses.backend import (
     DEFAULT_MAX_AGE_SECONDS,
     Clock,
     ResponseStats,
+    StoredResponse,
     decode_response,
     encode_response,
 )
-from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.redis_client import RedisClient
 

@@ -10,10 +10,10 @@ from dovetail.responses.backend import (
     DEFAULT_MAX_BYTES,
     Clock,
     ResponseStats,
+    StoredResponse,
     decode_response,
     encode_response,
 )
-from dovetail.responses.response import StoredResponse
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
 

@@ -13,10 +13,15 @@ from typing import TypeVar
 
 import msgspec
 
-from dovetail.responses.backend import Clock, ResponseBackend, ResponseStats
+from dovetail.responses.backend import (
+    Clock,
+    ResponseBackend,
+    ResponseStats,
+    StoredResponse,
+    response_size,
+)
 from dovetail.responses.connection_cache import ConnectionCache
-from dovetail.responses.response import StoredResponse, response_size
-from dovetail.responses.shelf import ResponseCache
+from dovetail.responses.memory import ResponseCache
 from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.write_queue import WriteQueue

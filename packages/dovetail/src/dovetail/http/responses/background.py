@@ -26,7 +26,7 @@ from dovetail.http.responses.following import (
 from dovetail.http.responses.run import BackgroundRun, FrameLog, ResponseKey
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import ClientDisconnected
-from dovetail.responses.response import StoredResponse
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited

@@ -9,8 +9,8 @@ import msgspec
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import parse_response_number
 from dovetail.http.memory import reserve_memory
+from dovetail.responses.backend import ResponseStatus, StoredResponse
 from dovetail.responses.connection_cache import CacheReservation
-from dovetail.responses.response import ResponseStatus, StoredResponse
 from dovetail.responses.store import ResponseStore, is_valid_id
 from dovetail_model import Request, RequestTooLarge, ResponseNotFound
 from dovetail_protocols import (

@@ -17,7 +17,7 @@ from dovetail.http.routes import Route
 from dovetail.http.tracker import RequestTracker
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.responses.response import StoredResponse
+from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import is_valid_id
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (

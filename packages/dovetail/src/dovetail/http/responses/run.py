@@ -5,7 +5,7 @@ import time
 
 from dovetail.http.responses.conversation import ResponseSaver
 from dovetail.net.exchange import Message
-from dovetail.responses.response import StoredResponse
+from dovetail.responses.backend import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 
