@@ -25,7 +25,7 @@ from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest, PromptSettings
 from dovetail.prompt.messages import ToolNames
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,

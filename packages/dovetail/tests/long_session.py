@@ -19,9 +19,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
-from dovetail.prompt.clean import NormalizationOptions
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_tokenizers import Tokenizer
 

@@ -10,10 +10,9 @@ from models_at_hand import TEMPLATES
 
 from dovetail.models.stop_tokens import KNOWN_STOP_TOKENS
 from dovetail.models.template_probe import probe_template
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.partial_render import PartialRenderer
-from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.splice import Splicer, StopTokenMatcher
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail_parsers import markers, resolve_family
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))

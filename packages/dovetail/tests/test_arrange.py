@@ -8,11 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dovetail.prompt.arrange import order_turns
-from dovetail.prompt.clean import NormalizationOptions, TextCleaner
-from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.stability_init import normalize_prompt
-from dovetail.prompt.turn_order import normalize_call_id
+from dovetail.prompt.normalization import PromptNormalizer, normalize_prompt
+from dovetail.prompt.turn_order import normalize_call_id, order_turns
+from dovetail.prompt.volatile_text import NormalizationOptions, TextCleaner
 from dovetail_model import (
     Block,
     DocumentBlock,

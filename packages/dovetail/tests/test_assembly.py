@@ -12,9 +12,8 @@ from dovetail.ledger.entry import pack_ids
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.models.files import CHATML_TEMPLATE
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.renderer import PromptRenderer
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
 

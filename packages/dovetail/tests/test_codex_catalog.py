@@ -28,8 +28,8 @@ from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import ModelRegistry, TokenModel, UpstreamModel
-from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 
 LIST = "/v1/models?client_version=0.166.0"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import (
     ChatMessage,
     MessageBuilder,
@@ -14,6 +13,7 @@ from dovetail.prompt.messages import (
     format_tool_call,
     format_tools,
 )
+from dovetail.prompt.template import TemplateProfile
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.diagnosis import (
+from dovetail.prompt.prefix_diagnostics import (
     DIVERGENCE_REASONS,
     DivergenceReason,
+    PrefixDiagnostics,
     PrefixReport,
+    PromptObservation,
+    count_common_bytes,
     describe_prefix,
     prefix_headers,
 )
-from dovetail.prompt.prefix import count_common_bytes
-from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 
 
 def decode(ids: Sequence[int]) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateSyntaxError
 
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
-from dovetail.prompt.template import CachedJsonObject, compile_template
+from dovetail.prompt.template import CachedJsonObject, ChatTemplate, RenderError, compile_template
 
 NOON = datetime(2026, 5, 4, 12)
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dovetail.prompt.clean import NormalizationOptions
-from dovetail.prompt.preamble import strip_preamble
-from dovetail.prompt.stability_init import normalize_prompt
+from dovetail.prompt.normalization import normalize_prompt
+from dovetail.prompt.volatile_text import NormalizationOptions, strip_preamble
 from dovetail_model import Block, Request, TextBlock, Turn
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.197.4f2; cc_entrypoint=sdk-cli;"

@@ -8,8 +8,7 @@ from models_at_hand import TEMPLATES
 
 from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.models.template_probe import probe_template
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")

@@ -15,8 +15,8 @@ from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.registry import ModelRegistry, UpstreamModel
-from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
     CallArgs,
     CallClose,

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from dovetail.models.files import CHATML_TEMPLATE
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.renderer import PromptRenderer
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer
 

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, resumption_of
 
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.partial_render import PartialRenderer
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
 POSSIBLE = [

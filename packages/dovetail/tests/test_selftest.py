@@ -9,7 +9,7 @@ from models_at_hand import TEMPLATES
 from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_test
 from dovetail.models.template_probe import probe_template
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail_parsers import resolve_family
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))

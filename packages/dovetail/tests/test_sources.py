@@ -14,8 +14,7 @@ from dovetail.models.files import (
     read_gguf_templates,
 )
 from dovetail.models.template_probe import probe_template
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail.prompt.tool_fallback import (
     format_fallback_calls,
     format_fallback_tools,

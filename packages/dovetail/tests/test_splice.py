@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
 
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import ChatMessage, MessageBuilder, ToolNames, format_tools
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.splice import (
     FollowingRole,
     SplicePoint,
@@ -17,6 +15,7 @@ from dovetail.prompt.splice import (
     StopTokenMatcher,
     keep_calls_only,
 )
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
 CALLED, SAID = SpliceShape(True, "tool"), SpliceShape(False, "user")

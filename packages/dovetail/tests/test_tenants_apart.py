@@ -19,8 +19,8 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
-from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Event,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.models.thinking import DEFAULT_SWITCHES, merge_thinking, resolve_switches
-from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import TemplateProfile
 from dovetail_model import Thinking
 
 MODE = TemplateProfile(

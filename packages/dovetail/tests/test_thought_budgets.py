@@ -26,7 +26,7 @@ from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import TokenModel
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     Fold,

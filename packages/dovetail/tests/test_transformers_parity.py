@@ -15,7 +15,7 @@ import pytest
 from jinja2 import TemplateError
 from models_at_hand import TEMPLATES
 
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import ChatTemplate, RenderError
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 pytestmark = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")

@@ -4,10 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.prompt.clean import NormalizationOptions
-from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.stability_init import normalize_prompt
-from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, InvalidPatternError, VolatilePatterns
+from dovetail.prompt.normalization import PromptNormalizer, normalize_prompt
+from dovetail.prompt.volatile_text import (
+    DEFAULT_PATTERNS,
+    InvalidPatternError,
+    NormalizationOptions,
+    VolatilePatterns,
+)
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock, Turn
 
 COUNTERS = [

@@ -17,7 +17,7 @@ from watch_stage import endpoint, plain_server
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
-from dovetail.prompt.arrange import order_turns
+from dovetail.prompt.turn_order import order_turns
 from dovetail.watch.analysis import TrafficSummary
 from dovetail.watch.analyzer import ExchangeAnalyzer
 from dovetail.watch.decoder import decode_exchange

@@ -18,7 +18,7 @@ from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
-from dovetail.prompt.clean import NormalizationOptions
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 from dovetail.watch.capture import CaptureLimits

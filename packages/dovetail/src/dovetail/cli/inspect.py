@@ -15,7 +15,7 @@ from dovetail.cli.loading import find_and_load_model
 from dovetail.models.loader import Model, ModelLoadError
 from dovetail.models.self_test import SelfTestOutcome
 from dovetail.models.weights import ModelUnavailableError
-from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import TemplateProfile
 
 
 def inspect(

@@ -5,7 +5,7 @@ from pathlib import Path
 from dovetail.models.files import TemplateSource
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail_model import Sampling
 from dovetail_tokenizers import ByteTokenizer
 

@@ -1,7 +1,7 @@
 """How hard a model can be asked to think, in the words of Codex."""
 
 from dovetail.pipeline.registry import TokenModel
-from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.template import RenderError
 from dovetail_model import Thinking
 
 #: What a user reads beside each level when choosing one.

@@ -20,8 +20,7 @@ from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_
 from dovetail.models.stop_tokens import find_stop_tokens
 from dovetail.models.template_probe import probe_template
 from dovetail.models.thinking import resolve_switches as thinking_switches
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import Sampling, Thinking

@@ -14,7 +14,7 @@ from dovetail.models.loader import Model, ProbedTemplate
 from dovetail.models.template_probe import probe_template
 from dovetail.models.template_probe.switches import HISTORY_SWITCHES
 from dovetail.prompt.renderer import PromptRenderer
-from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.template import RenderError
 
 _MAX_RENDERERS = 32  # settings that are remembered
 

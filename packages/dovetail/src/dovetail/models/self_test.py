@@ -8,8 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from dovetail.models.template_probe.context import add_reasoning, common_prefix
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
 from dovetail_model import Message as Answer
 from dovetail_parsers import markers, opens_reasoning, parse

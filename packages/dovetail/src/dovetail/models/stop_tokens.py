@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from dovetail.models.template_probe.context import create_context
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
 #: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
 #: thoughts with it.

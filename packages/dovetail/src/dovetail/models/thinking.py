@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import TemplateProfile
 from dovetail_model import Thinking
 
 #: With a reasoning parser, and unless the client wants no thoughts.

@@ -27,14 +27,17 @@ from dovetail.models.renderers import RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.beside import run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
-from dovetail.prompt.clean import NormalizationOptions
-from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.prefix import count_common_ids
-from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
+from dovetail.prompt.prefix_diagnostics import (
+    PrefixDiagnostics,
+    PrefixReport,
+    PromptObservation,
+    count_common_ids,
+)
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.renderer import find_loop_start
-from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.template import RenderError
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -16,7 +16,7 @@ from dovetail.ledger.entry import (
 from dovetail.ledger.seal import PreviousTurnTail, Sealer, SealPayload
 from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail.pipeline.block_offsets import BlockOffsets
-from dovetail.prompt.prefix import count_common_ids
+from dovetail.prompt.prefix_diagnostics import count_common_ids
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
 

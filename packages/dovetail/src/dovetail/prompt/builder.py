@@ -17,7 +17,6 @@ from typing import Any
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, unpack_ids
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import (
     ChatMessage,
     MessageBuilder,
@@ -27,7 +26,6 @@ from dovetail.prompt.messages import (
 )
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.prompt import HeadDigests, Prompt, PromptOrigin
-from dovetail.prompt.rendering_template import ChatTemplate
 from dovetail.prompt.splice import (
     ContextDependency,
     FollowingRole,
@@ -36,6 +34,7 @@ from dovetail.prompt.splice import (
     SpliceShape,
     keep_calls_only,
 )
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter, is_interleaved
 from dovetail_model import ReasoningBlock, Request, ToolCallBlock, ToolSpec, Turn

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.ledger.store import make_call_key
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.template import CachedJsonObject
+from dovetail.prompt.template import CachedJsonObject, TemplateProfile
 from dovetail_model import (
     Block,
     DocumentBlock,

@@ -10,14 +10,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dovetail.prompt.arrange import (
+from dovetail.prompt.turn_order import (
     LateResultError,
     TurnSequencer,
     drop_blank_text,
     replace_turns,
     split_leading_system,
 )
-from dovetail.prompt.clean import NormalizationOptions, TextCleaner
+from dovetail.prompt.volatile_text import NormalizationOptions, TextCleaner
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -156,3 +156,8 @@ def _count_chars(blocks: Iterable[Block]) -> int:
                 total += _count_chars(inner)
         total += 200
     return total
+
+
+def normalize_prompt(request: Request, options: NormalizationOptions | None = None) -> Request:
+    """One request, nothing remembered. A server keeps a `Stabilizer`."""
+    return PromptNormalizer(options).normalize(request)

@@ -9,10 +9,9 @@ the user's text.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import ChatMessage, format_content, format_tool_call
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.splice import STUB_TOOL, create_nonce
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 
 
 class PartialRenderer:

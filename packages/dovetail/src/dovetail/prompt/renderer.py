@@ -11,12 +11,11 @@ import msgspec
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
 from dovetail.prompt.builder import PromptBuilder, PromptTools, RenderContext
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import ToolNames, escape_strings
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.prompt import HeadDigests, Prompt
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
 from dovetail.prompt.splice import Splicer, StopTokenMatcher, create_nonce
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,

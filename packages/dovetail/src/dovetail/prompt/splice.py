@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.facts import TemplateProfile
 from dovetail.prompt.messages import ChatMessage, format_content, format_tool_call
-from dovetail.prompt.rendering_template import ChatTemplate, RenderError
+from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 
 FollowingRole = Literal["tool", "user", "system"]
 ContextDependency = Literal["nothing", "calls", "history"]

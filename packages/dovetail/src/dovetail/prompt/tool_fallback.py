@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import TemplateProfile
 from dovetail_model import ToolCallBlock
 from dovetail_parsers import write_message
 

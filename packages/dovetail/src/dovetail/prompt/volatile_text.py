@@ -6,7 +6,12 @@ a user wrote or a tool returned is never touched. `^` and `$` match at every lin
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import is_
+
+from dovetail_model import Block, TextBlock, Turn
 
 _NUMBER_PATTERN = r"-?\$?\d[\d,.]*[kKmM]?"
 _COUNTER_PATTERNS = (
@@ -98,3 +103,87 @@ def _remove_matches(text: str, found: Sequence[re.Match[str]]) -> str:
     kept.append(text[end:])
     joined = "".join(kept)
     return joined.removesuffix("\n") if last_line else joined
+
+
+_BILLING_HEADER = "x-anthropic-billing-header:"
+
+# `key=value;` any number of times. A last field that ends the line may lack its semicolon.
+_BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\n]*;)+(?:[ \t]*[\w.-]+=\S*[ \t]*\r?$)?", re.M)
+
+
+def strip_preamble(text: str) -> str:
+    """The text without the billing line it begins with, if it does.
+
+    What follows the last field on the same line is kept, and so is everything behind the line.
+    """
+    if not text.startswith(_BILLING_HEADER):
+        return text
+    fields = _BILLING_FIELDS.match(text, len(_BILLING_HEADER))
+    if fields is not None:
+        return text[fields.end() :].lstrip()
+    _, _, rest = text.partition("\n")
+    return rest.lstrip()
+
+
+_MAX_CACHED_TEXTS = 64  # system texts: a few per harness and version
+_MAX_CACHED_TEXT_CHARS = 1 << 20  # characters of one that is remembered
+
+
+@dataclass(frozen=True)
+class NormalizationOptions:
+    """What may be taken out. `volatile` are regular expressions, see `volatile.py`."""
+
+    strip_preamble: bool = True
+    volatile: tuple[str, ...] = DEFAULT_PATTERNS
+
+
+class TextCleaner:
+    """Takes the billing line and volatile text out. Raises `BadPattern` when it is made."""
+
+    __slots__ = ("_cache", "_strip_preamble", "_volatile")
+
+    def __init__(self, options: NormalizationOptions) -> None:
+        self._strip_preamble = options.strip_preamble
+        self._volatile = VolatilePatterns(options.volatile)
+        self._cache: OrderedDict[str, str] = OrderedDict()
+
+    def clean_system(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        """The blocks of a system prompt. It is long and comes again and again: remembered."""
+        return _map_texts(blocks, self._clean_cached)
+
+    def clean_turn(self, turn: Turn) -> Turn:
+        """The turn, the same object where nothing was taken out of it."""
+        if turn.role in ("system", "developer"):
+            blocks = _map_texts(turn.blocks, self._clean_system_text)
+        elif turn.role == "user":
+            blocks = _map_texts(turn.blocks, self._volatile.strip_user)
+        else:
+            return turn
+        return turn if blocks is turn.blocks else Turn(turn.role, blocks)
+
+    def _clean_cached(self, text: str) -> str:
+        if len(text) > _MAX_CACHED_TEXT_CHARS:
+            return self._clean_system_text(text)
+        clean = self._cache.pop(text, None)
+        if clean is None:
+            clean = self._clean_system_text(text)
+            while len(self._cache) >= _MAX_CACHED_TEXTS:
+                self._cache.popitem(last=False)
+        self._cache[text] = clean
+        return clean
+
+    def _clean_system_text(self, text: str) -> str:
+        return self._volatile.strip_system(strip_preamble(text) if self._strip_preamble else text)
+
+
+def _map_texts(blocks: tuple[Block, ...], clean: Callable[[str], str]) -> tuple[Block, ...]:
+    """The blocks with each text cleaned; the same tuple where all stay as they are."""
+    made = tuple(_map_text(block, clean) for block in blocks)
+    return blocks if all(map(is_, made, blocks)) else made
+
+
+def _map_text(block: Block, clean: Callable[[str], str]) -> Block:
+    if not isinstance(block, TextBlock):
+        return block
+    text = clean(block.text)
+    return block if text == block.text else TextBlock(text)

@@ -16,9 +16,8 @@ from dovetail.models.loader import Model, load_model
 from dovetail.models.weights import find_model
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
-from dovetail.prompt.clean import NormalizationOptions
 from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.volatile_text import DEFAULT_PATTERNS
+from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import RemoteEngine, discover_remote_engine
 from dovetail.server.kept import open_keyring, open_ledger, open_response_store

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.pipeline.preparation import PreparedRequest
-from dovetail.prompt.arrange import order_turns
-from dovetail.prompt.diagnosis import PrefixReport
-from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.prefix_diagnostics import PrefixReport
+from dovetail.prompt.template import RenderError
+from dovetail.prompt.turn_order import order_turns
 from dovetail.watch.decoder import DecodedExchange, decode_exchange
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.findings import PrefixBreakClassifier, find_copy_difference

@@ -7,11 +7,10 @@ import msgspec
 
 from dovetail.ledger.equivalence import is_same_arguments
 from dovetail.ledger.turn_digest import digest_turn
-from dovetail.prompt.clean import NormalizationOptions
-from dovetail.prompt.diagnosis import PrefixReport
 from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.preamble import strip_preamble
+from dovetail.prompt.prefix_diagnostics import PrefixReport
 from dovetail.prompt.turn_writer import is_interleaved
+from dovetail.prompt.volatile_text import NormalizationOptions, strip_preamble
 from dovetail.watch.verdict import TrafficFinding
 from dovetail_model import Block, ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
 

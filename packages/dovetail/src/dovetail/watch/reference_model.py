@@ -14,7 +14,7 @@ from dovetail.models.hub import HUB_ID_PATTERN, find_cached_model
 from dovetail.models.loader import Model, ModelLoadError, ModelParsers, ProbedTemplate, load_model
 from dovetail.models.template_probe import probe_template
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate
 from dovetail_model import EngineError, Sampling
 from dovetail_parsers import markers, resolve_family
 from dovetail_tokenizers import ByteTokenizer

@@ -9,8 +9,7 @@ from dovetail.models.template_probe import message_forms as forms
 from dovetail.models.template_probe import switches as thoughts
 from dovetail.models.template_probe.context import ProbeContext, create_context
 from dovetail.models.template_probe.warnings import collect_warnings
-from dovetail.prompt.facts import TemplateProfile
-from dovetail.prompt.rendering_template import ChatTemplate
+from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
 __all__ = ["probe_template"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.prompt.rendering_template import ChatMessages, ChatTemplate, RenderError
+from dovetail.prompt.template import ChatMessages, ChatTemplate, RenderError
 
 ProbeMessage = dict[str, Any]
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dovetail.models.template_probe.context import ProbeContext, ProbeMessage
-from dovetail.prompt.facts import MessageHandling
-from dovetail.prompt.rendering_template import RenderError
+from dovetail.prompt.template import MessageHandling, RenderError
 
 _CONTENT_FORMS: tuple[Literal["string", "parts"], ...] = ("string", "parts")
 

@@ -1,6 +1,6 @@
 """What users should know about a template before they serve with it."""
 
-from dovetail.prompt.facts import TemplateProfile
+from dovetail.prompt.template import TemplateProfile
 
 
 def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
