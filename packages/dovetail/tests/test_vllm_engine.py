@@ -15,8 +15,7 @@ from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engi
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
 from dovetail.engines.vllm.discovery import PROBES
-from dovetail.models.engines_files import find_tokenizer_files
-from dovetail.models.weights import ModelUnavailableError
+from dovetail.models.weights import ModelUnavailableError, find_tokenizer_files
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from dovetail.models.files import ModelFilesError, TemplateSource
-from dovetail.models.model_files import ModelFiles, read_model_files
+from dovetail.models.files import ModelFiles, ModelFilesError, TemplateSource, read_model_files
 from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_test
 from dovetail.models.stop_tokens import find_stop_tokens
 from dovetail.models.template_probe import probe_template

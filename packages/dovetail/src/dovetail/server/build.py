@@ -11,9 +11,8 @@ from dovetail.engines.registry import UPSTREAMS
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.seal import Sealer
-from dovetail.models.engines_files import find_tokenizer_files
 from dovetail.models.loader import Model, load_model
-from dovetail.models.weights import find_model
+from dovetail.models.weights import find_model, find_tokenizer_files
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
 from dovetail.prompt.normalization import PromptNormalizer
