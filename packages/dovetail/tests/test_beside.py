@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline import beside as module
-from dovetail.pipeline.beside import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
+from dovetail.pipeline import concurrency as module
+from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
 from dovetail_tokenizers import HfTokenizer

@@ -7,7 +7,7 @@ import msgspec
 from dovetail.http.body import read_body
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.execution import count_tokens, require_token_model
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported

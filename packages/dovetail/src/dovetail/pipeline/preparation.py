@@ -25,7 +25,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
-from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import (

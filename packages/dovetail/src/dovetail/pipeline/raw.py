@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.models.loader import Model
-from dovetail.pipeline.beside import run_in_thread
+from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
