@@ -16,11 +16,17 @@ from served import dovetail, qwen_folder, served
 
 from dovetail.engines.engine import EngineCapabilities, RemoteModel
 from dovetail.engines.registry import UpstreamSetup, create_upstream
-from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
-from dovetail.http.entries import build_entry
-from dovetail.http.levels import default_level, supported_levels
+from dovetail.http.codex_catalog import (
+    CodexCatalog,
+    CodexProfileError,
+    apply_profile,
+    build_catalog,
+    build_entry,
+    default_level,
+    read_profile,
+    supported_levels,
+)
 from dovetail.http.options import HttpOptions
-from dovetail.http.published import CodexCatalog, build_catalog
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

@@ -22,8 +22,8 @@ from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.access.limits import LimitStatus, MemoryLimitStore, RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http.limit_headers import limit_headers
 from dovetail.http.options import HttpOptions
+from dovetail.http.rate_limits import limit_headers
 from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES, LogThrottle
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES

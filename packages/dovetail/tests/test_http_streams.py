@@ -12,7 +12,7 @@ import pytest
 from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import outlet
+from dovetail.http import response as outlet
 from dovetail.http.options import HttpOptions
 from dovetail.http.response import StreamingResponse
 from dovetail.pipeline import choice_runner as speaker

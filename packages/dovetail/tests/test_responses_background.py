@@ -11,8 +11,7 @@ from http_stage import NAME, run, serving
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
-from dovetail.http.responses.following import read_chunks, send_stream
-from dovetail.http.responses.run import FrameLog
+from dovetail.http.responses.run import FrameLog, read_chunks, send_stream
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore

@@ -17,7 +17,7 @@ from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses import background as background_module
-from dovetail.http.responses.following import ResponsePeers, read_chunks
+from dovetail.http.responses.run import ResponsePeers, read_chunks
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.server import peer_responses as together

@@ -9,7 +9,7 @@ import pytest
 from ledger_entries import turn
 from prometheus_client import CollectorRegistry
 
-from dovetail.http.stores import StoreCollector
+from dovetail.http.collectors import StoreCollector
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.responses.redis import RedisResponseBackend

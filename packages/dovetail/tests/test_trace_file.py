@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from http_stage import NAME, run, serving
 
-from dovetail.http import capture as capturing
+from dovetail.http import exchange as capturing
 from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics

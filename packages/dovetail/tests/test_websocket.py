@@ -12,7 +12,7 @@ from socket_stage import answer, ask, asked, event, socket_to, text_of
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import outlet
+from dovetail.http import response as outlet
 from dovetail.http.options import HttpOptions
 from dovetail_model import EngineUnavailable
 

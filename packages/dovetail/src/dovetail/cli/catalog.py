@@ -10,7 +10,7 @@ from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
-from dovetail.http.published import build_catalog as codex_catalog
+from dovetail.http.codex_catalog import build_catalog as codex_catalog
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import fetch_server_info
 from dovetail.models.loader import ModelLoadError

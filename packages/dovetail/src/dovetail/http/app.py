@@ -5,23 +5,20 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.access.auth import ANONYMOUS, require_admin
-from dovetail.http.capture import PayloadCapture
-from dovetail.http.collectors import ReplicaCollector
+from dovetail.http.codex_catalog import CodexCatalog
+from dovetail.http.collectors import ReplicaCollector, StoreCollector
 from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status, send_error, to_client_error
-from dovetail.http.exchange import ApiExchange
+from dovetail.http.exchange import ApiExchange, PayloadCapture
 from dovetail.http.generation import GenerationEndpoint
 from dovetail.http.health import HealthEndpoints
 from dovetail.http.memory import MemoryLimitReached, request_memory
 from dovetail.http.models import CATALOG_ETAG_HEADER, ModelsEndpoints
-from dovetail.http.openapi import build_document
 from dovetail.http.options import HttpOptions
-from dovetail.http.published import CodexCatalog
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.http.responses.run import ResponseKey
-from dovetail.http.routes import Handler, Route, RouteTable, select_error_codec
-from dovetail.http.stores import StoreCollector
+from dovetail.http.routes import Handler, Route, RouteTable, build_document, select_error_codec
 from dovetail.http.tokens import TokensEndpoints
 from dovetail.http.tracker import RequestTracker
 from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint

@@ -10,18 +10,17 @@ import msgspec
 from dovetail.access.admission import AdmissionController
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.http.body import read_body
-from dovetail.http.capture import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.drain import DrainController
+from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.exchange import ApiExchange, final_body_message
 from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
 from dovetail.http.options import HttpOptions
 from dovetail.http.rate_limits import RateLimitGate
-from dovetail.http.response import EVENT_STREAM_TYPE, StreamingResponse
+from dovetail.http.response import EVENT_STREAM_TYPE, BufferedResponse, StreamingResponse
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
-from dovetail.http.responses.following import read_chunks, send_stream
+from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
-from dovetail.http.whole import BufferedResponse
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.choice_runner import warm_prefix

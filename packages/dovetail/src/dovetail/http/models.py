@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.http.codex_catalog import CodexCatalog
 from dovetail.http.exchange import JSON_TYPE, ApiExchange, final_body_message
-from dovetail.http.published import CodexCatalog
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
 

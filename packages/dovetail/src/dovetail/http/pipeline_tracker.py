@@ -4,9 +4,15 @@ Of several choices the first one's are kept. What a model can make grow is bound
 """
 
 from collections.abc import Callable
+from itertools import islice
+from time import perf_counter
 from typing import Any
 
-from dovetail.telemetry.record import ReasoningSpan, ToolCallRecord
+from dovetail.net.trace_context import parse_traceparent
+from dovetail.pipeline.execution import RequestObserver
+from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.telemetry.metrics import Metrics
+from dovetail.telemetry.record import PrefixStats, ReasoningSpan, ToolCallRecord
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -16,8 +22,11 @@ from dovetail_model import (
     Failure,
     Finish,
     ReasoningDelta,
+    Request,
     SpanEnd,
     TextDelta,
+    ToolResultBlock,
+    Usage,
 )
 
 MAX_PARTS = 256  # thoughts, and calls, of one answer
@@ -110,3 +119,138 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
     Finish: OutputTimeline._end,
     Failure: OutputTimeline._end,
 }
+
+
+_MAX_NAME_CHARS = 256  # characters of what a client calls things
+_MAX_RESULTS = 256
+
+
+def truncate_name(name: str) -> str:
+    """A client's own name for something, no longer than a line can bear."""
+    return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS]
+
+
+def truncate_optional_name(name: str | None) -> str | None:
+    return None if name is None else truncate_name(name)
+
+
+def client_traceparent(header: str | None) -> str | None:
+    """The client's own span, by the W3C's header, if it is sound."""
+    found = parse_traceparent(header)
+    return None if found is None else str(found)
+
+
+def new_tool_result_ids(request: Request) -> tuple[str, ...]:
+    """The calls whose results are new in this request: those behind the last assistant turn."""
+    found: list[str] = []
+    for turn in reversed(request.turns):
+        if turn.role == "assistant":
+            break
+        found += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
+    return tuple(truncate_name(id) for id in islice(reversed(found), _MAX_RESULTS))
+
+
+def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
+    """How the prompt stands beside the last one of its session."""
+    diagnosis = prepared.diagnosis
+    begins = all(turn.role != "assistant" for turn in prepared.request.turns)
+    return PrefixStats(
+        common=diagnosis.common_tokens,
+        total=diagnosis.total_tokens,
+        lost=0
+        if begins
+        else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
+        reused=diagnosis.reused_tokens,
+        reason=diagnosis.reason,
+        turns=_count_turns(prepared),
+    )
+
+
+def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
+    """How the assistant turns stand in the prompt, from the first that was not there before."""
+    prompt, turns = prepared.prompt, prepared.request.turns
+    start = prompt.history.anchor_index or 0
+    end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
+    spoken = sum(turns[at].role == "assistant" for at in range(start, end))
+    exact, written = len(prompt.exact_turns | prompt.unchanged_turns), len(prompt.rewritten_turns)
+    return {"exact": exact, "written": written, "natural": max(0, spoken - exact - written)}
+
+
+class PipelineTracker:
+    """The way of one request through the pipeline. What is counted at once, is."""
+
+    __slots__ = (
+        "_cached_reported",
+        "_metrics",
+        "_model",
+        "carried_tokens",
+        "migrations",
+        "notes",
+        "prefix",
+        "prepared",
+        "prepared_at",
+        "replica",
+        "usage_by_choice",
+    )
+
+    def __init__(self, metrics: Metrics, model: str = "") -> None:
+        self._metrics = metrics
+        self._model = model
+        self._cached_reported = False
+        self.prepared: PreparedRequest | None = None
+        self.prepared_at: float | None = None
+        self.prefix: PrefixStats | None = None
+        self.replica: int | None = None  # the last that was asked
+        self.migrations = 0
+        self.carried_tokens = 0  # tokens that went along
+        self.notes: dict[str, None] = {}  # what a client hears without asking
+        self.usage_by_choice: dict[int, Usage] = {}  # of each choice, its tokens when it was over
+
+    def create_observer(self) -> RequestObserver:
+        return RequestObserver(
+            on_prepared=self._on_prepared,
+            on_note=self._on_note,
+            on_inexact=self._on_inexact,
+            on_migrated=self._on_migrated,
+            on_upstream_request=self._on_sent_upstream,
+            on_replica_assigned=self._on_replica_selected,
+            on_choice_finished=self._on_choice_finished,
+        )
+
+    def reprefilled_tokens(self, usage: Usage | None) -> int | None:
+        """Prompt tokens that had been read before and were read again; None where nobody says."""
+        if usage is None or self.prefix is None or not self._cached_reported:
+            return None
+        return max(0, self.prefix.common - usage.cached_tokens)
+
+    def _on_prepared(self, prepared: PreparedRequest) -> None:
+        self.prepared = prepared
+        self.prepared_at = perf_counter()
+        self.prefix = prefix_stats(prepared)
+        failed = prepared.prompt.notes.count("splice_failed")
+        self._metrics.count_prompt(self._model, self.prefix, failed)
+
+    def _on_note(self, note: str) -> None:
+        """Something that the client demanded and does not get."""
+        self.notes[note] = None
+
+    def _on_inexact(self) -> None:
+        self._metrics.count_inexact_turn(self._model)
+
+    def _on_migrated(self, carried: int) -> None:
+        """Another replica goes on, and is given what was said so far."""
+        self.migrations += 1
+        self.carried_tokens += carried
+        self._metrics.count_migration(self._model, carried)
+
+    def _on_sent_upstream(self, turns: int) -> None:
+        """The turns went to an upstream as text: how they stand in its prompt is not known."""
+        self._metrics.count_replayed_turns(self._model, {"relayed": turns})
+
+    def _on_replica_selected(self, replica: int) -> None:
+        self.replica = replica
+
+    def _on_choice_finished(self, choice: int, usage: Usage, cached_reported: bool) -> None:
+        """A choice is over, be it because the client hung up. An upstream's is told by events."""
+        self.usage_by_choice[choice] = usage
+        self._cached_reported |= cached_reported

@@ -5,15 +5,89 @@ until the client has caught up.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from dovetail.http.errors import error_status, to_client_error
 from dovetail.http.exchange import ApiExchange, final_body_message
-from dovetail.http.outlet import ResponseBodyWriter
+from dovetail.http.ids import ResponseIds
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail_model import Event, ReasoningDelta, error_from_failure
+from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, DirectWriter
+from dovetail_model import Event, Fold, ReasoningDelta, Request, error_from_failure
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
+
+
+class ResponseBodyWriter:
+    """The body of one answer. What comes first begins it, by `begin`."""
+
+    __slots__ = (
+        "_start_response",
+        "_direct",
+        "_exchange",
+        "_buffer",
+        "_send_task",
+        "has_output",
+        "write",
+    )
+
+    def __init__(
+        self, exchange: ApiExchange, start_response: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._exchange = exchange
+        self._start_response = start_response
+        self._direct: DirectWriter | None = None
+        self._buffer: list[bytes] = []
+        self._send_task: asyncio.Task[None] | None = None
+        self.has_output = False
+        #: Sends frames. False: there is no room for more at the moment.
+        self.write: Callable[[bytes], bool] = self._write_buffered
+
+    def _write_buffered(self, frames: bytes) -> bool:
+        self.has_output = True
+        self._buffer.append(frames)
+        if self._send_task is None:
+            self._send_task = asyncio.create_task(self._send_buffer())
+            self._send_task.add_done_callback(_consume_exception)
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for more at the moment."""
+        return self._send_task is not None or (self._direct is not None and self._direct.full)
+
+    async def drain(self) -> None:
+        """Returns when there is room."""
+        if self._send_task is not None:
+            await asyncio.shield(self._send_task)  # others may wait for it, too
+        elif self._direct is not None:
+            await self._direct.drain()
+
+    def discard(self) -> None:
+        """What was not sent yet is not wanted any more."""
+        if self._send_task is not None:
+            self._send_task.cancel()
+
+    async def _send_buffer(self) -> None:
+        """Begins the answer, if that was not done, and sends what has gathered."""
+        exchange = self._exchange
+        if exchange.status is None:
+            await self._start_response()
+        while self._buffer:
+            body = b"".join(self._buffer)
+            self._buffer.clear()
+            await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
+        self._send_task = None
+        self._direct = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
+        if self._direct is not None:
+            self.write = self._direct.write
+
+
+def _consume_exception(sending: "asyncio.Task[None]") -> None:
+    """A fault is told to whoever waits for room; where nobody does, the client is gone."""
+    if not sending.cancelled():
+        sending.exception()
+
 
 EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -138,3 +212,34 @@ class StreamingResponse:
     def _stop_keep_alive(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+class BufferedResponse:
+    """Folds an answer while it comes."""
+
+    __slots__ = ("_tracker", "_codec", "_folds", "_request")
+
+    def __init__(self, request: Request, codec: Codec, account: RequestTracker) -> None:
+        self._request = request
+        self._codec = codec
+        self._tracker = account
+        self._folds = [Fold() for _ in range(max(1, request.sampling.n))]
+
+    def write(self, choice: int, events: list[Event]) -> bool:
+        self._tracker.on_events(choice, events)
+        add = self._folds[choice].add
+        for event in events:
+            add(event)
+        return True
+
+    async def drain(self) -> None:
+        """There always is."""
+
+    def encode_body(self) -> bytes:
+        """The body. An answer that broke is an error, never a short answer."""
+        messages = [fold.message() for fold in self._folds]
+        for message in messages:
+            if message.failure is not None:
+                raise error_from_failure(message.failure)
+        ids = ResponseIds(self._request.identity.answer)
+        return self._codec.encode_message(self._request, messages, ids, time.time)

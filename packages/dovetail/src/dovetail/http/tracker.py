@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
-from dovetail.http.course import PipelineTracker
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import release_memory
-from dovetail.http.pipeline_tracker import OutputTimeline
-from dovetail.http.standing import (
+from dovetail.http.pipeline_tracker import (
+    OutputTimeline,
+    PipelineTracker,
     client_traceparent,
     new_tool_result_ids,
     truncate_name,

@@ -7,8 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from dovetail.http.app import App
-from dovetail.http.responses.following import read_chunks
-from dovetail.http.responses.run import ResponseKey
+from dovetail.http.responses.run import ResponseKey, read_chunks
 from dovetail.server.numbers import WorkerMetrics
 from dovetail.server.worker_peers import (
     PeerDisconnected,

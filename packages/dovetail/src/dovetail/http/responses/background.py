@@ -12,18 +12,20 @@ from contextlib import aclosing, suppress
 
 import msgspec
 
-from dovetail.http.capture import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status, to_client_error
+from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.responses.conversation import ResponseSaver
-from dovetail.http.responses.following import (
+from dovetail.http.responses.run import (
+    BackgroundRun,
+    FrameLog,
     NoResponsePeers,
+    ResponseKey,
     ResponsePeers,
     read_chunks,
     send_stream,
 )
-from dovetail.http.responses.run import BackgroundRun, FrameLog, ResponseKey
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.responses.backend import StoredResponse

@@ -3,8 +3,7 @@
 from dovetail.http.drain import DrainController, draining_error
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
-from dovetail.http.websocket.answer import WebSocketContext
-from dovetail.http.websocket.session import ExchangeHandler, WebSocketSession
+from dovetail.http.websocket.session import ExchangeHandler, WebSocketContext, WebSocketSession
 from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics

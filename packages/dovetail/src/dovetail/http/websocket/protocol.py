@@ -13,7 +13,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from dovetail.http.memory import request_memory
-from dovetail.http.websocket.wire import encode_frame, single_message, split_messages
+from dovetail.http.websocket.messages import encode_frame, single_message, split_messages
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
 WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
