@@ -30,9 +30,8 @@ from dovetail.net.listener import freeze_gc
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server.build import default_sampling, preparation_settings
+from dovetail.server.build import default_sampling, open_keyring, open_ledger, preparation_settings
 from dovetail.server.http_server import create_server, run_server, wait_until_started
-from dovetail.server.kept import open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_tokenizers import Tokenizer
 

@@ -13,7 +13,7 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
-from dovetail.server.kept import open_response_store
+from dovetail.server.build import open_response_store
 from dovetail.settings.config import Config
 from dovetail.storage.faults import StoreError
 

@@ -120,7 +120,7 @@ def test_the_unit_fits_the_settings() -> None:
     assert told["LoadCredential"].startswith("keys:")
     assert config.trace_file is not None
     assert config.trace_file.parent == Path("/var/log") / told["LogsDirectory"]
-    assert told["Type"] == "notify"  # what `dovetail.server.notify` tells
+    assert told["Type"] == "notify"  # what `dovetail.server.process` tells
     assert told["NoNewPrivileges"] == "yes"
     assert told["ProtectSystem"] == "strict"
     assert told["DynamicUser"] == "yes"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.kept import open_ledger
+from dovetail.server.build import open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.installation import install_command
 
@@ -34,7 +34,7 @@ def test_no_extra_asks_an_index_for_a_sibling() -> None:
 
 
 def test_a_store_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("dovetail.server.kept.find_spec", lambda name: None)
+    monkeypatch.setattr("dovetail.server.build.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'dovetail\[redis\]'") as told:
         open_ledger(Config(store="redis://:secret@127.0.0.1:1"), tmp_path)
     assert "secret" not in str(told.value)

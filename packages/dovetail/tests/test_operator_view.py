@@ -18,9 +18,14 @@ from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
 from dovetail.routing.pool import ReplicaPool
-from dovetail.server import folder as folders
-from dovetail.server.folder import LOCK_FILE, PREFIX, create_runtime_dir, hold_runtime_dir
-from dovetail.server.process import describe_exit_status
+from dovetail.server import process as folders
+from dovetail.server.process import (
+    LOCK_FILE,
+    PREFIX,
+    create_runtime_dir,
+    describe_exit_status,
+    hold_runtime_dir,
+)
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES
 from dovetail.telemetry.metrics import Metrics

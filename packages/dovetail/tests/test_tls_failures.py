@@ -19,9 +19,8 @@ from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.tls import TlsCertificate
-from dovetail.server import handshake
-from dovetail.server.handshake import classify_failure
-from dovetail.server.http_server import create_server
+from dovetail.server import http_server as handshake
+from dovetail.server.http_server import classify_failure, create_server
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
     asyncio.new_event_loop,

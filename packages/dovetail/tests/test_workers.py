@@ -43,7 +43,7 @@ from workers_stage import (
     until,
 )
 
-from dovetail.server.kept import LEDGER_FILE
+from dovetail.server.build import LEDGER_FILE
 
 ENDS = {
     "/v1/messages": b"event: message_stop",

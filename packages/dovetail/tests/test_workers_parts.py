@@ -27,10 +27,8 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
-from dovetail.server.notify import notify
-from dovetail.server.numbers import WorkerMetrics
-from dovetail.server.process import ManagedProcess
-from dovetail.server.worker_peers import WorkerPeers
+from dovetail.server.process import ManagedProcess, notify
+from dovetail.server.worker_peers import WorkerMetrics, WorkerPeers
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import EngineUnavailable
 

@@ -10,8 +10,7 @@ from dovetail.cli.flags import with_settings
 from dovetail.pipeline.execution import run_request
 from dovetail.pipeline.registry import ModelEntry
 from dovetail.pipeline.sinks import CallbackSink
-from dovetail.server.build import build_service
-from dovetail.server.faults import SETUP_ERRORS
+from dovetail.server.build import SETUP_ERRORS, build_service
 from dovetail.settings.sources import LoadedConfig
 from dovetail_model import (
     Event,

@@ -18,7 +18,7 @@ from dovetail.ledger.export import LedgerExporter, MissingBranch
 from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import SessionStats
-from dovetail.server.kept import LEDGER_FILE, open_ledger
+from dovetail.server.build import LEDGER_FILE, open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import ConfigError, load_config

@@ -17,7 +17,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
-from dovetail.server.kept import LEDGER_FILE, open_keyring, open_ledger
+from dovetail.server.build import LEDGER_FILE, open_keyring, open_ledger
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES

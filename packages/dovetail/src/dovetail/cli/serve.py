@@ -25,7 +25,7 @@ from dovetail.cli.server_runner import (
 )
 from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.launch.harnesses import HARNESSES
-from dovetail.server.notify import notify
+from dovetail.server.process import notify
 from dovetail.server.supervisor import SupervisorError, WorkerSupervisor
 from dovetail.settings.config import Config
 from dovetail.settings.sources import LoadedConfig

@@ -18,11 +18,10 @@ from dovetail.http.options import HttpOptions
 from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.server.build import DEFAULT_MODEL, build_service
-from dovetail.server.faults import SETUP_ERRORS
+from dovetail.server.build import DEFAULT_MODEL, SETUP_ERRORS, build_service
 from dovetail.server.http_server import create_server, wait_until_started
 from dovetail.server.http_server import run_server as run_server
-from dovetail.server.notify import notify
+from dovetail.server.process import notify
 from dovetail.server.reload import reload_on_change
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics

@@ -18,15 +18,15 @@ from dovetail.cli.server_runner import (
 )
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
-from dovetail.server.folder import hold_runtime_dir
-from dovetail.server.order import (
+from dovetail.server.peer_responses import join_peers
+from dovetail.server.process import (
     LIMITS_FILE,
     WorkerSpec,
     exit_with_parent,
+    hold_runtime_dir,
     receive_spec,
     report_ready,
 )
-from dovetail.server.peer_responses import join_peers
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.recorders import open_recorders

@@ -13,10 +13,14 @@ from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import DEFAULT_MAX_MODEL_LEN, CompletionModel
 from dovetail.engines.hosted import HOSTED_MODEL_NAME, describe_engine
 from dovetail.net.listener import ListenAddress, freeze_gc, open_listener, uvicorn_config
-from dovetail.server.build import build_local_engine
-from dovetail.server.faults import SETUP_ERRORS
-from dovetail.server.folder import hold_runtime_dir
-from dovetail.server.order import EngineHostSpec, exit_with_parent, receive_spec, report_ready
+from dovetail.server.build import SETUP_ERRORS, build_local_engine
+from dovetail.server.process import (
+    EngineHostSpec,
+    exit_with_parent,
+    hold_runtime_dir,
+    receive_spec,
+    report_ready,
+)
 from dovetail.telemetry.log import configure_logging
 
 

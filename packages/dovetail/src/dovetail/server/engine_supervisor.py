@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.registry import REMOTE_ENGINES
-from dovetail.server.order import EngineHostSpec
-from dovetail.server.process import RESTART_DELAYS_SECONDS, ManagedProcess, describe_exit_status
+from dovetail.server.process import (
+    RESTART_DELAYS_SECONDS,
+    EngineHostSpec,
+    ManagedProcess,
+    describe_exit_status,
+)
 from dovetail.settings.config import Config
 
 ENGINE_HOST_MODULE = "dovetail.server.engine_host"

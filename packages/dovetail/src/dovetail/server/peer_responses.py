@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dovetail.http.app import App
 from dovetail.http.responses.run import ResponseKey, read_chunks
-from dovetail.server.numbers import WorkerMetrics
 from dovetail.server.worker_peers import (
     PeerDisconnected,
     PeerRequest,
+    WorkerMetrics,
     WorkerPeers,
     await_first_frame,
 )

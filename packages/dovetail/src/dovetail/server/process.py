@@ -1,16 +1,43 @@
 """One process of the server's own."""
 
 import asyncio
+import fcntl
 import os
 import pickle
+import shutil
 import signal
+import socket
+import stat
 import sys
+import tempfile
+import time
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.server.notify import NOTIFY_SOCKET_VARIABLE
+from dovetail.settings.config import Config
+
+NOTIFY_SOCKET_VARIABLE = "NOTIFY_SOCKET"
+
+
+def notify(state: str) -> None:
+    """Tells `READY=1`, `STOPPING=1` or `RELOADING=1`. Where nobody listens, nothing happens."""
+    address = os.environ.get(NOTIFY_SOCKET_VARIABLE)
+    if not address or not hasattr(socket, "AF_UNIX"):
+        return
+    if address.startswith("@"):  # systemd's spelling of a name that stands in no folder
+        address = f"\0{address[1:]}"
+    if state == "RELOADING=1":
+        state += f"\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
+    # Whoever does not hear it has gone, or has not been there: no reason to fail.
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(address)
+        sender.sendall(state.encode())
+
 
 MAX_LINE_BYTES = 1 << 20  # bytes
 #: Seconds before one that fell is started again, by how often it fell; the last repeats.
@@ -79,3 +106,116 @@ def describe_exit_status(status: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-status).name
     return f"signal {-status}"
+
+
+LIMITS_FILE = "limits"  # in the server's folder: what the limits of keys are counted in
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker serves, where, and beside whom. `port` is what the server listens on.
+
+    The sockets of the others, and all that they share, lie in `folder`.
+    """
+
+    number: int
+    config: Config
+    port: int
+    folder: Path
+    restarts: int = 0  # of this worker, before this start
+
+
+@dataclass(frozen=True)
+class EngineHostSpec:
+    """The engine that a process runs for all workers, and where it listens."""
+
+    config: Config
+    socket: Path
+    key: str
+
+
+def receive_spec(spec_type: type[_T]) -> _T:
+    """The order of this process. What anything else prints is log from now on."""
+    if sys.stdin.isatty():
+        sys.exit("this is started by `dovetail serve --workers`")
+    global _report_fd
+    _report_fd = os.dup(1)
+    os.dup2(2, 1)
+    order = pickle.load(sys.stdin.buffer)
+    assert isinstance(order, spec_type)
+    return order
+
+
+def report_ready(facts: dict[str, Any]) -> None:
+    """Tells the parent that this process is ready."""
+    os.write(_report_fd, msgspec.json.encode(facts) + b"\n")
+
+
+def exit_with_parent() -> None:
+    """Has this process end in good order when its parent is gone."""
+    Thread(target=_wait_for_parent_exit, name="dovetail-parent", daemon=True).start()
+
+
+def _wait_for_parent_exit() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_report_fd = 1
+
+
+PREFIX = "dovetail-"
+LOCK_FILE = "held"  # the file that is locked
+
+_lock_fds: list[int] = []  # descriptors; the locks end with this process
+
+
+def create_runtime_dir() -> Path:
+    """A folder that nobody else can enter. What others left behind goes before."""
+    _remove_stale_dirs(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    # Locked before it has its name: a folder without it is never swept.
+    new = folder / f"{LOCK_FILE}.new"
+    new.touch(mode=0o600)
+    _lock(new)
+    new.rename(folder / LOCK_FILE)
+    return folder
+
+
+def hold_runtime_dir(folder: Path) -> None:
+    """Keeps the folder for as long as this process lives, however its parent ends."""
+    _lock(folder / LOCK_FILE)
+
+
+def _lock(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    _lock_fds.append(descriptor)
+
+
+def _remove_stale_dirs(place: Path) -> None:
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another parent may be at it
+            if _is_ours(folder) and _is_abandoned(folder):
+                shutil.rmtree(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder of this user that others cannot enter, as a parent makes it."""
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+    return private and found.st_uid == os.geteuid()
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether all processes that held it are gone. OSError where it is no such folder."""
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

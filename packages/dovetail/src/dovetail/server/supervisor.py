@@ -14,10 +14,15 @@ from typing import Any
 
 from dovetail.access.shared_limits import create_shared_limit_store
 from dovetail.server.engine_supervisor import EngineSupervisor
-from dovetail.server.folder import create_runtime_dir
-from dovetail.server.notify import notify
-from dovetail.server.order import LIMITS_FILE, WorkerSpec
-from dovetail.server.process import RESTART_DELAYS_SECONDS, ManagedProcess, describe_exit_status
+from dovetail.server.process import (
+    LIMITS_FILE,
+    RESTART_DELAYS_SECONDS,
+    ManagedProcess,
+    WorkerSpec,
+    create_runtime_dir,
+    describe_exit_status,
+    notify,
+)
 from dovetail.server.reload import has_terminal
 from dovetail.settings.config import Config
 

@@ -1,1 +1,0 @@
-"""From settings to a service: models loaded, engines made, the ledger opened."""
