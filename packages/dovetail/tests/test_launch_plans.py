@@ -19,8 +19,12 @@ from dovetail.launch.private_files import (
     remove_private_files,
     write_private_files,
 )
-from dovetail.launch.runner import build_environment, build_proxy_bypass
-from dovetail.launch.shell import SHELL_KEY_VARIABLE, to_shell_lines
+from dovetail.launch.runner import (
+    SHELL_KEY_VARIABLE,
+    build_environment,
+    build_proxy_bypass,
+    to_shell_lines,
+)
 
 WAYS = [(name, api) for name, one in HARNESSES.items() for api in one.apis]
 

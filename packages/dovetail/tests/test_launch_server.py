@@ -17,7 +17,7 @@ import pytest
 from launch_stage import DIES, WAITS, FakeHarness
 from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
 
-from dovetail.launch.own_server import (
+from dovetail.launch.server_process import (
     build_port_arguments,
     build_secret_environment,
     build_serve_arguments,

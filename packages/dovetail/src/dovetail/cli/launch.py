@@ -14,12 +14,6 @@ import typer
 from dovetail.cli.flags import with_settings
 from dovetail.http.codex_catalog import CodexProfileError
 from dovetail.launch.harnesses import HARNESSES, get_harness
-from dovetail.launch.own_server import (
-    build_port_arguments,
-    build_secret_environment,
-    build_serve_arguments,
-    find_builtin_window,
-)
 from dovetail.launch.plan import Harness, LaunchError, LaunchPlan, LaunchRequest, LaunchTarget
 from dovetail.launch.runner import (
     build_environment,
@@ -27,10 +21,16 @@ from dovetail.launch.runner import (
     exec_harness,
     find_executable,
     run_harness,
+    to_shell_lines,
 )
 from dovetail.launch.server_info import ServerInfo, fetch_server_info, find_server
-from dovetail.launch.server_process import start_server
-from dovetail.launch.shell import to_shell_lines
+from dovetail.launch.server_process import (
+    build_port_arguments,
+    build_secret_environment,
+    build_serve_arguments,
+    find_builtin_window,
+    start_server,
+)
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
 

@@ -2,8 +2,15 @@
 
 import json
 
-from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchPlan, LaunchRequest
-from dovetail.launch.providers import PROVIDER_API_NAMES, build_provider_model, provider_base_url
+from dovetail.launch.plan import (
+    API_KEY_VARIABLE,
+    PROVIDER_API_NAMES,
+    PROVIDER_NAME,
+    LaunchPlan,
+    LaunchRequest,
+    build_provider_model,
+    provider_base_url,
+)
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
