@@ -19,22 +19,27 @@ from dovetail.net.exchange import Message
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import fix as fix_module
 from dovetail.watch import sessions as sessions_module
-from dovetail.watch.analysis import TrafficSummary
-from dovetail.watch.exchange import CapturedExchange, find_codec
-from dovetail.watch.fix import FixApp
-from dovetail.watch.observer import TrafficObserver
-from dovetail.watch.passthrough import forward_request
-from dovetail.watch.recording import (
+from dovetail.watch.analysis import ExchangeAnalysis, PromptPrefix, TrafficFinding, TrafficSummary
+from dovetail.watch.exchange import (
+    CapturedExchange,
     ExchangeRecorder,
     RecordingError,
+    find_codec,
     read_recording,
     write_private_file,
 )
+from dovetail.watch.fix import FixApp, forward_request
+from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.reference_model import ListedModel, ReferenceModels, build_fallback
-from dovetail.watch.report import format_exchange, format_summary, to_summary_json
-from dovetail.watch.screen import LineDisplay, LiveDisplay, create_display
+from dovetail.watch.report import (
+    LineDisplay,
+    LiveDisplay,
+    create_display,
+    format_exchange,
+    format_summary,
+    to_summary_json,
+)
 from dovetail.watch.sessions import SessionTracker, build_past_exchange
-from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix, TrafficFinding
 from dovetail.watch.watcher import Watcher, WatchOptions
 from dovetail_model import Identity, Request, TextBlock, Turn
 

@@ -21,7 +21,7 @@ from watch_stage import Seen, Serve, listening, observing, relaying, say
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
 from dovetail.watch.capture import CaptureLimits, ConnectionCapture, UnobservableError
-from dovetail.watch.hostline import HostRewriter
+from dovetail.watch.exchange import HostRewriter
 from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.relay import RelayDirection, TcpRelay
 

@@ -18,14 +18,13 @@ from watch_stage import endpoint, plain_server
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model
 from dovetail.prompt.turn_order import order_turns
-from dovetail.watch.analysis import TrafficSummary
+from dovetail.watch.analysis import ExchangeAnalysis, PromptPrefix, TrafficSummary
 from dovetail.watch.analyzer import ExchangeAnalyzer
 from dovetail.watch.decoder import decode_exchange
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.prompts import BaselinePrompts, strip_reasoning
 from dovetail.watch.reference_model import ReferenceModel, ReferenceModels, build_fallback
 from dovetail.watch.report import format_exchange, format_summary
-from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix
 from dovetail.watch.watcher import Watcher
 from dovetail_protocols import CHAT
 

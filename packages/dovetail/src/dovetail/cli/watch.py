@@ -22,8 +22,8 @@ from dovetail.net.http_client import Endpoint
 from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server, wait_until_started
 from dovetail.settings.config import Config
+from dovetail.watch.exchange import RecordingError, read_recording, write_private_file
 from dovetail.watch.fix import FixApp
-from dovetail.watch.recording import RecordingError, read_recording, write_private_file
 from dovetail.watch.reference_model import (
     ListedModel,
     ParserNames,
@@ -32,7 +32,7 @@ from dovetail.watch.reference_model import (
     fetch_listed_models,
     load_reference,
 )
-from dovetail.watch.screen import create_display
+from dovetail.watch.report import create_display
 from dovetail.watch.watcher import Watcher, WatchOptions
 from dovetail_model import DovetailError
 

@@ -7,7 +7,7 @@ from dovetail.eval.agent import TaskRun, TaskStep
 from dovetail.eval.metrics import PrefixTotals
 from dovetail.eval.tools import build_tool_specs
 from dovetail.watch.analysis import median
-from dovetail.watch.losses import find_unparsed_calls
+from dovetail.watch.findings import find_unparsed_calls
 from dovetail.watch.reference_model import ReferenceModel
 from dovetail_model import Request
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.eval.agent import TaskRun, TaskStep
+from dovetail.watch.analysis import ExchangeAnalysis
 from dovetail.watch.analyzer import ExchangeAnalyzer
 from dovetail.watch.exchange import CapturedExchange
 from dovetail.watch.reference_model import ReferenceModels
-from dovetail.watch.verdict import ExchangeAnalysis
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.prompt.prefix_diagnostics import PrefixReport
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.turn_order import order_turns
+from dovetail.watch.analysis import ExchangeAnalysis, PromptPrefix, TokenBasis, TrafficFinding
 from dovetail.watch.decoder import DecodedExchange, decode_exchange
 from dovetail.watch.exchange import CapturedExchange
-from dovetail.watch.findings import PrefixBreakClassifier, find_copy_difference
-from dovetail.watch.losses import find_unparsed_calls
+from dovetail.watch.findings import PrefixBreakClassifier, find_copy_difference, find_unparsed_calls
 from dovetail.watch.prompts import BaselinePrompt, BaselinePrompts, DovetailPrompts, strip_reasoning
 from dovetail.watch.reference_model import BYTES_PER_TOKEN, ReferenceModel, ReferenceModels
 from dovetail.watch.sessions import (
@@ -23,7 +23,6 @@ from dovetail.watch.sessions import (
     build_past_exchange,
     with_session,
 )
-from dovetail.watch.verdict import ExchangeAnalysis, PromptPrefix, TokenBasis, TrafficFinding
 from dovetail_model import (
     DovetailError,
     InvalidRequest,

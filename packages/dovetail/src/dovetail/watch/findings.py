@@ -11,8 +11,20 @@ from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import PrefixReport
 from dovetail.prompt.turn_writer import is_interleaved
 from dovetail.prompt.volatile_text import NormalizationOptions, strip_preamble
-from dovetail.watch.verdict import TrafficFinding
-from dovetail_model import Block, ReasoningBlock, Request, TextBlock, ToolCallBlock, ToolSpec, Turn
+from dovetail.watch.analysis import TrafficFinding
+from dovetail.watch.reference_model import ReferenceModel
+from dovetail_model import (
+    Block,
+    CallOpen,
+    Message,
+    ReasoningBlock,
+    Request,
+    TextBlock,
+    ToolCallBlock,
+    ToolSpec,
+    Turn,
+)
+from dovetail_parsers import Parser
 
 _QUOTED_CHARS = 60  # characters of a line that are quoted
 
@@ -239,3 +251,49 @@ def _excerpt(text: str, start: int) -> str:
     end = start + _QUOTED_CHARS
     shown = text[start:end].replace("\n", "⏎")
     return f"{'…' if start else ''}{shown!r}{'…' if end < len(text) else ''}"
+
+
+#: Parsers to try where the model's family is not known: the forms that most models use.
+_DEFAULT_PARSERS = ("hermes", "qwen3_coder", "mistral", "llama3_json", "pythonic")
+_CALL_MARKERS = (
+    "<tool_call>",
+    "<function=",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<|tool_call",
+    "<｜tool",
+)
+
+
+def find_unparsed_calls(
+    message: Message, request: Request, reference: ReferenceModel
+) -> tuple[TrafficFinding, ...]:
+    """The calls that the model made and the server left in its text or its thoughts.
+
+    Only those of a tool that the request offered count: others may be quoted.
+    """
+    offered = {tool.model_name for tool in request.tools} | {tool.name for tool in request.tools}
+    found: list[TrafficFinding] = []
+    for block in message.blocks:
+        if not isinstance(block, TextBlock | ReasoningBlock) or not offered:
+            continue
+        name = _find_call(block.text, offered, request, reference)
+        if name is not None:
+            where = "text" if isinstance(block, TextBlock) else "a thought"
+            found.append(TrafficFinding("call_as_text", f"a call of {name} stayed in {where}"))
+    return tuple(found)
+
+
+def _find_call(text: str, offered: set[str], request: Request, lens: ReferenceModel) -> str | None:
+    if lens.tool_parser is not None:
+        parsers: tuple[str, ...] = (lens.tool_parser,)
+    elif any(hint in text for hint in _CALL_MARKERS):
+        parsers = _DEFAULT_PARSERS
+    else:
+        return None
+    for parser in parsers:
+        reader = Parser(parser, tools=request.tools)
+        for event in (*reader.feed(text), *reader.finish()):
+            if isinstance(event, CallOpen) and event.name in offered:
+                return event.name
+    return None

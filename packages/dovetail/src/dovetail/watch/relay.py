@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Literal, Protocol, cast
 
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.hostline import HostRewriter
+from dovetail.watch.exchange import HostRewriter
 
 RelayDirection = Literal["asked", "told", "closed"]
 CONNECT_TIMEOUT_SECONDS = 10.0  # seconds

@@ -10,13 +10,11 @@ from dovetail.net.http_client import Endpoint
 from dovetail.watch.analysis import TrafficSummary, count_name
 from dovetail.watch.analyzer import ExchangeAnalyzer
 from dovetail.watch.capture import CaptureLimits
-from dovetail.watch.exchange import CapturedExchange
+from dovetail.watch.exchange import CapturedExchange, ExchangeRecorder
 from dovetail.watch.observer import TrafficObserver
-from dovetail.watch.recording import ExchangeRecorder
 from dovetail.watch.reference_model import ReferenceModels
 from dovetail.watch.relay import TcpRelay
-from dovetail.watch.report import format_summary, to_summary_json
-from dovetail.watch.screen import WatchDisplay
+from dovetail.watch.report import WatchDisplay, format_summary, to_summary_json
 
 
 @dataclass(frozen=True)
