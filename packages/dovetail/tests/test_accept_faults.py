@@ -11,10 +11,8 @@ from upstream_at_hand import Answer, Asked, chunks, faked, refusal, stream, user
 from watch_stage import listening
 
 from dovetail.eval import client as speaking
-from dovetail.eval.apis import APIS
-from dovetail.eval.client import ApiClient
-from dovetail.eval.figures import PassMetrics
-from dovetail.eval.metrics import PromptStats, sum_prefix_stats
+from dovetail.eval.client import APIS, ApiClient
+from dovetail.eval.metrics import PassMetrics, PromptStats, sum_prefix_stats
 from dovetail.eval.report import build_notes, to_report_json
 from dovetail.eval.runner import EvalPlan, run_eval
 from dovetail.eval.target import EvalError, EvalOptions, EvalTarget, inspect_target

@@ -5,7 +5,7 @@ from http_stage import run
 from llama_server import llama_server
 from llamacpp_at_hand import need_weights
 
-from dovetail.eval.figures import PassMetrics
+from dovetail.eval.metrics import PassMetrics
 from dovetail.eval.report import build_notes
 from dovetail.eval.runner import EvalPlan, run_eval
 from dovetail.eval.target import EvalOptions, EvalTarget, inspect_target

@@ -11,9 +11,8 @@ from rich.console import Console
 from served import qwen_folder
 
 from dovetail.eval.agent import TaskRun
-from dovetail.eval.figures import PassMetrics
-from dovetail.eval.report import render_html, render_terminal, to_report_json
-from dovetail.eval.rows import METRIC_ROWS
+from dovetail.eval.metrics import PassMetrics
+from dovetail.eval.report import METRIC_ROWS, render_html, render_terminal, to_report_json
 from dovetail.eval.runner import EvalPlan, run_eval
 from dovetail.eval.target import EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS

@@ -11,9 +11,15 @@ from accept_stage import PERFECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.eval.folder import ToolError, Workspace
 from dovetail.eval.tasks import TASKS
-from dovetail.eval.tools import TOOLS, build_schema, build_tool_specs, check_call
+from dovetail.eval.tools import (
+    TOOLS,
+    ToolError,
+    Workspace,
+    build_schema,
+    build_tool_specs,
+    check_call,
+)
 from dovetail_parsers import parse
 
 ORDER = {

@@ -16,8 +16,8 @@ from rich.console import Console
 from dovetail.cli.errors import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.eval.agent import TaskRun
-from dovetail.eval.apis import APIS
-from dovetail.eval.figures import PassMetrics
+from dovetail.eval.client import APIS
+from dovetail.eval.metrics import PassMetrics
 from dovetail.eval.report import render_html, render_terminal, to_report_json
 from dovetail.eval.runner import EvalPlan
 from dovetail.eval.runner import run_eval as run

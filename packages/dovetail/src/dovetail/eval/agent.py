@@ -8,9 +8,8 @@ import msgspec
 
 from dovetail.engines.openai.errors import UpstreamRejection, parse_rejection
 from dovetail.eval.client import ApiClient, TimedResponse
-from dovetail.eval.folder import ToolError, Workspace
 from dovetail.eval.tasks import EvalTask
-from dovetail.eval.tools import CheckedCall, build_tool_specs, check_call
+from dovetail.eval.tools import CheckedCall, ToolError, Workspace, build_tool_specs, check_call
 from dovetail_model import (
     Identity,
     Request,

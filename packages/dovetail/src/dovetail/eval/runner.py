@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dovetail.eval.agent import TaskAgent, TaskRun
-from dovetail.eval.apis import APIS
-from dovetail.eval.client import ApiClient
-from dovetail.eval.figures import (
-    PassMetrics,
-    compute_call_stats,
-    compute_latency_stats,
-    list_protocol_errors,
-    summarize_task,
-)
+from dovetail.eval.client import APIS, ApiClient
 from dovetail.eval.metrics import (
+    PassMetrics,
     PrefixTotals,
     PromptStats,
+    compute_call_stats,
+    compute_latency_stats,
     infer_prompt_stats,
+    list_protocol_errors,
     read_prompt_stats,
     sum_prefix_stats,
+    summarize_task,
 )
 from dovetail.eval.server import run_dovetail
 from dovetail.eval.target import EvalTarget

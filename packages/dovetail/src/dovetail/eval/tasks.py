@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.eval.folder import ToolError, Workspace
+from dovetail.eval.tools import ToolError, Workspace
 
 SYSTEM_PROMPT = """\
 You work on files in one folder. You have tools for it and nothing else: no shell, no network.
