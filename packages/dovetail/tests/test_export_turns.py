@@ -7,7 +7,7 @@ from array import array
 import pytest
 from heard import RecordingSink
 
-from dovetail.demo.model import build_demo_model
+from dovetail.demo.session import build_demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script
 from dovetail.ledger.entry import normalize_session_name
 from dovetail.ledger.export import LedgerExporter

@@ -6,7 +6,7 @@ import secrets
 import pytest
 from heard import RecordingSink
 
-from dovetail.demo.model import build_demo_model
+from dovetail.demo.session import build_demo_model
 from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from heard import run_and_collect
 
-from dovetail.demo.model import CHAT_TEMPLATE, build_demo_model
+from dovetail.demo.session import CHAT_TEMPLATE, build_demo_model
 from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,

@@ -3,22 +3,150 @@
 import json
 import secrets
 from importlib.resources import as_file, files
+from pathlib import Path
 
 from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
-from dovetail.demo.model import build_demo_model
-from dovetail.demo.screen import DemoDisplay
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, load_script
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.models.files import TemplateSource
+from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
+from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.execution import RequestObserver, run_request
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
 from dovetail.pipeline.sinks import CallbackSink
+from dovetail.prompt.template import ChatTemplate
 from dovetail.routing.pool import ReplicaPool
-from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Diagnostic,
+    Event,
+    Message,
+    ReasoningBlock,
+    ReasoningDelta,
+    Sampling,
+    SpanEnd,
+    TextBlock,
+    TextDelta,
+    ToolCallBlock,
+)
 from dovetail_protocols import MESSAGES
+from dovetail_tokenizers import ByteTokenizer
+
+
+class DemoDisplay:
+    """Shows events as they come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._panel = Panel("")
+        self._body = Text()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case ReasoningDelta(text=text):
+                self._append("thinking", "dim", text)
+            case TextDelta(text=text):
+                self._append("text", "default", text)
+            case CallOpen(name=name):
+                self.close()
+                self._append(f"call {name}", "cyan", "")
+            case CallArgs(text=text):
+                self._append("", "cyan", text)
+            case CallClose():
+                self.close(
+                    "[bold yellow]⚡ dispatched[/] [dim]- it runs while the model goes on[/]"
+                )
+            case SpanEnd():
+                self.close()
+            case Diagnostic(code=code):
+                self._console.print(f"diagnostic: {code}", style="red")
+            case _:
+                pass
+
+    def close(self, mark: str = "") -> None:
+        """Ends the block that is on the screen, with a line below it if there is one to say."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        self._body.rstrip()
+        self._console.print(self._panel)
+        if mark:
+            self._console.print(mark)
+
+    def _append(self, title: str, style: str, text: str) -> None:
+        if self._live is None:
+            self._body = Text(style=style)
+            self._panel = Panel(self._body, title=title, title_align="left", border_style=style)
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._body.append(text)
+        self._live.update(self._panel, refresh=True)
+
+
+CONTROL_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
+CHAT_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<|im_start|>tool
+{{ message.content }}<|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def build_demo_model() -> Model:
+    """A model that keeps its thoughts and writes calls as Qwen3-Coder does."""
+    tokenizer = ByteTokenizer(CONTROL_TOKENS)
+    template = ChatTemplate(CHAT_TEMPLATE)
+    speech = ProbedTemplate(template, probe_template(template))
+    return Model(
+        name="demo",
+        path=Path("demo"),
+        tokenizer=tokenizer,
+        template_source=TemplateSource({"default": CHAT_TEMPLATE}, {}, "demo"),
+        chat_template=speech,
+        tool_chat_template=speech,
+        parsers=ModelParsers("qwen3_coder", "qwen3", "demo"),
+        switches={},
+        stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
+        stop_strings=("<|im_end|>",),
+        context_length=32768,
+        sampling=Sampling(),
+    )
+
 
 TURNS = 3
 TOKENS_PER_SECOND = 320.0  # of bytes: some ten seconds in all
