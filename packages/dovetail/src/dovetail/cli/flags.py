@@ -9,6 +9,9 @@ from typing import Annotated, Any, Concatenate, get_args, get_origin, get_type_h
 
 import typer
 
+from dovetail.models.loader import Model, load_model
+from dovetail.models.weights import find_model
+from dovetail.server.build import bundled_template
 from dovetail.settings.config import Config
 from dovetail.settings.sources import (
     CONFIG_FILE_ENV,
@@ -107,3 +110,19 @@ def _flag_type(kind: Any) -> Any:
 
 def _drop_unset(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, [])}
+
+
+def find_and_load_model(
+    model: str,
+    *,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    custom_template: Path | None = None,
+) -> Model:
+    """The model of a name or path. Raises `WeightsError` or `CatalogError` with what is wrong."""
+    return load_model(
+        find_model(model),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        custom_template=custom_template or bundled_template(model),
+    )

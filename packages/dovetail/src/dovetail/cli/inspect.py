@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.loading import find_and_load_model
+from dovetail.cli.flags import find_and_load_model
 from dovetail.models.loader import Model, ModelLoadError
 from dovetail.models.self_test import SelfTestOutcome
 from dovetail.models.weights import ModelUnavailableError

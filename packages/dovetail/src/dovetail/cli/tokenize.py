@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.loading import find_and_load_model
+from dovetail.cli.flags import find_and_load_model
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError
 
