@@ -1,5 +1,28 @@
 """The application: what lies between an agent harness and an inference engine."""
 
-from dovetail.embedding import app
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.http.app import App
 
 __all__ = ["app"]
+
+
+def app(**settings: Any) -> "App":
+    """A server as an ASGI application, with the settings of `dovetail serve` by their names.
+
+    The environment and `dovetail.toml` count too; what is given here is stronger.
+    """
+    from dovetail.http.app import App
+    from dovetail.http.options import build_http_options
+    from dovetail.server.build import build_service
+    from dovetail.settings.sources import load_config
+    from dovetail.telemetry.metrics import Metrics
+    from dovetail.telemetry.recorders import open_recorders
+
+    config = load_config(settings, os.environ).config
+    metrics = Metrics()
+    return App(
+        build_service(config), build_http_options(config), metrics, open_recorders(config, metrics)
+    )
