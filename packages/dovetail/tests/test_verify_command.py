@@ -11,8 +11,8 @@ import pytest
 from served import Running, dovetail, served
 from verify_faults import faulty_server, turned_away
 
-from dovetail_verify.registry import BLACK_BOX_CHECKS, SCRIPTED_CHECKS
 from dovetail_verify.scripted import prepare_scripted_server
+from dovetail_verify.suite import BLACK_BOX_CHECKS, SCRIPTED_CHECKS
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "a-key"

@@ -12,9 +12,13 @@ from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turne
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame, abbreviate
-from dovetail_verify.registry import BLACK_BOX_CHECKS, select_checks
-from dovetail_verify.run import run_checks
-from dovetail_verify.suite import TargetUnusable, discover_target
+from dovetail_verify.suite import (
+    BLACK_BOX_CHECKS,
+    TargetUnusable,
+    discover_target,
+    run_checks,
+    select_checks,
+)
 from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)

@@ -22,8 +22,8 @@ from dovetail_verify.html_page import (
     render_table,
 )
 from dovetail_verify.html_report import render_html
-from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
 from dovetail_verify.report import HARNESS_APIS, HarnessVerdict, VerifyReport, report_to_dict
+from dovetail_verify.suite import APIS, BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
 from dovetail_verify.terminal_report import print_report, show_progress
 
 CHECKS = {check.id: check for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)}

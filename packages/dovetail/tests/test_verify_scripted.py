@@ -29,10 +29,9 @@ from dovetail.engines.scripted import parse_script
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import Check, CheckOutcome, CheckResult
-from dovetail_verify.registry import select_checks
-from dovetail_verify.run import run_checks
 from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, render_script
 from dovetail_verify.scripted.scenarios import INTERLEAVED, LAST_LINE
+from dovetail_verify.suite import run_checks, select_checks
 from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -289,6 +288,6 @@ def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
 def test_a_prompt_that_never_came_is_a_failed_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail_verify.recording.RECORD_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("dovetail_verify.target.RECORD_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(Exception, match="0 prompts"):
         asyncio.run(FileRecording(tmp_path / "none").find_requests("x"))

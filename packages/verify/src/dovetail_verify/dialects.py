@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dovetail_verify.check import CheckFailed
-from dovetail_verify.exchange import HttpExchange
-from dovetail_verify.folding import fold_message
+from dovetail_verify.exchange import HttpExchange, fold_message
 
 Json = dict[str, Any]
 DEFAULT_MAX_TOKENS = 64  # tokens of an answer where nothing else is asked for

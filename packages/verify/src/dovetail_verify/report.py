@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.clauses import CLAUDE_CODE, CODEX, OPENCLAW, OPENCODE, PI
-from dovetail_verify.registry import APIS, BLACK_BOX_CHECKS
+from dovetail_verify.suite import APIS, BLACK_BOX_CHECKS
 
 FAILED_OUTCOMES = (CheckOutcome.FAIL, CheckOutcome.ERROR)
 #: The APIs that each harness can use, the usual one first.

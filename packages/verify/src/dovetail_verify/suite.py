@@ -1,10 +1,30 @@
 """What a server says of itself before it is judged: its model, its window, its APIs."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
-from dovetail_verify.black_box.refusals import refusal_reason
+from dovetail_model import DovetailError
+from dovetail_verify import scripted
+from dovetail_verify.black_box import (
+    chat,
+    errors,
+    messages_requests,
+    messages_stream,
+    metadata,
+    responses_requests,
+    responses_stream,
+    transport,
+)
+from dovetail_verify.black_box import messages_requests as stability
+from dovetail_verify.black_box import output as answers
+from dovetail_verify.black_box import output as structured
+from dovetail_verify.black_box import usage as accounting
+from dovetail_verify.black_box.errors import refusal_reason
 from dovetail_verify.black_box.samples import QUESTION
-from dovetail_verify.check import CheckFailed
+from dovetail_verify.check import Check, CheckFailed, CheckOutcome, CheckResult, NotApplicable
 from dovetail_verify.dialects import DIALECTS
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
@@ -103,3 +123,113 @@ def _error_suffix(exchange: HttpExchange) -> str:
         return f", {refusal_reason(exchange)}"
     except CheckFailed:
         return ""
+
+
+_MAX_SILENT_CHECKS = (
+    3  # checks of an API in a row without an answer: nobody waits for all the others
+)
+_CONCLUSIVE_OUTCOMES = (CheckOutcome.PASS, CheckOutcome.FAIL)
+#: Told before each check (with no finding) and after it.
+ProgressCallback = Callable[[Check, CheckResult | None], None]
+
+
+async def run_checks(
+    target: TargetServer, checks: Iterable[Check], progress: ProgressCallback
+) -> list[CheckResult]:
+    """The findings, in the order of the checks.
+
+    An API that stays silent is given up, for every check would wait as long as the first.
+    """
+    findings, silent = [], Counter[str]()
+    for check in checks:
+        progress(check, None)
+        if silent[check.api] == _MAX_SILENT_CHECKS:
+            note = f"not asked: {_MAX_SILENT_CHECKS} checks of this API in a row got no answer"
+            finding = CheckResult(check, CheckOutcome.ERROR, note)
+        else:
+            finding = await run_check(target, check)
+            silent[check.api] += finding.seconds >= target.timeout
+            silent[check.api] *= finding.outcome not in _CONCLUSIVE_OUTCOMES
+        progress(check, finding)
+        findings.append(finding)
+    return findings
+
+
+async def run_check(target: TargetServer, check: Check) -> CheckResult:
+    """One check. Whatever goes wrong in it is a finding, never an exception."""
+    since = asyncio.get_running_loop().time()
+    target.exchanges.clear()
+    outcome, note, sent, came = await _evaluate(target, check)
+    last_sent, last_came = target.last_evidence()
+    sent, came = sent or last_sent, came or last_came
+    seconds = asyncio.get_running_loop().time() - since
+    note, sent, came = (_redact_key(target, text) for text in (note, sent, came))
+    return CheckResult(check, outcome, note, sent, came, seconds)
+
+
+def _redact_key(target: TargetServer, text: str) -> str:
+    """Some servers say the key that they refuse: reports are for others to read."""
+    return text.replace(target.api_key, "(the key)") if target.api_key else text
+
+
+async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, str, str, str]:
+    try:
+        target.require_api(check.api)
+        lacking = sorted(check.requires - target.features)
+        if lacking:
+            raise NotApplicable(f"needs {', '.join(lacking)}")
+        return CheckOutcome.PASS, await check.run(target), "", ""
+    except CheckFailed as fault:
+        return CheckOutcome.FAIL, str(fault), fault.sent, fault.received
+    except NotApplicable as reason:
+        return CheckOutcome.NOT_APPLICABLE, str(reason), "", ""
+    except DovetailError as fault:  # of the line: no answer, a broken one, silence
+        return CheckOutcome.ERROR, fault.message, "", ""
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as fault:
+        # An answer of a shape that the check did not expect is the server's fault, and told as one.
+        return CheckOutcome.FAIL, f"an answer of an unexpected shape ({fault!r})", "", ""
+
+
+#: The APIs in the order of a report. The last three are what all harnesses share.
+APIS = ("messages", "responses", "chat", "models", "tokens", "transport")
+
+
+def _sort_by_api(checks: Iterable[Check]) -> tuple[Check, ...]:
+    return tuple(sorted(checks, key=lambda check: APIS.index(check.api)))
+
+
+#: Checks that judge any server with any model.
+BLACK_BOX_CHECKS = _sort_by_api(
+    (
+        *metadata.CHECKS,
+        *messages_stream.CHECKS,
+        *responses_stream.CHECKS,
+        *chat.CHECKS,
+        *answers.CHECKS,
+        *messages_requests.CHECKS,
+        *responses_requests.CHECKS,
+        *structured.STRUCTURED_CHECKS,
+        *accounting.CHECKS,
+        *stability.BILLING_CHECKS,
+        *errors.CHECKS,
+        *transport.CHECKS,
+    )
+)
+
+#: Checks of a server that has the scripted engine behind it.
+SCRIPTED_CHECKS = _sort_by_api(scripted.CHECKS)
+
+
+def select_checks(checks: Iterable[Check], patterns: Iterable[str]) -> list[Check]:
+    """Those whose id or clause fits one of the patterns (`messages.*`, `CC-4`); all without any.
+
+    A pattern without a star also takes everything below it: `messages.stream`.
+    """
+    wanted = [pattern.strip() for pattern in patterns if pattern.strip()]
+    return [check for check in checks if not wanted or any(_matches(check, p) for p in wanted)]
+
+
+def _matches(check: Check, pattern: str) -> bool:
+    if pattern.lower() == check.clause.id.lower():
+        return True
+    return fnmatchcase(check.id, pattern) or check.id.startswith(f"{pattern}.")

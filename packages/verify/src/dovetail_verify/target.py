@@ -7,13 +7,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail.net.http_client import ClientRequest, ClientResponse, Endpoint, Timeouts, send_request
 from dovetail_protocols import SseReader
-from dovetail_verify.check import NotApplicable
+from dovetail_verify.check import CheckFailed, NotApplicable
 from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame
 
 ANTHROPIC_HEADERS = {"anthropic-version": "2023-06-01"}
@@ -157,3 +160,45 @@ async def _read_exchange(sent: SentRequest, reply: ClientResponse, since: float)
             frames += [SseFrame(event.event, event.data, at) for event in reader.feed(chunk)]
     ended = loop.time() - since
     return HttpExchange(sent, reply.status, reply.headers, b"".join(chunks), frames, ended)
+
+
+RECORD_TIMEOUT_SECONDS = 10.0  # seconds: an engine writes its line when the last token has left
+POLL_SECONDS = 0.02
+
+
+class FileRecording:
+    """The file that `--record` of the scripted engine names. Each line is read once."""
+
+    __slots__ = ("_offset", "_requests", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._requests: list[RecordedGeneration] = []
+
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
+        """The requests whose prompts contain a marker, oldest first, once there are enough."""
+        until = asyncio.get_running_loop().time() + RECORD_TIMEOUT_SECONDS
+        while True:
+            self._read_new_lines()
+            found = [heard for heard in self._requests if marker in heard.text]
+            if len(found) >= min_count:
+                return sorted(found, key=lambda heard: heard.began)
+            if asyncio.get_running_loop().time() > until:
+                raise CheckFailed(
+                    f"the engine was given {len(found)} prompts with the user's words, "
+                    f"{min_count} were sent"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _read_new_lines(self) -> None:
+        """What has been written since."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(end)
+        self._requests += [
+            msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()
+        ]

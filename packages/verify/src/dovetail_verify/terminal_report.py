@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dovetail_verify.check import Check, CheckOutcome, CheckResult
 from dovetail_verify.report import HarnessVerdict, VerifyReport
-from dovetail_verify.run import ProgressCallback
+from dovetail_verify.suite import ProgressCallback
 
 _OUTCOME_COLORS = {
     CheckOutcome.PASS: "green",

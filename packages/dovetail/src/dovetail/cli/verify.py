@@ -22,11 +22,16 @@ from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError
 from dovetail_verify.check import Check, CheckResult
 from dovetail_verify.html_report import render_html
-from dovetail_verify.registry import BLACK_BOX_CHECKS, SCRIPTED_CHECKS, select_checks
 from dovetail_verify.report import VerifyReport, report_to_dict
-from dovetail_verify.run import run_checks
 from dovetail_verify.scripted import FileRecording, prepare_scripted_server, render_script
-from dovetail_verify.suite import TargetUnusable, discover_target
+from dovetail_verify.suite import (
+    BLACK_BOX_CHECKS,
+    SCRIPTED_CHECKS,
+    TargetUnusable,
+    discover_target,
+    run_checks,
+    select_checks,
+)
 from dovetail_verify.target import EngineRecording, TargetServer
 from dovetail_verify.terminal_report import print_report, show_progress
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from dovetail_verify.scripted.script import render_script, resolve_parser_names
+from dovetail_verify.scripted.scenarios import render_script, resolve_parser_names
 
 MODEL_NAME = "some-org/some-model"  # with a slash in it, as most names have
 PARSER_FAMILY = "qwen3_coder"

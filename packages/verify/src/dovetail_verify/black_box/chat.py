@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dovetail_verify.black_box.refusals import refusal_reason, require_accepted
+from dovetail_verify.black_box.errors import refusal_reason, require_accepted
 from dovetail_verify.black_box.samples import (
     QUESTION,
     sample_response,

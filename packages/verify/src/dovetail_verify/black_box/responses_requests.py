@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dovetail_verify.black_box.refusals import refusal_reason, require_accepted
+from dovetail_verify.black_box.errors import refusal_reason, require_accepted
 from dovetail_verify.black_box.samples import QUESTION, is_truncated, sample_response
 from dovetail_verify.check import NotApplicable, check, require
 from dovetail_verify.dialects import (

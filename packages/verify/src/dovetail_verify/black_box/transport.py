@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import zstandard
 
-from dovetail_verify.black_box.refusals import require_refused
+from dovetail_verify.black_box.errors import require_refused
 from dovetail_verify.black_box.samples import QUESTION
 from dovetail_verify.check import CheckFailed, check, require
 from dovetail_verify.dialects import DIALECTS, Dialect

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dovetail_verify.api_checks import check_each_api
 from dovetail_verify.check import Check, NotApplicable, require
-from dovetail_verify.each_api import check_each_api
 from dovetail_verify.scripted.requests import (
     first_request,
     run_scenario,

@@ -7,11 +7,16 @@ this order; how they are written is the family's matter.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
+
+import yaml
 
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
+from dovetail_parsers import resolve_family
+from dovetail_verify.black_box.samples import MULTIBYTE_TEXT
+from dovetail_verify.dialects import TOOL_NAME
 
 PartKind = Literal["thought", "text", "call"]
 PAUSE_SECONDS = 1.5  # seconds of silence in the middle of an answer that is paced
@@ -218,3 +223,91 @@ SCENARIOS = (
     PLAIN,
     FAILING,
 )
+
+
+_NUMBER_WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+_TAIL_CHARS = 400  # characters: what was asked last, and what the template puts behind it
+P = TypeVar("P")
+P_in = TypeVar("P_in", contravariant=True)
+ScriptEntry = dict[str, Any]
+
+
+class PartWriter(Protocol[P_in]):
+    """Writes parts of an answer as a family of models does."""
+
+    def write(self, parts: Sequence[P_in]) -> str: ...
+
+
+def black_box_rules(
+    writer: PartWriter[P],
+    say: Callable[[str], P],
+    think: Callable[[str], P],
+    call: Callable[..., P],
+) -> list[ScriptEntry]:
+    """The rules, in the order in which they are tried."""
+
+    def entry(text: str, *parts: P, **more: Any) -> ScriptEntry:
+        return {"when": {"text": text, "tail": _TAIL_CHARS}, "text": writer.write(parts), **more}
+
+    weather = think("The tool knows."), call(TOOL_NAME, city="Paris")
+    inside = think("The tool knows."), call(f"weather__{TOOL_NAME}", city="Paris")
+    patch = think("A patch."), call("apply_patch", input="*** Begin Patch\n")
+    far = {"when": {"text": f"weather__{TOOL_NAME}"}, "text": writer.write(inside)}
+    return [
+        far,
+        entry("with the key title", think("Short."), say('{"title": "The weather"}')),
+        entry("Use the tool.", *weather),
+        entry("apply_patch", *patch),
+        entry("Repeat exactly:", think("As it is."), say(MULTIBYTE_TEXT), chunks=1),
+        entry(
+            "one to one thousand", think("Many."), say(_NUMBER_WORDS * 20), delay={"between": 0.05}
+        ),
+        entry("one to one hundred", think("Many."), say(_NUMBER_WORDS * 8)),
+        entry("Name three colours", think("Warm ones."), say("Red\nOrange\nYellow")),
+    ]
+
+
+DEFAULT_FAMILY = "qwen3_coder"
+_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn here: no scene with two could be said
+
+
+class _BlockStyleDumper(yaml.SafeDumper):
+    """Writes what has several lines as it is."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_BlockStyleDumper.add_representer(str, _represent_text)
+
+
+def render_script(family: str = DEFAULT_FAMILY) -> str:
+    """The script as YAML. `TOOL+REASONING` names two parsers, one name also the one beside it."""
+    notation = FamilyWriter(*resolve_parser_names(family))
+    after = notation.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
+    rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
+    rules += [
+        {"when": {"text": f"{scene.trigger} "}, **scene.build_entry(notation, scene)}
+        for scene in SCENARIOS
+    ]
+    rules += black_box_rules(notation, text_part, reasoning_part, call_part)
+    script = {"rules": rules, "turns": [{"text": PLAIN_TEXT}]}
+    return yaml.dump(
+        script, Dumper=_BlockStyleDumper, allow_unicode=True, sort_keys=False, width=100
+    )
+
+
+def resolve_parser_names(family: str) -> tuple[str, str]:
+    """The parsers that a name means. Scenes need thoughts, and several calls in a turn."""
+    tool, _, reasoning = family.partition("+")
+    found = resolve_family(tool)
+    if found is None or found.tool_parser is None:
+        raise ValueError(f"no parser of calls is named {tool!r}")
+    if found.name in _SINGLE_CALL_FAMILIES:
+        raise ValueError(f"{tool} ends a turn at its first call: scenes have several")
+    reasoning = reasoning or found.reasoning_parser or ""
+    if not reasoning:
+        raise ValueError(f"{tool} has no thoughts: name a parser of them, as in {tool}+deepseek_r1")
+    return tool, reasoning

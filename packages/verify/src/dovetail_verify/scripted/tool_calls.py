@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
+from dovetail_verify.api_checks import check_each_api
 from dovetail_verify.check import Check, CheckFailed, require
-from dovetail_verify.each_api import check_each_api
 from dovetail_verify.exchange import SentRequest
 from dovetail_verify.scripted.content import require_parts, require_scenario
 from dovetail_verify.scripted.requests import (
