@@ -3,7 +3,8 @@
 A token matches its characters there too, so that free text must not hold a marker's spelling.
 """
 
-from dovetail_parsers.constraint.beginning import non_empty_text
+import json
+
 from dovetail_parsers.constraint.bnf import RuleWriter, quoted
 from dovetail_parsers.constraint.nodes import (
     EMPTY,
@@ -12,6 +13,7 @@ from dovetail_parsers.constraint.nodes import (
     Node,
     Token,
     choice,
+    non_empty_text,
     sequence,
     text,
 )
@@ -57,3 +59,8 @@ def _non_overlapping(stop: str) -> str:
     """The stop, or its beginning if it ends as it begins: two may not overlap."""
     border = next((n for n in range(len(stop) - 1, 0, -1) if stop.endswith(stop[:n])), 0)
     return stop[: len(stop) - border]
+
+
+def write_structural_tag(form: GrammarSpec) -> str:
+    grammar = {"type": "grammar", "grammar": write_ebnf(form)}
+    return json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)

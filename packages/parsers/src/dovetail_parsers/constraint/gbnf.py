@@ -1,8 +1,58 @@
 """Forms in GBNF, the notation of llama.cpp. Free text is an automaton, a rule for each state."""
 
-from dovetail_parsers.constraint.automaton import AutomatonState, build_automaton, first_state
+from dataclasses import dataclass
+
 from dovetail_parsers.constraint.bnf import RuleWriter, char_class, single_char_ranges
 from dovetail_parsers.constraint.nodes import FreeText, GrammarSpec, Token
+
+
+@dataclass(frozen=True)
+class AutomatonState:
+    """`moves` leads on, character by character; every other character leads to the first state.
+
+    A move to None ends the text: a stop is complete. A character in `dead` is not allowed.
+    """
+
+    moves: dict[str, int | None]
+    forbidden: frozenset[str]
+
+
+def first_state(free: FreeText, state: AutomatonState) -> AutomatonState:
+    """The first state as it is before anything was read."""
+    moves = {char: to for char, to in state.moves.items() if char not in free.not_first}
+    return AutomatonState(moves, state.forbidden | frozenset(free.not_first))
+
+
+def build_automaton(free: FreeText) -> list[AutomatonState]:
+    """The states, the first one first."""
+    markers = [*free.stops, *free.never]
+    numbers = {prefix: i for i, prefix in enumerate(_prefixes(markers))}
+    alphabet = sorted({char for marker in markers for char in marker})
+    return [_state(prefix, alphabet, numbers, free) for prefix in numbers]
+
+
+def _prefixes(markers: list[str]) -> list[str]:
+    """Every proper beginning of a marker that holds no whole one, the empty one first."""
+    found = {"": None} | {marker[:i]: None for marker in markers for i in range(len(marker))}
+    return [prefix for prefix in found if not any(marker in prefix for marker in markers)]
+
+
+def _state(
+    prefix: str, alphabet: list[str], numbers: dict[str, int], free: FreeText
+) -> AutomatonState:
+    moves: dict[str, int | None] = {}
+    dead: set[str] = set()
+    for char in alphabet:
+        read = prefix + char
+        if read.endswith(free.never):
+            dead.add(char)
+        elif read.endswith(free.stops):
+            moves[char] = None
+        else:
+            target = next(numbers[read[i:]] for i in range(len(read) + 1) if read[i:] in numbers)
+            if target:
+                moves[char] = target
+    return AutomatonState(moves, frozenset(dead))
 
 
 def write_gbnf(form: GrammarSpec) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dovetail_model import InvalidRequest, OutputFormat, ToolChoice, ToolSpec, Unsupported
 from dovetail_parsers.constraint.bodies import to_guided_tool
-from dovetail_parsers.constraint.ebnf import write_ebnf
+from dovetail_parsers.constraint.ebnf import write_ebnf, write_structural_tag
 from dovetail_parsers.constraint.gbnf import write_gbnf
 from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import OutputLayout, TableLayout
@@ -18,7 +18,6 @@ from dovetail_parsers.constraint.nodes import choice as one_of
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import TypedOption
 from dovetail_parsers.constraint.schema import ValueGrammar
-from dovetail_parsers.constraint.structural_tag import write_structural_tag
 from dovetail_parsers.constraint.tokens import resolve_markers
 from dovetail_parsers.parser import to_tool_spec
 from dovetail_parsers.plugin import find_plugin

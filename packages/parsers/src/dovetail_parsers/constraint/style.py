@@ -3,13 +3,13 @@
 import json
 from typing import Protocol
 
-from dovetail_parsers.constraint.beginning import non_empty_text
 from dovetail_parsers.constraint.nodes import (
     Chars,
     FreeText,
     Node,
     any_of,
     choice,
+    non_empty_text,
     repeat,
     sequence,
     text,
