@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from dovetail_model import InvalidRequest
+from dovetail_model import Block, InvalidRequest, Turn
 from dovetail_protocols.body_prefixes import BodyRemainder, HistoryKey
 from dovetail_protocols.decode_cache import DecodeCache
 
@@ -147,3 +147,17 @@ def _repair_json(text: bytes) -> bytes:
 
 def _not_json(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"The request body is not valid JSON: {error}")
+
+
+def join_turns(body: RequestBody, pieces: Sequence[Turn]) -> Turn:
+    """One turn of all the pieces. The same pieces always make the identical turn."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return body.combine("turn", tuple(pieces), _concatenate_turns)
+
+
+def _concatenate_turns(pieces: tuple[Turn, ...]) -> Turn:
+    blocks: list[Block] = []
+    for piece in pieces:
+        blocks += piece.blocks
+    return Turn(pieces[0].role, tuple(blocks))

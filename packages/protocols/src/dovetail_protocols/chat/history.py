@@ -9,8 +9,7 @@ from dovetail_model import Block, InvalidRequest, ToolCallBlock, ToolResultBlock
 from dovetail_protocols.chat.content import decode_content, decode_reasoning
 from dovetail_protocols.chat.segments import decode_segments, interleave
 from dovetail_protocols.chat.wire import Call, ChatMessage, FunctionCall
-from dovetail_protocols.request_body import RequestBody, convert
-from dovetail_protocols.turns import join_turns
+from dovetail_protocols.request_body import RequestBody, convert, join_turns
 
 
 class DecodedMessage(msgspec.Struct, frozen=True):

@@ -20,9 +20,8 @@ from dovetail_model import (
     ToolResultBlock,
     Turn,
 )
-from dovetail_protocols.request_body import RequestBody, convert
+from dovetail_protocols.request_body import RequestBody, convert, join_turns
 from dovetail_protocols.responses import content, hosted, summary, wire
-from dovetail_protocols.turns import join_turns
 
 _ROLES: dict[str, Role] = {
     "system": "system",
