@@ -2,12 +2,12 @@
 
 from dovetail_tokenizers.byte import ByteTokenizer
 from dovetail_tokenizers.detokenizer import Detokenizer, TokenTextCache
+from dovetail_tokenizers.encoding import encode_suffix
 from dovetail_tokenizers.gguf import read_gguf_metadata
 from dovetail_tokenizers.gguf_tokenizer import from_gguf
 from dovetail_tokenizers.guard import ControlTokenGuard
 from dovetail_tokenizers.hf import HfTokenizer
 from dovetail_tokenizers.loader import load_tokenizer
-from dovetail_tokenizers.suffix import encode_suffix
 from dovetail_tokenizers.tiktoken import TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Piece, Segment, Tokenizer
 
