@@ -1,4 +1,4 @@
-"""`dovetail accept`: agent tasks on an endpoint, with Dovetail before it and without."""
+"""`dovetail eval`: agent tasks on an endpoint, with Dovetail before it and without."""
 
 import asyncio
 import fnmatch
@@ -34,7 +34,7 @@ _STDOUT = Path("-")
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def accept(  # noqa: PLR0913 - each is a flag
+def evaluate(  # noqa: PLR0913 - each is a flag
     url: Annotated[
         str, typer.Argument(help="The server to try, such as http://127.0.0.1:8000.")
     ] = "",
@@ -98,7 +98,7 @@ def accept(  # noqa: PLR0913 - each is a flag
             _print_tasks(chosen)
             return
         if not url:
-            raise EvalError("the address of a server is needed: accept http://127.0.0.1:8000")
+            raise EvalError("the address of a server is needed: eval http://127.0.0.1:8000")
         for path in (json_file, html_file):
             _check_writable(path)
         notation = ParserNames(tool_call_parser, reasoning_parser)
@@ -120,9 +120,9 @@ def accept(  # noqa: PLR0913 - each is a flag
         EngineSetupError,
         ModelUnavailableError,
     ) as error:
-        fail("accept", str(error), status=2)
+        fail("eval", str(error), status=2)
     except (OSError, ValueError) as error:
-        fail("accept", str(error), status=2)
+        fail("eval", str(error), status=2)
     if any(one.faults for one in passes):
         raise typer.Exit(1)
 

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-#: In the order in which they are listed. Each is a function of the same name in its own module.
+#: In the order of the help page. Each is a function in its own module, of the same name.
 COMMANDS = (
-    *("serve", "launch", "catalog", "verify", "accept", "config", "chat", "demo", "export"),
+    *("serve", "launch", "catalog", "verify", "eval", "config", "chat", "demo", "export"),
     *("inspect", "render", "parse", "tokenize", "models", "watch"),
 )
 GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
 ALL_COMMANDS = COMMANDS + GROUPS
+ALIASES = {"accept": "eval"}  # earlier names, which stay valid but are not listed
+_FUNCTIONS = {"eval": "evaluate"}  # where the command is a builtin of Python
 
 _HELP = "The joint between agent harnesses and inference engines: exact turns for open models."
 
@@ -31,11 +33,13 @@ def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
     )
     app.callback()(_global_options)
     for name in names:
-        module = import_module(f"dovetail.cli.{name}")
-        if name in GROUPS:
+        command = ALIASES.get(name, name)
+        module = import_module(f"dovetail.cli.{command}")
+        if command in GROUPS:
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            function = getattr(module, _FUNCTIONS.get(command, command))
+            app.command(name, hidden=name in ALIASES)(function)
     return app
 
 
@@ -59,5 +63,5 @@ def _global_options(
 def main() -> None:
     """The entry point of the `dovetail` command. Loads only what is asked for: it takes time."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    asked = [name for name in ALL_COMMANDS if name == first]
-    build_app(asked if asked or first == "--version" else ALL_COMMANDS)()
+    named = [name for name in (*ALL_COMMANDS, *ALIASES) if name == first]
+    build_app(named if named or first == "--version" else ALL_COMMANDS)()

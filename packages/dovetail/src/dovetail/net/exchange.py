@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dovetail_model import InvalidRequest
 
+Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -160,7 +161,3 @@ def get_byte_sink(exchange: Exchange) -> ByteSink:
     """The shortest way for the body of an answer."""
     direct: ByteSink | None = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
     return BufferedWriter(exchange) if direct is None else direct
-
-
-Scope = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]

@@ -4,6 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dovetail.models.template_probe import (
+    history_policy,
+    message_forms,
+)
+from dovetail.models.template_probe import (
+    switches as probed_switches,
+)
 from dovetail.models.template_probe.context import ProbeContext, create_context
 from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
@@ -38,20 +45,24 @@ def probe_template(
 
     Raises `RenderError` only for a template that cannot show one user message.
     """
-    table = forms.detect_forms(create_context(template, switches or {}))
-    turning = thoughts.detect_thinking_switches(table)
+    table = message_forms.detect_forms(create_context(template, switches or {}))
+    turning = probed_switches.detect_thinking_switches(table)
     on = turning.get(True, {})
-    fields = policy.detect_reasoning_fields(table, on)
-    in_parts = not fields and policy.count_reasoning(table, (policy.CONTENT_PARTS,), on) == 1
-    table = replace(
-        table, reasoning_field=fields[0] if fields else policy.CONTENT_PARTS if in_parts else ""
+    fields = history_policy.detect_reasoning_fields(table, on)
+    in_parts = (
+        not fields
+        and history_policy.count_reasoning(table, (history_policy.CONTENT_PARTS,), on) == 1
     )
-    ids, shows_ids = forms.detect_call_ids(table)
-    effort_switch, efforts = thoughts.detect_effort(table, on)
-    opener = thoughts.detect_reasoning_opener(table)
+    table = replace(
+        table,
+        reasoning_field=fields[0] if fields else history_policy.CONTENT_PARTS if in_parts else "",
+    )
+    ids, shows_ids = message_forms.detect_call_ids(table)
+    effort_switch, efforts = probed_switches.detect_effort(table, on)
+    opener = probed_switches.detect_reasoning_opener(table)
     facts = TemplateProfile(
-        **forms.detect_rendered_parts(table),
-        **forms.detect_accepted_messages(table),
+        **message_forms.detect_rendered_parts(table),
+        **message_forms.detect_accepted_messages(table),
         arguments=table.arguments,
         content=table.content,
         reasoning_fields=fields,
@@ -59,19 +70,19 @@ def probe_template(
         call_ids=ids,
         shows_ids=shows_ids,
         opens_thought=opener,
-        keeps_in_loop=policy.keeps_reasoning_in_loop(table),
-        keeps_at_user=policy.keeps_reasoning_at_user(table),
-        keeps_without_tools=policy.keeps_reasoning_at_user(table, tools=False)
-        and policy.keeps_plain_history(table, tools=False),
-        keeps_plain=policy.keeps_plain_history(table),
-        keeps_prompt=policy.keeps_prompt(table, opener),
-        drops_at_final=policy.drops_reasoning_at_final(table),
-        keep_switches=thoughts.detect_keep_switches(table, on),
+        keeps_in_loop=history_policy.keeps_reasoning_in_loop(table),
+        keeps_at_user=history_policy.keeps_reasoning_at_user(table),
+        keeps_without_tools=history_policy.keeps_reasoning_at_user(table, tools=False)
+        and history_policy.keeps_plain_history(table, tools=False),
+        keeps_plain=history_policy.keeps_plain_history(table),
+        keeps_prompt=history_policy.keeps_prompt(table, opener),
+        drops_at_final=history_policy.drops_reasoning_at_final(table),
+        keep_switches=probed_switches.detect_keep_switches(table, on),
         thinking_switches=turning,
         effort_switch=effort_switch,
         efforts=efforts,
-        budget_switch=thoughts.detect_budget_switch(table),
-        interleaves=policy.can_interleave(table),
+        budget_switch=probed_switches.detect_budget_switch(table),
+        interleaves=history_policy.can_interleave(table),
         text_beside_thought=_accepts_text_with_reasoning(table),
     )
     return replace(facts, warnings=collect_warnings(facts))
